@@ -16,6 +16,10 @@ Functions Every `fn` with a name and a body, nested ones too. Its lines go from 
 Tuples    Parameters of functions (with or without a body) whose type is a tuple, behind references, or whose pattern is one.
 Types     Names of `struct`, `enum`, `union`, `trait` and `type`, without associated types. A name counts once for each
           package and each module that defines it.
+Met       Of these names, those with two definitions that one file can name. A type without `pub` can be named in its own
+          module and the modules below, `pub(super)` in the module above and all below it, `pub(crate)` in its package,
+          and `pub` also in all packages that list its package as a dependency. A type inside of a function is private.
+Prelude   Types with a name of Rust's prelude.
 Comments  Lines inside function bodies with a comment that is no doc comment, also behind code, divided by all lines of code.
 Circles   For each package a graph: a node is a file of src that is no crate root (lib.rs, main.rs, bin/), an arrow goes
           from a file to the file of the deepest module that a path beginning with `crate::` or `super::` names, in `use`
@@ -28,6 +32,7 @@ Floors    Of the same graph with all files of a top-level module taken together:
 
 import argparse
 import collections
+import itertools
 import json
 import math
 import pathlib
@@ -50,6 +55,11 @@ OPEN = {"(": ")", "[": "]", "{": "}"}
 CLOSE = set(OPEN.values())
 TYPES = {"struct", "enum", "union", "trait", "type"}
 LONG_FILE, LONG_FUNCTION = 400, 80
+PRELUDE = set(
+    "Option Some None Result Ok Err Box String ToString Vec ToOwned Send Sync Sized Unpin Copy Clone Drop Fn FnMut FnOnce "
+    "AsRef AsMut From Into TryFrom TryInto FromIterator Default Eq Ord PartialEq PartialOrd Debug Hash Iterator IntoIterator "
+    "Extend DoubleEndedIterator ExactSizeIterator AsyncFn AsyncFnMut AsyncFnOnce Future IntoFuture".split()
+)
 
 Token = collections.namedtuple("Token", "kind text line")
 
@@ -175,7 +185,7 @@ class Source:
                 parameter.append(text)
 
     def types(self):
-        """The names of the types that the file defines."""
+        """The types that the file defines: name and visibility."""
         kinds = []  # of the braces that are open
         words = []  # since the last item began
         for index, token in enumerate(self.tokens):
@@ -195,7 +205,19 @@ class Source:
             name, before = self.text(index + 1), self.text(index - 1)
             associated = token.text == "type" and bool(kinds) and kinds[-1] in ("impl", "trait")
             if not associated and re.fullmatch(r"[A-Z]\w*", name) and before not in ("$", ".", "::", "&", "'"):
-                yield name
+                yield name, self.visibility(index, any(kind == "fn" for kind in kinds))
+
+    def visibility(self, index, inside_function):
+        """The visibility of the item at an index: "", "super", "crate" or "pub"."""
+        before = index - 1
+        while self.text(before) in ("unsafe", "auto"):
+            before -= 1
+        if inside_function:
+            return ""
+        if self.text(before) == ")":
+            opening = next(at for at, end in self.ends.items() if end == before)
+            return self.text(before - 1) if self.text(opening - 1) == "pub" else ""
+        return "pub" if self.text(before) == "pub" else ""
 
     def paths(self):
         """The paths that begin with `crate` or `super`, as lists of words."""
@@ -283,7 +305,9 @@ class Package:
 
     def __init__(self, root, folder):
         self.folder = folder.relative_to(root).as_posix()
-        self.name = tomllib.loads((folder / "Cargo.toml").read_text())["package"]["name"]
+        cargo = tomllib.loads((folder / "Cargo.toml").read_text())
+        self.name = cargo["package"]["name"]
+        self.uses = set(cargo.get("dependencies", {})) | set(cargo.get("dev-dependencies", {}))
         self.sources = {}
         all_tests = self.name == "dipaco-tests"
         for path in sorted(folder.rglob("*.rs")):
@@ -304,6 +328,15 @@ class Package:
                 for other, tested in self.sources.items():
                     if other == (*inside, f"{name}.rs") or other[: len(inside) + 1] == (*inside, name):
                         tested.is_test = True
+
+    def definitions(self):
+        """The types of the package: name, file and `scope`, the module in which the type can be named; None for dependents too."""
+        for parts, source in self.sources.items():
+            root = parts[-1] in ("lib.rs", "main.rs") or parts[0] != "src"
+            module = () if root else self.module(parts)
+            for name, visibility in source.types():
+                scopes = {"": module, "super": module[:-1], "crate": (), "pub": None}
+                yield name, source.path, scopes.get(visibility, ())
 
     def is_node(self, parts):
         root = parts[1:] in (("lib.rs",), ("main.rs",)) or parts[1:2] == ("bin",)
@@ -359,6 +392,17 @@ def quantile(values, share):
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
+def can_meet(one, other, packages):
+    """Says if a file can name two types, each given as package and scope."""
+    (package, scope), (other_package, other_scope) = one, other
+    if package == other_package:
+        shorter, longer = sorted((scope or (), other_scope or ()), key=len)
+        return longer[: len(shorter)] == shorter
+    users = [{name} | {user.name for user in packages.values() if scope is None and name in user.uses}
+             for name, scope in (one, other)]
+    return bool(users[0] & users[1])
+
+
 def measure(root):
     members = tomllib.loads((root / "Cargo.toml").read_text())["workspace"]["members"]
     folders = sorted({found.parent for member in members for found in root.glob(f"{member}/Cargo.toml")})
@@ -395,11 +439,18 @@ def measure(root):
                 tested.update(range(source.tokens[start].line, source.tokens[last].line + 1))
             code += sum(1 for number, kind in enumerate(source.kinds) if kind == "code" and number not in tested)
 
-    places = collections.defaultdict(set)
-    for source in sources:
-        for name in source.types():
-            places[name].add(source.path)
+    places = collections.defaultdict(dict)
+    for package in packages:
+        for name, path, scope in package.definitions():
+            places[name][path] = (package.name, scope)
     repeated = {name: sorted(paths) for name, paths in sorted(places.items()) if len(paths) > 1}
+    by_name = {package.name: package for package in packages}
+    met = []
+    for name in repeated:
+        for (path, one), (other_path, other) in itertools.combinations(sorted(places[name].items()), 2):
+            if can_meet(one, other, by_name):
+                met.append(f"{name}: {path}, {other_path}")
+    prelude = [f"{name}: {path}" for name in sorted(PRELUDE & set(places)) for path in sorted(places[name])]
 
     circles = {package.folder: found for package in packages if (found := package.circles())}
     lengths = [source.lines for source in sources]
@@ -417,6 +468,8 @@ def measure(root):
         "functions_over_80_lines": sorted(functions, key=lambda entry: (-entry["lines"], entry["function"])),
         "tuple_parameters": sorted(tuples),
         "types_defined_more_than_once": repeated,
+        "types_of_one_name_in_reach_of_a_file": met,
+        "types_named_like_the_prelude": prelude,
         "comment_lines_in_bodies": body_comments,
         "body_comments_per_line_of_code": round(body_comments / code, 4),
         "circles": circles,
@@ -443,6 +496,8 @@ def show(found):
     listed("tuple parameters", found["tuple_parameters"])
     repeated = found["types_defined_more_than_once"]
     listed("type names defined more than once", [f"{name} × {len(at)}: {', '.join(at)}" for name, at in repeated.items()])
+    listed("of these, pairs that one file can name", found["types_of_one_name_in_reach_of_a_file"])
+    listed("types with a name of the prelude", found["types_named_like_the_prelude"])
     print(f"\ncomments in function bodies: {found['comment_lines_in_bodies']} lines to {found['code_without_tests']} lines of"
           f" code, {found['body_comments_per_line_of_code']:.4f}")
     circles = [f"{name}: {', '.join(circle)}" for name, of in found["circles"].items() for circle in of]

@@ -4,7 +4,7 @@ mod shards;
 
 use std::path::Path;
 
-use dipaco_shards::{Part, TokenFile};
+use dipaco_shards::{TokenFile, WorkPart};
 use dipaco_topology::PathId;
 
 use crate::decisions::{Decider, Decision, Reserve};
@@ -81,7 +81,7 @@ impl<'a> Assignment<'a> {
     /// # Errors
     ///
     /// As [`Self::run`].
-    pub fn part(&self, part: Part, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
+    pub fn part(&self, part: WorkPart, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
         self.check()?;
         let decider = self.decider();
         if self.finished().is_some() {

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use self::lbfgs::Minimum;
 use self::objective::{Objective, Scaling};
 use crate::config::ClassifierConfig;
-use crate::fit::{Origin, warn_of_dominance};
+use crate::fit::{FitOrigin, warn_of_dominance};
 use crate::progress::{ProgressFn, RoutingProgress, report};
 use crate::router::{FittedOn, Router, TargetsFrom};
 use crate::{RouterConfig, RoutingError, calibrate};
@@ -96,7 +96,7 @@ pub struct ScoredDocuments<'a> {
 /// [`RoutingError::Identical`] if all features are equal, [`RoutingError::Cancelled`].
 pub fn fit_discriminative(
     documents: &ScoredDocuments<'_>,
-    origin: Origin,
+    origin: FitOrigin,
     from: TargetsFrom,
     config: &RouterConfig,
     progress: &mut ProgressFn<'_>,

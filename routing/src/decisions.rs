@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use dipaco_shards::{Part, TokenFile};
+use dipaco_shards::{TokenFile, WorkPart};
 use dipaco_topology::PathId;
 
 use crate::features::{FeatureExtractor, Featurizer};
@@ -75,7 +75,7 @@ impl<'a> Decider<'a> {
     }
 
     /// Decides about the documents of a part that have no decision yet; returns the number of documents of the part.
-    pub(crate) fn decide(&self, part: Part, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
+    pub(crate) fn decide(&self, part: WorkPart, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
         let featurizer = self.featurizer()?;
         self.files.compute(part, progress, &mut |documents| self.batch(&featurizer, documents))
     }
@@ -136,7 +136,7 @@ impl<'a> Decider<'a> {
 
 /// The decisions about all documents.
 pub(crate) struct Decisions<'a> {
-    parts: Vec<Part>,
+    parts: Vec<WorkPart>,
     files: &'a PartFiles,
     overlap: usize,
     paths: u32,

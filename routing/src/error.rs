@@ -2,11 +2,9 @@
 
 use std::path::PathBuf;
 
-use dipaco_shards::Part;
+use dipaco_model::BoxError;
+use dipaco_shards::WorkPart;
 use dipaco_topology::PathId;
-
-/// An error of another package, kept as the source of an error of this package.
-pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
 /// An error of this package. Its message names the object, the place and the remedy; `source` is the cause.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +84,7 @@ pub enum RoutingError {
         first_document: u64,
         /// The model's error.
         #[source]
-        source: Source,
+        source: BoxError,
     },
     /// The bytes are no router, or a damaged router.
     #[error("this is no usable router: {problem}")]
@@ -154,7 +152,7 @@ pub enum RoutingError {
         /// Folder of the parts' results.
         folder: PathBuf,
         /// Missing parts.
-        parts: Vec<Part>,
+        parts: Vec<WorkPart>,
         /// The command that makes them.
         command: &'static str,
     },
@@ -164,7 +162,7 @@ pub enum RoutingError {
         /// The file.
         path: PathBuf,
         /// The part.
-        part: Part,
+        part: WorkPart,
         /// The command that makes it.
         command: &'static str,
     },
@@ -196,7 +194,7 @@ pub enum RoutingError {
 }
 
 /// Names of the first few parts, and the number of the others.
-fn list_parts(parts: &[Part]) -> String {
+fn list_parts(parts: &[WorkPart]) -> String {
     const SHOWN: usize = 8;
     let mut text = parts.iter().take(SHOWN).map(|part| format!("part {part}")).collect::<Vec<_>>().join(", ");
     if parts.len() > SHOWN {

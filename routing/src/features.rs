@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use dipaco_shards::{TokenFile, TokenRows};
 
 use crate::progress::{ProgressFn, RoutingProgress, report};
-use crate::{RoutingError, Source};
+use crate::{BoxError, RoutingError};
 
 /// Turns the beginning of a document into a point. Training changes neither token vectors nor the seed, so a document keeps
 /// its features for the whole run (arXiv:2403.10616 §2.4).
@@ -22,7 +22,7 @@ pub trait FeatureExtractor {
     /// # Errors
     ///
     /// A shape or the vocabulary does not fit, or the device fails.
-    fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, Source>;
+    fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, BoxError>;
 }
 
 /// Computes features of the first tokens of many documents, batch by batch.

@@ -19,7 +19,7 @@ const DOMINANT_TIMES: f64 = 2.0;
 
 /// Origin of the documents that a router is fitted on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub struct FitOrigin {
     /// Content hash of the token file.
     pub tokens_hash: String,
     /// Hash of the tokenizer that made it.
@@ -74,7 +74,7 @@ pub fn fit(
         points.extend_from_slice(features);
         Ok(())
     })?;
-    let origin = Origin {
+    let origin = FitOrigin {
         tokens_hash: file.content_hash().to_owned(),
         tokenizer_hash: file.tokenizer_hash().to_owned(),
         seed_hash: seed_hash.to_owned(),
@@ -93,7 +93,7 @@ pub fn fit_points(
     points: &[f32],
     dimension: usize,
     clusters: &[u32],
-    origin: Origin,
+    origin: FitOrigin,
     config: &RouterConfig,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Fit, RoutingError> {

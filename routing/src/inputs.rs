@@ -1,11 +1,16 @@
 //! The inputs of a router: whether a fitted router already has them, and the form in which scores enter a fit.
 
-use crate::{FittedOn, Origin, RouterConfig, TargetsFrom, TransformerFittedOn};
+use crate::{FitOrigin, FittedOn, RouterConfig, TargetsFrom, TransformerFittedOn};
 
 impl FittedOn {
     /// Returns whether a fit on these inputs would give the same router again. `targets` is the source of a discriminative
     /// router's targets.
-    pub fn has_inputs(&self, origin: &Origin, config: &RouterConfig, targets: Option<&TargetsFrom>) -> bool {
+    pub fn has_inputs(
+        &self,
+        origin: &FitOrigin,
+        config: &RouterConfig,
+        targets: Option<&TargetsFrom>,
+    ) -> bool {
         self.tokens_hash == origin.tokens_hash
             && self.seed_hash == origin.seed_hash
             && self.labels_hash == origin.labels_hash

@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 pub(crate) use self::nearest::squared_distance;
-use self::nearest::{Assigned, CentroidSearch, add};
+use self::nearest::{CentroidSearch, NearestCentroids, add};
 use crate::progress::{ProgressFn, RoutingProgress, report};
 use crate::{RouterConfig, RoutingError};
 
@@ -36,13 +36,13 @@ pub struct Clustering {
 /// Centroids and the assignment of the points to them.
 struct State {
     centroids: Vec<f32>,
-    assigned: Assigned,
+    assigned: NearestCentroids,
     inertia: f64,
 }
 
 impl State {
     fn into_clustering(self, iterations: usize) -> Clustering {
-        let Assigned { assignments, sizes, .. } = self.assigned;
+        let NearestCentroids { assignments, sizes, .. } = self.assigned;
         Clustering { centroids: self.centroids, assignments, sizes, inertia: self.inertia, iterations }
     }
 }
@@ -187,7 +187,7 @@ impl Lloyd<'_> {
 /// The next centroids: the mean of each cluster's points, or its old centroid if it has none, after each empty cluster has
 /// received a point.
 fn next_centroids(points: &[f32], dimension: usize, state: &State) -> Vec<f32> {
-    let Assigned { sums, sizes, .. } = &state.assigned;
+    let NearestCentroids { sums, sizes, .. } = &state.assigned;
     let mut centroids = state.centroids.clone();
     let mean = |centroid: &mut [f32], sum: &[f64], size: u64| {
         if size > 0 {
@@ -227,8 +227,8 @@ struct Move {
 }
 
 /// Gives every empty cluster the farthest point of the largest cluster. Donors need a point away from their centroid.
-fn refill_empty(assigned: &Assigned) -> Vec<Move> {
-    let Assigned { assignments, distances, sizes, .. } = assigned;
+fn refill_empty(assigned: &NearestCentroids) -> Vec<Move> {
+    let NearestCentroids { assignments, distances, sizes, .. } = assigned;
     if !sizes.contains(&0) {
         return Vec::new();
     }

@@ -6,7 +6,7 @@ use dipaco_model::{ModelConfig, Path};
 use dipaco_shards::{TokenRows, document_number};
 
 use crate::{
-    FeatureExtractor, PrefixLabels, Router, RouterConfig, RouterKind, RoutingError, Source, TokenVectors,
+    BoxError, FeatureExtractor, PrefixLabels, Router, RouterConfig, RouterKind, RoutingError, TokenVectors,
 };
 
 /// Key context that separates this use of BLAKE3 from all others.
@@ -125,7 +125,7 @@ impl FeatureExtractor for RouterFeatures {
         self.context
     }
 
-    fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, Source> {
+    fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, BoxError> {
         let rows = || {
             let rows = tokens.ids().chunks_exact(tokens.time());
             rows.zip(lengths).map(|(row, &length)| row.get(..length).unwrap_or(row))

@@ -1,6 +1,6 @@
 //! Results of a long computation over many documents, in files that survive interruptions and travel between machines.
 //!
-//! Every part of the computation ([`Part`]) appends to its own file. A file begins with a header that identifies the
+//! Every part of the computation ([`WorkPart`]) appends to its own file. A file begins with a header that identifies the
 //! computation. Then come frames of a fixed number of records (the last frame may be shorter), each with a checksum. A
 //! computation that was stopped, or found the disk full, continues behind the last whole frame. Frames begin at the same
 //! records for every division of the computation, so batches, and with them the results, are the same.
@@ -10,7 +10,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use dipaco_shards::Part;
+use dipaco_shards::WorkPart;
 use serde::{Deserialize, Serialize};
 
 use crate::RoutingError;
@@ -56,7 +56,7 @@ struct Header {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OwnHeader {
-    part: Part,
+    part: WorkPart,
     all: Header,
 }
 
@@ -66,7 +66,7 @@ enum Found {
     /// No divided computation has begun, and no computation is finished.
     Nothing,
     /// All of these parts are finished; in their order.
-    All(Vec<Part>),
+    All(Vec<WorkPart>),
 }
 
 /// State of a part's file.
@@ -96,7 +96,7 @@ impl PartFiles {
     }
 
     /// Records of a part; the first begins a frame.
-    pub(crate) fn range(&self, part: Part) -> Range<u64> {
+    pub(crate) fn range(&self, part: WorkPart) -> Range<u64> {
         let frame = self.header.frame as u64;
         let frames = part.range(self.header.records.div_ceil(frame));
         let border = |at: u64| (at * frame).min(self.header.records);
@@ -108,16 +108,16 @@ impl PartFiles {
         &self.folder
     }
 
-    fn file(&self, part: Part) -> PathBuf {
+    fn file(&self, part: WorkPart) -> PathBuf {
         self.folder.join(format!("part-{:05}-of-{:05}.bin", part.index(), part.count()))
     }
 
-    fn io(&self, action: &'static str, part: Part) -> impl Fn(std::io::Error) -> RoutingError {
+    fn io(&self, action: &'static str, part: WorkPart) -> impl Fn(std::io::Error) -> RoutingError {
         let path = self.file(part);
         move |source| RoutingError::Io { action, path: path.clone(), source }
     }
 
-    fn own_header(&self, part: Part) -> Result<Vec<u8>, RoutingError> {
+    fn own_header(&self, part: WorkPart) -> Result<Vec<u8>, RoutingError> {
         let own = OwnHeader { part, all: self.header.clone() };
         let json = serde_json::to_vec(&own)
             .map_err(|error| self.io("write the header of results", part)(error.into()))?;
@@ -130,7 +130,7 @@ impl PartFiles {
     }
 
     /// Length of a part's finished file in bytes.
-    fn whole_length(&self, part: Part, header: usize) -> u64 {
+    fn whole_length(&self, part: WorkPart, header: usize) -> u64 {
         let range = self.range(part);
         let records = range.end - range.start;
         let frames = records.div_ceil(self.header.frame as u64);
@@ -138,7 +138,7 @@ impl PartFiles {
     }
 
     /// State of a part's file.
-    fn state(&self, part: Part) -> Result<FileState, RoutingError> {
+    fn state(&self, part: WorkPart) -> Result<FileState, RoutingError> {
         let expected = self.own_header(part)?;
         let Ok(mut file) = File::open(self.file(part)) else { return Ok(FileState::Absent) };
         let mut found = vec![0; expected.len()];
@@ -159,9 +159,9 @@ impl PartFiles {
         let mut counts: Vec<u32> = self.present()?.iter().map(|part| part.count()).collect();
         counts.sort_unstable();
         counts.dedup();
-        let mut nearest: Option<Vec<Part>> = None;
+        let mut nearest: Option<Vec<WorkPart>> = None;
         for count in counts {
-            let Ok(one) = Part::new(1, count) else { continue };
+            let Ok(one) = WorkPart::new(1, count) else { continue };
             let mut missing = Vec::new();
             for part in one.all() {
                 if self.state(part)? != FileState::Whole {
@@ -186,7 +186,7 @@ impl PartFiles {
     }
 
     /// Parts with a file of this computation.
-    fn present(&self) -> Result<Vec<Part>, RoutingError> {
+    fn present(&self) -> Result<Vec<WorkPart>, RoutingError> {
         let io = |source| RoutingError::Io { action: "read the folder", path: self.folder.clone(), source };
         let entries = match std::fs::read_dir(&self.folder) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -197,7 +197,7 @@ impl PartFiles {
             let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
             let part = name.strip_prefix("part-").and_then(|name| {
                 let (index, count) = name.strip_suffix(".bin")?.split_once("-of-")?;
-                Part::new(index.parse().ok()?, count.parse().ok()?).ok()
+                WorkPart::new(index.parse().ok()?, count.parse().ok()?).ok()
             });
             if let Some(part) = part
                 && self.state(part)? != FileState::Absent
@@ -215,7 +215,7 @@ impl PartFiles {
     /// Errors of `compute`, a full disk, or [`RoutingError::Cancelled`].
     pub(crate) fn compute(
         &self,
-        part: Part,
+        part: WorkPart,
         progress: &mut ProgressFn<'_>,
         compute: &mut Compute<'_>,
     ) -> Result<u64, RoutingError> {
@@ -242,18 +242,18 @@ impl PartFiles {
         &self,
         progress: &mut ProgressFn<'_>,
         compute: &mut Compute<'_>,
-    ) -> Result<Vec<Part>, RoutingError> {
+    ) -> Result<Vec<WorkPart>, RoutingError> {
         match self.found()? {
             Found::All(parts) => Ok(parts),
             Found::Nothing => {
-                self.compute(Part::WHOLE, progress, compute)?;
-                Ok(vec![Part::WHOLE])
+                self.compute(WorkPart::WHOLE, progress, compute)?;
+                Ok(vec![WorkPart::WHOLE])
             }
         }
     }
 
     /// Opens a part's file for appending behind its last whole frame.
-    fn resume(&self, part: Part) -> Result<PartWriter, RoutingError> {
+    fn resume(&self, part: WorkPart) -> Result<PartWriter, RoutingError> {
         std::fs::create_dir_all(&self.folder).map_err(|source| RoutingError::Io {
             action: "create the folder",
             path: self.folder.clone(),
@@ -291,7 +291,7 @@ impl PartFiles {
     /// # Errors
     ///
     /// [`RoutingError::DamagedPart`] if the file is damaged or cut, and errors of `visit`.
-    pub(crate) fn read(&self, part: Part, visit: &mut Visit<'_>) -> Result<(), RoutingError> {
+    pub(crate) fn read(&self, part: WorkPart, visit: &mut Visit<'_>) -> Result<(), RoutingError> {
         let failed = self.io("read", part);
         let damaged = || RoutingError::DamagedPart { path: self.file(part), part, command: self.command };
         if self.state(part)? == FileState::Absent {

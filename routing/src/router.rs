@@ -1,55 +1,24 @@
 //! The router: chooses the path of a document from the document's beginning.
 
+mod checks;
 mod encoding;
+mod fitted_on;
+mod header;
 mod posterior;
 mod rule;
 
 use dipaco_topology::PathId;
-use serde::{Deserialize, Serialize};
 
 pub use self::encoding::ROUTER_FORMAT_VERSION;
+pub use self::fitted_on::{FittedOn, TargetsFrom};
+use self::header::RouterHeader;
 pub(crate) use self::rule::{FeaturePart, feature_parts};
 use self::rule::{Shape, check_finite, nearest};
-use crate::{RouterConfig, RouterKind, RoutingError, TokenVectors};
-
-/// Data and settings of a router's fit, enough to tell if the router belongs to a model and to a text.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FittedOn {
-    /// Content hash of the token file.
-    pub tokens_hash: String,
-    /// Hash of the tokenizer that made the token file.
-    pub tokenizer_hash: String,
-    /// Hash of the seed model's weights, in the caller's form.
-    pub seed_hash: String,
-    /// Hash of the label file of a router of labels, in the caller's form; none for other routers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub labels_hash: Option<String>,
-    /// Number of documents of the fit.
-    pub documents: u64,
-    /// Loss of the fit: the mean squared distance of the documents to their centroids, or for a discriminative router the
-    /// mean of -ln of the probability of their targets before the calibration of the biases.
-    pub loss: f64,
-    /// Origin of the targets of a discriminative router; none for other routers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub targets: Option<TargetsFrom>,
-    /// The settings.
-    pub config: RouterConfig,
-}
-
-/// Origin of the targets of a discriminative router.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TargetsFrom {
-    /// Hash of the router whose shards the paths were trained on.
-    pub router_hash: String,
-    /// Hash of the paths' scores of the documents, in the caller's form.
-    pub scores_hash: String,
-}
+use crate::{RouterKind, RoutingError, TokenVectors};
 
 /// The path of a document.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Route {
+pub struct DocumentRoute {
     /// The path.
     pub path: PathId,
     /// Distance of the document to each path (P): the root of the squared Euclidean distance to its centroids less its
@@ -61,49 +30,12 @@ pub struct Route {
 /// A fitted router. It never changes; its hash names it.
 #[derive(Clone, PartialEq)]
 pub struct Router {
-    header: Header,
+    header: RouterHeader,
     /// The numbers of the rule, then the factors of the features (D) and the token vectors (V, D) if there are any.
     values: Vec<f32>,
     /// The encoding; `hash` is its hash.
     bytes: Vec<u8>,
     hash: String,
-}
-
-/// Header of the encoding: everything but the numbers of the rule.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Header {
-    kind: RouterKind,
-    /// P.
-    paths: u32,
-    /// Number of choices for each part of the feature.
-    clusters: Vec<u32>,
-    /// D.
-    dimension: u32,
-    /// True if features are multiplied by factors (D) before the rule sees them.
-    scaled: bool,
-    /// V, the number of token vectors that give the features; 0 if features come from elsewhere.
-    token_vectors: u32,
-    prefix_tokens: u32,
-    fitted_on: FittedOn,
-}
-
-impl Header {
-    fn shape(&self) -> Shape<'_> {
-        Shape { kind: self.kind, clusters: &self.clusters, dimension: self.dimension as usize }
-    }
-
-    /// Number of values in the file: those of the rule, the factors of the features, and the token vectors.
-    fn values(&self) -> Option<usize> {
-        let vectors = (self.token_vectors as usize).checked_mul(self.dimension as usize)?;
-        self.rule_and_factors()?.checked_add(vectors)
-    }
-
-    /// Number of values before the token vectors.
-    fn rule_and_factors(&self) -> Option<usize> {
-        let factors = if self.scaled { self.dimension as usize } else { 0 };
-        self.shape().values()?.checked_add(factors)
-    }
 }
 
 impl std::fmt::Debug for Router {
@@ -178,7 +110,7 @@ impl Router {
         }
         let mut values = self.values;
         values.extend_from_slice(factors);
-        Self::of(Header { scaled: true, ..self.header }, values)
+        Self::of(RouterHeader { scaled: true, ..self.header }, values)
     }
 
     /// The same router with the token vectors that give its features.
@@ -195,7 +127,7 @@ impl Router {
         }
         let mut values = self.values;
         values.extend_from_slice(vectors.values());
-        Self::of(Header { token_vectors: count, ..self.header }, values)
+        Self::of(RouterHeader { token_vectors: count, ..self.header }, values)
     }
 
     /// The token vectors that give the features; `None` if features come from elsewhere.
@@ -241,7 +173,7 @@ impl Router {
             return Err(RoutingError::Shape { what, expected, actual: values.len() });
         };
         Self::of(
-            Header {
+            RouterHeader {
                 kind,
                 paths,
                 clusters,
@@ -256,7 +188,7 @@ impl Router {
     }
 
     /// Encodes a router.
-    fn of(header: Header, values: Vec<f32>) -> Result<Self, RoutingError> {
+    fn of(header: RouterHeader, values: Vec<f32>) -> Result<Self, RoutingError> {
         check_finite(&values, header.dimension as usize)?;
         let bytes = encoding::encode(&header, &values)?;
         let hash = dipaco_files::content_hash(&bytes);
@@ -330,10 +262,13 @@ impl Router {
     /// # Errors
     ///
     /// [`RoutingError::Shape`] without D features, [`RoutingError::NotFinite`] for a NaN or an infinity.
-    pub fn route(&self, features: &[f32]) -> Result<Route, RoutingError> {
+    pub fn route(&self, features: &[f32]) -> Result<DocumentRoute, RoutingError> {
         let distances = self.distances(features)?;
         let ((path, _), shape) = (nearest(&distances), self.header.shape());
-        Ok(Route { path, distances: distances.into_iter().map(|distance| shape.shown(distance)).collect() })
+        Ok(DocumentRoute {
+            path,
+            distances: distances.into_iter().map(|distance| shape.shown(distance)).collect(),
+        })
     }
 
     /// The `n` best paths for a document's `features` (D), best first, equal paths by their id; all paths if there are no
@@ -372,64 +307,6 @@ impl Router {
         let Some(factors) = factors else { return Ok(shape.distances(rule, features)) };
         let scaled: Vec<f32> = features.iter().zip(factors).map(|(value, factor)| value * factor).collect();
         Ok(shape.distances(rule, &scaled))
-    }
-
-    /// Checks that the router was made for a model with `dimension` features and weights with the hash `seed_hash`.
-    ///
-    /// # Errors
-    ///
-    /// [`RoutingError::Mismatch`] if it was made for another model.
-    pub fn check_seed(&self, dimension: usize, seed_hash: &str) -> Result<(), RoutingError> {
-        let remedy = "use the seed model that the router was fitted with, or run route fit again";
-        let fitted = self.fitted_on();
-        if self.dimension() != dimension {
-            let (expected, actual) = (self.dimension().to_string(), dimension.to_string());
-            return Err(RoutingError::Mismatch {
-                what: "the router's width and the model's",
-                expected,
-                actual,
-                remedy,
-            });
-        }
-        if fitted.seed_hash != seed_hash {
-            let (expected, actual) = (fitted.seed_hash.clone(), seed_hash.to_owned());
-            return Err(RoutingError::Mismatch { what: "the router's seed model", expected, actual, remedy });
-        }
-        Ok(())
-    }
-
-    /// Checks that the router was fitted with the tokenizer of a text.
-    ///
-    /// # Errors
-    ///
-    /// [`RoutingError::Mismatch`] if it was another tokenizer.
-    pub fn check_tokenizer(&self, tokenizer_hash: &str) -> Result<(), RoutingError> {
-        if self.fitted_on().tokenizer_hash == tokenizer_hash {
-            return Ok(());
-        }
-        Err(RoutingError::Mismatch {
-            what: "the router's tokenizer",
-            expected: self.fitted_on().tokenizer_hash.clone(),
-            actual: tokenizer_hash.to_owned(),
-            remedy: "prepare the text with the run's tokenizer, or run route fit again",
-        })
-    }
-
-    /// Checks that the router has a path for each path of a topology.
-    ///
-    /// # Errors
-    ///
-    /// [`RoutingError::Mismatch`] if the numbers differ.
-    pub fn check_paths(&self, paths: u32) -> Result<(), RoutingError> {
-        if self.paths() == paths {
-            return Ok(());
-        }
-        Err(RoutingError::Mismatch {
-            what: "the router's number of paths",
-            expected: paths.to_string(),
-            actual: self.paths().to_string(),
-            remedy: "run route fit and route assign again for this topology",
-        })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use dipaco_shards::{Part, TokenFile};
+use dipaco_shards::{TokenFile, WorkPart};
 
 use crate::features::{FeatureExtractor, Featurizer};
 use crate::fit::sample;
@@ -76,7 +76,7 @@ impl<'a> SampleFeatures<'a> {
     ///
     /// A document is empty, features can't be computed or are not finite, the disk is full, or
     /// [`RoutingError::Cancelled`].
-    pub fn part(&self, part: Part, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
+    pub fn part(&self, part: WorkPart, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
         self.files.compute(part, progress, &mut |frame| self.batch(frame))
     }
 
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(whole.len(), 150 * Histogram.dimension());
 
         let shared = features(&folder.path().join("shared"));
-        for part in Part::new(1, 3).unwrap().all() {
+        for part in WorkPart::new(1, 3).unwrap().all() {
             if part.index() == 2 {
                 let message = shared.all(&mut silent).unwrap_err().to_string();
                 assert!(message.contains("route features --part 2/3"), "{message}");

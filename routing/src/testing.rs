@@ -4,7 +4,7 @@ use std::path::Path;
 
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter, TokenRows};
 
-use crate::{FeatureExtractor, FittedOn, RouterConfig, Source, TransformerFittedOn};
+use crate::{BoxError, FeatureExtractor, FittedOn, RouterConfig, TransformerFittedOn};
 
 /// Different kinds of documents in [`corpus`].
 pub(crate) const TOPICS: u32 = 4;
@@ -24,7 +24,7 @@ impl FeatureExtractor for Histogram {
         64
     }
 
-    fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, Source> {
+    fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, BoxError> {
         let width = tokens.time();
         let mut features = vec![0f32; lengths.len() * VOCABULARY as usize];
         for (row, &length) in lengths.iter().enumerate() {

@@ -4,7 +4,7 @@ use dipaco_model::{ModelConfig, Path};
 use dipaco_shards::TokenRows;
 use dipaco_topology::PathId;
 
-use crate::{FeatureExtractor, Route, Router, RouterFeatures, RoutingError, Source};
+use crate::{BoxError, DocumentRoute, FeatureExtractor, Router, RouterFeatures, RoutingError};
 
 /// Chooses paths by the first tokens of texts.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl TextRouter {
     /// # Errors
     ///
     /// A shape or the vocabulary does not fit.
-    pub fn route(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<Route>, Source> {
+    pub fn route(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<DocumentRoute>, BoxError> {
         let features = self.features.features(tokens, lengths)?;
         let route = |features: &[f32]| Ok(self.router.route(features)?);
         features.chunks_exact(self.router.dimension()).map(route).collect()
@@ -61,7 +61,7 @@ impl TextRouter {
         lengths: &[usize],
         most: usize,
         temperature: f64,
-    ) -> Result<Vec<Vec<(PathId, f64)>>, Source> {
+    ) -> Result<Vec<Vec<(PathId, f64)>>, BoxError> {
         let features = self.features.features(tokens, lengths)?;
         let weights = |features: &[f32]| Ok(self.router.posterior(features, most, temperature)?);
         features.chunks_exact(self.router.dimension()).map(weights).collect()

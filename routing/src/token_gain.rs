@@ -116,14 +116,14 @@ mod tests {
     use super::*;
     use crate::features::silent;
     use crate::testing::{Histogram, TOPICS, corpus};
-    use crate::{FeatureExtractor, Origin, RouterConfig, assign, fit_points};
+    use crate::{FeatureExtractor, FitOrigin, RouterConfig, assign, fit_points};
 
     /// The gain of shards of four topics with five tokens each, by a router of this kind.
     fn gain_of(kind: RouterKind, points: &[f32], model: &dyn FeatureExtractor, paths: u32) -> Option<f64> {
         let folder = tempfile::tempdir().unwrap();
         let file = corpus(folder.path(), 4_000);
         let config = RouterConfig { kind, ..RouterConfig::default() };
-        let origin = Origin {
+        let origin = FitOrigin {
             tokens_hash: file.content_hash().to_owned(),
             tokenizer_hash: file.tokenizer_hash().to_owned(),
             seed_hash: "seed".to_owned(),
@@ -152,7 +152,7 @@ mod tests {
             &self,
             tokens: &dipaco_shards::TokenRows,
             lengths: &[usize],
-        ) -> Result<Vec<f32>, crate::Source> {
+        ) -> Result<Vec<f32>, crate::BoxError> {
             let rows = tokens.ids().chunks_exact(tokens.time()).zip(lengths);
             Ok(rows.map(|(_, &length)| (length % 8) as f32 / 8.0).collect())
         }

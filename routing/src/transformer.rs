@@ -11,7 +11,7 @@ use dipaco_shards::TokenRows;
 use dipaco_topology::{Topology, TopologyConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::{RoutingError, Source};
+use crate::{BoxError, RoutingError};
 
 const FORMAT: &str = "dipaco-transformer-router";
 /// Version of the transformer router format that this program writes and reads.
@@ -181,7 +181,7 @@ impl TransformerRouter {
     /// # Errors
     ///
     /// The tokens do not fit the model.
-    pub fn scores(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, Source> {
+    pub fn scores(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
         Ok(self.path.position_logits(tokens, positions)?)
     }
 
@@ -212,7 +212,7 @@ impl TransformerRouter {
     }
 }
 
-fn compose(model: &ModelConfig, paths: u32, weights: &ModuleWeights) -> Result<Path, Source> {
+fn compose(model: &ModelConfig, paths: u32, weights: &ModuleWeights) -> Result<Path, BoxError> {
     let model = model.with_outputs(paths as usize);
     let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks)?;
     let module = Arc::new(Module::load(weights, &Device::Cpu)?);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::Part;
+use crate::WorkPart;
 
 /// An error of this package. Its message names the object, the place and the remedy; `source` is the cause.
 #[derive(Debug, thiserror::Error)]
@@ -187,7 +187,7 @@ pub enum ShardsError {
         /// Expected place of the tokenizer.
         path: PathBuf,
         /// The part.
-        part: Part,
+        part: WorkPart,
         /// True if a tokenizer of other inputs or settings is there.
         other: bool,
     },
@@ -203,7 +203,7 @@ pub enum ShardsError {
         /// First input whose tokens are missing.
         first: PathBuf,
         /// Parts that the missing pieces belong to, ascending.
-        parts: Vec<Part>,
+        parts: Vec<WorkPart>,
     },
     /// A file could not be downloaded. The received bytes are kept, and a later attempt continues behind them.
     #[error("cannot download {url}: {reason}")]
@@ -252,7 +252,7 @@ impl ShardsError {
 }
 
 /// Names of the first few parts, and the number of the others.
-fn list_parts(parts: &[Part]) -> String {
+fn list_parts(parts: &[WorkPart]) -> String {
     const SHOWN: usize = 8;
     let names: Vec<String> = parts.iter().take(SHOWN).map(|part| format!("part {part}")).collect();
     let more = parts.len().saturating_sub(SHOWN);

@@ -44,7 +44,7 @@ pub use document_hash::document_number;
 pub use document_set::DocumentSet;
 pub use error::ShardsError;
 pub use fetch::{C4Split, FetchConfig, FetchReport, FetchedFile, fetch_c4, fetch_file};
-pub use part::Part;
+pub use part::WorkPart;
 pub use prepare::{
     FileReport, PrepareConfig, PrepareReport, PrepareWork, SplitReport, TokenizerReport, prepare,
     prepared_tokenizer,

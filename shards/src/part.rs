@@ -13,12 +13,12 @@ const MOST: u32 = 1 << 20;
 /// Part `index` of `count`, written `2/8`; parts count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Part {
+pub struct WorkPart {
     index: u32,
     count: u32,
 }
 
-impl Part {
+impl WorkPart {
     /// The only part of an undivided job.
     pub const WHOLE: Self = Self { index: 1, count: 1 };
 
@@ -79,19 +79,19 @@ impl Part {
     }
 }
 
-impl Default for Part {
+impl Default for WorkPart {
     fn default() -> Self {
         Self::WHOLE
     }
 }
 
-impl std::fmt::Display for Part {
+impl std::fmt::Display for WorkPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.index, self.count)
     }
 }
 
-impl FromStr for Part {
+impl FromStr for WorkPart {
     type Err = ShardsError;
 
     fn from_str(text: &str) -> Result<Self, ShardsError> {
@@ -105,7 +105,7 @@ impl FromStr for Part {
     }
 }
 
-impl TryFrom<String> for Part {
+impl TryFrom<String> for WorkPart {
     type Error = ShardsError;
 
     fn try_from(text: String) -> Result<Self, ShardsError> {
@@ -113,8 +113,8 @@ impl TryFrom<String> for Part {
     }
 }
 
-impl From<Part> for String {
-    fn from(part: Part) -> Self {
+impl From<WorkPart> for String {
+    fn from(part: WorkPart) -> Self {
         part.to_string()
     }
 }
@@ -127,10 +127,10 @@ mod tests {
 
     #[test]
     fn a_part_is_written_as_a_fraction() {
-        let part: Part = "2/8".parse().unwrap();
+        let part: WorkPart = "2/8".parse().unwrap();
         assert_eq!((part.index(), part.count(), part.to_string()), (2, 8, "2/8".to_owned()));
         for wrong in ["0/8", "9/8", "8", "a/b", "1/0", "-1/2", "1/2/3", "1/4294967295"] {
-            let message = wrong.parse::<Part>().unwrap_err().to_string();
+            let message = wrong.parse::<WorkPart>().unwrap_err().to_string();
             assert!(message.starts_with(&format!("--part = {wrong}")), "{message}");
         }
     }
@@ -138,7 +138,7 @@ mod tests {
     proptest! {
         #[test]
         fn parts_are_everything_once(total in 0u64..10_000, count in 1u32..50) {
-            let parts: Vec<Part> = Part::new(1, count).unwrap().all().collect();
+            let parts: Vec<WorkPart> = WorkPart::new(1, count).unwrap().all().collect();
             let mut next = 0;
             for part in &parts {
                 let range = part.range(total);
@@ -148,8 +148,8 @@ mod tests {
             }
             prop_assert_eq!(next, total);
             for number in 0..60 {
-                let dealt: Vec<Part> = parts.iter().copied().filter(|part| part.deals(number)).collect();
-                prop_assert_eq!(dealt, vec![Part::dealt(number, count)]);
+                let dealt: Vec<WorkPart> = parts.iter().copied().filter(|part| part.deals(number)).collect();
+                prop_assert_eq!(dealt, vec![WorkPart::dealt(number, count)]);
             }
         }
     }

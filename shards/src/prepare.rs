@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use crate::progress::Watch;
 use crate::readers::InputList;
-use crate::{Part, PrepareProgress, ShardsError, TokenFile, Tokenizer, list_inputs};
+use crate::{PrepareProgress, ShardsError, TokenFile, Tokenizer, WorkPart, list_inputs};
 use inputs::Inputs;
 use manifest::Manifest;
 use pieces::{FinishedPiece, Piece};
@@ -43,7 +43,7 @@ pub enum PrepareWork {
     /// The tokenizer that all parts share.
     Tokenizer,
     /// A part of the input files.
-    Part(Part),
+    Part(WorkPart),
 }
 
 /// Turns text into `tokenizer.json`, `train.h5`, `validation.h5` (with a validation split or validation inputs),
@@ -137,7 +137,7 @@ struct Preparation<'a> {
 
 impl<'a> Preparation<'a> {
     /// The part that this call does; none for all of the work.
-    fn part(&self) -> Option<Part> {
+    fn part(&self) -> Option<WorkPart> {
         match self.work {
             PrepareWork::Part(part) => Some(part),
             PrepareWork::All | PrepareWork::Tokenizer => None,

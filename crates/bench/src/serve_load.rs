@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::BenchError;
-use client::{Client, Exchange};
+use client::{LoadClient, LoadOutcome};
 pub use report::{Goodput, LatencyBounds, ServeLoadReport};
 pub use workload::{Prompts, Workload};
 
@@ -72,7 +72,7 @@ pub async fn serve_load(
     cancel: CancellationToken,
     done: impl Fn(u64),
 ) -> Result<ServeLoadReport, BenchError> {
-    let client = Arc::new(Client::new(&options)?);
+    let client = Arc::new(LoadClient::new(&options)?);
     let options = Arc::new(options);
     let work = async {
         // The first requests of a server load pages and caches, so they are not typical.
@@ -101,10 +101,10 @@ pub async fn serve_load(
 /// Clients that wait for their answers.
 async fn closed(
     options: &Arc<ServeLoadOptions>,
-    client: &Arc<Client>,
+    client: &Arc<LoadClient>,
     clients: usize,
     done: &impl Fn(u64),
-) -> Result<Vec<Exchange>, BenchError> {
+) -> Result<Vec<LoadOutcome>, BenchError> {
     let next = Arc::new(AtomicUsize::new(0));
     let (send, mut received) = tokio::sync::mpsc::channel(clients.max(1));
     let mut tasks = JoinSet::new();
@@ -139,10 +139,10 @@ async fn closed(
 /// Requests at the times of the workload.
 async fn open(
     options: &Arc<ServeLoadOptions>,
-    client: &Arc<Client>,
+    client: &Arc<LoadClient>,
     rate: f64,
     done: &impl Fn(u64),
-) -> Result<Vec<Exchange>, BenchError> {
+) -> Result<Vec<LoadOutcome>, BenchError> {
     let (began, room) = (Instant::now(), Arc::new(Semaphore::new(MOST_IN_FLIGHT)));
     let mut tasks = JoinSet::new();
     let mut exchanges = Vec::with_capacity(options.requests);
@@ -151,7 +151,7 @@ async fn open(
         tokio::time::sleep_until(at).await;
         let (room, options, client) = (Arc::clone(&room), Arc::clone(options), Arc::clone(client));
         tasks.spawn(async move {
-            let Ok(_place) = room.try_acquire() else { return Exchange::not_sent() };
+            let Ok(_place) = room.try_acquire() else { return LoadOutcome::not_sent() };
             client.exchange(options.workload.request(options.warm_up + number), at).await
         });
         while let Some(exchange) = tasks.try_join_next() {

@@ -84,7 +84,8 @@ impl TrialServer {
                 self.uploads.retain(|earlier| earlier.key.fence >= lease.fence);
                 let claim = LeaseClaim { key: lease, worker: ProcessId::local("trial") };
                 let uploaded = UploadedPiece { claim, item, digest, offset };
-                let upload = self.uploads.find(&uploaded).unwrap_or_else(|| self.uploads.begin(&uploaded, 0));
+                let upload =
+                    self.uploads.find(&uploaded).unwrap_or_else(|key| self.uploads.begin(key, &uploaded, 0));
                 match self.uploads.add_piece(&upload, offset, piece).await? {
                     PieceOutcome::Answer(answer) => (answer, None),
                     PieceOutcome::Complete(mut complete) => {

@@ -1,6 +1,6 @@
 //! The option `--part`: a part of a job, by number or from the array of a scheduler.
 
-use dipaco_shards::Part;
+use dipaco_shards::WorkPart;
 
 /// Variables of a Slurm job array: the task's index, the lowest and the highest index, and the number of tasks.
 const SLURM: [&str; 4] =
@@ -10,14 +10,14 @@ const SLURM: [&str; 4] =
 const KUBERNETES: [&str; 2] = ["JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"];
 
 /// Reads `I/N`, or `auto` for the part that the scheduler's environment names.
-pub(crate) fn parse(text: &str) -> Result<Part, String> {
+pub(crate) fn parse(text: &str) -> Result<WorkPart, String> {
     if text == "auto" {
         return from_environment(|name| std::env::var(name).ok());
     }
-    text.parse::<Part>().map_err(|error| error.to_string())
+    text.parse::<WorkPart>().map_err(|error| error.to_string())
 }
 
-fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Part, String> {
+fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<WorkPart, String> {
     let number = |name: &str| {
         let text = variable(name).ok_or_else(|| format!("{name} is not set"))?;
         text.trim().parse::<u32>().map_err(|_| format!("{name} is {text:?} and not a number"))
@@ -41,9 +41,9 @@ fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Part, S
     Err(format!("`auto` needs a scheduler: neither {} nor {} is set; give I/N", SLURM[0], KUBERNETES[0]))
 }
 
-fn part(index: u64, count: u32) -> Result<Part, String> {
+fn part(index: u64, count: u32) -> Result<WorkPart, String> {
     let wrong = |_| format!("the scheduler names part {index} of {count}");
-    Part::new(u32::try_from(index).unwrap_or(u32::MAX), count).map_err(wrong)
+    WorkPart::new(u32::try_from(index).unwrap_or(u32::MAX), count).map_err(wrong)
 }
 
 #[cfg(test)]

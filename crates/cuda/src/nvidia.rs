@@ -13,13 +13,13 @@ use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg as _,
 use crate::device::{Address, Argument, KernelDevice, Launch, Product};
 use crate::gpu::driver;
 use crate::nvidia::memory::Memory;
-use crate::nvidia::products::Products;
+use crate::nvidia::products::GpuProducts;
 use crate::nvidia::timer::KernelTimer;
 use crate::{CudaError, Gpu, KernelTime, kernels};
 
 /// A stream of a GPU with one allocation and the compiled kernels.
 pub(crate) struct Nvidia {
-    products: Products,
+    products: GpuProducts,
     functions: HashMap<&'static str, CudaFunction>,
     stream: Arc<CudaStream>,
     arena: Memory,
@@ -45,7 +45,7 @@ impl Nvidia {
         let functions = kernels::NAMES.into_iter().map(function).collect::<Result<_, CudaError>>()?;
         let workspace = Memory::new(gpu, &stream, products::WORKSPACE)?;
         let arena = Memory::new(gpu, &stream, bytes)?;
-        Ok(Self { products: Products::new(workspace)?, functions, stream, arena, timer: None })
+        Ok(Self { products: GpuProducts::new(workspace)?, functions, stream, arena, timer: None })
     }
 
     /// Starts to time each kernel and product.

@@ -1,10 +1,8 @@
 //! Errors of an evaluation.
 
+use dipaco_model::BoxError;
 use dipaco_settings::SettingError;
 use dipaco_topology::PathId;
-
-/// Error of another package, kept as the source of an [`EvalError`].
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why an evaluation failed.
 #[derive(Debug, thiserror::Error)]

@@ -14,7 +14,7 @@ use crate::evaluation::{Agreement, DomainEvaluation, Evaluation, Rerouted, Total
 use crate::score::{Score, Scorer};
 use crate::sequences::{Piece, Plan, Text, longest_first};
 use crate::{
-    BoxError, Domains, EvalError, EvaluationConfig, LanguageModel, PathSource, Reroute, WindowRouter,
+    BoxError, ChunkRouting, Domains, EvalError, EvaluationConfig, LanguageModel, PathSource, WindowRouter,
 };
 
 /// Protocol of scoring. Must be the same for all models of a comparison.
@@ -36,7 +36,7 @@ pub enum Choice<'a> {
     /// This router chooses the path of each sequence by the sequence's first tokens.
     Window(&'a dyn WindowRouter),
     /// The document's path begins, and a transformer router chooses again within the sequence.
-    Chunks(Reroute<'a>),
+    Chunks(ChunkRouting<'a>),
 }
 
 /// Stage of an evaluation.
@@ -60,7 +60,7 @@ pub struct EvaluationProgress {
 }
 
 /// Called with the progress after each step. `Break` stops the evaluation with [`EvalError::Cancelled`].
-pub type ProgressFn<'a> = dyn FnMut(EvaluationProgress) -> ControlFlow<()> + 'a;
+pub type EvaluationProgressFn<'a> = dyn FnMut(EvaluationProgress) -> ControlFlow<()> + 'a;
 
 /// Computes the perplexity of one model on a token file.
 ///
@@ -72,7 +72,7 @@ pub fn evaluate_dense(
     model: &dyn LanguageModel,
     file: &TokenFile,
     protocol: &Protocol<'_>,
-    progress: &mut ProgressFn<'_>,
+    progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
     let evaluation = evaluate_path(PathId(0), model, file, protocol, progress)?;
     Ok(Evaluation { per_path: Vec::new(), ..evaluation })
@@ -89,7 +89,7 @@ pub fn evaluate_path(
     model: &dyn LanguageModel,
     file: &TokenFile,
     protocol: &Protocol<'_>,
-    progress: &mut ProgressFn<'_>,
+    progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
     let texts = [Text { file, path, documents: limited(file.documents(), protocol.config) }];
     evaluate(&texts, 0, &mut One(model), Choice::Document, protocol, progress)
@@ -108,7 +108,7 @@ pub fn evaluate_routed<S: PathSource>(
     source: &mut S,
     choice: Choice<'_>,
     protocol: &Protocol<'_>,
-    progress: &mut ProgressFn<'_>,
+    progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
     protocol.config.check()?;
     let files = open_shards(shards)?;
@@ -116,7 +116,7 @@ pub fn evaluate_routed<S: PathSource>(
     let router = match choice {
         Choice::Document => shards.paths(),
         Choice::Window(router) => router.paths(),
-        Choice::Chunks(Reroute { router, .. }) => router.paths(),
+        Choice::Chunks(ChunkRouting { router, .. }) => router.paths(),
     };
     if router != shards.paths() {
         return Err(EvalError::RouterPaths { router, shards: shards.paths() });
@@ -145,7 +145,7 @@ pub(crate) fn texts<'a>(
 }
 
 /// Tells the caller of the progress.
-pub(crate) struct Reporter<'a, 'b>(pub(crate) &'a mut ProgressFn<'b>);
+pub(crate) struct Reporter<'a, 'b>(pub(crate) &'a mut EvaluationProgressFn<'b>);
 
 impl Reporter<'_, '_> {
     /// Reports, and ends the evaluation if the caller asks for it.
@@ -185,7 +185,7 @@ fn evaluate<S: PathSource>(
     source: &mut S,
     choice: Choice<'_>,
     protocol: &Protocol<'_>,
-    progress: &mut ProgressFn<'_>,
+    progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
     let Protocol { config, domains, .. } = *protocol;
     let sequence_tokens = config.sequence_for(source.context())?;
@@ -240,7 +240,7 @@ fn evaluate<S: PathSource>(
 }
 
 /// Checks that the router's context reaches to the last choice of a sequence.
-fn check_router(reroute: &Reroute<'_>, sequence_tokens: usize) -> Result<(), EvalError> {
+fn check_router(reroute: &ChunkRouting<'_>, sequence_tokens: usize) -> Result<(), EvalError> {
     let read = (sequence_tokens - 1) / reroute.tokens * reroute.tokens;
     let context = reroute.router.context();
     if read > context {

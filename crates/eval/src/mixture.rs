@@ -13,7 +13,7 @@ use crate::evaluation::Totals;
 use crate::score::{Counted, Scorer};
 use crate::sequences::{Piece, Plan, Sequence, Text, longest_first};
 use crate::windows::prefixes;
-use crate::{BoxError, EvalError, Evaluation, PathSource, ProgressFn, Protocol, Stage};
+use crate::{BoxError, EvalError, Evaluation, EvaluationProgressFn, PathSource, Protocol, Stage};
 
 /// A router that gives probabilities to paths by the first tokens of a text. Several threads use it at the same time.
 pub trait MixtureRouter: Sync {
@@ -96,7 +96,7 @@ pub fn evaluate_mixture<S: PathSource>(
     source: &mut S,
     mixture: Mixture<'_>,
     protocol: &Protocol<'_>,
-    progress: &mut ProgressFn<'_>,
+    progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
     let config = protocol.config;
     config.check()?;

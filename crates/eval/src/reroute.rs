@@ -26,7 +26,7 @@ pub trait TokenRouter: Sync {
 
 /// Rerouting: how paths are chosen within a text.
 #[derive(Clone, Copy)]
-pub struct Reroute<'a> {
+pub struct ChunkRouting<'a> {
     /// The router that chooses.
     pub router: &'a dyn TokenRouter,
     /// W, tokens between two choices; at least 1.

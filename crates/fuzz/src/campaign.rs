@@ -29,7 +29,7 @@ pub enum Reached {
 
 /// The outcomes of a campaign.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct CampaignCounts {
     /// Damaged inputs, without those of the corpus.
     pub cases: u64,
     /// Inputs that were refused by the first checks.
@@ -98,8 +98,8 @@ impl Campaign {
         self,
         mut valid: impl FnMut(&mut CaseRng) -> Vec<u8>,
         mut decode: impl FnMut(&[u8]) -> Reached,
-    ) -> Counts {
-        let mut counts = Counts::default();
+    ) -> CampaignCounts {
+        let mut counts = CampaignCounts::default();
         for (file, input) in self.corpus() {
             self.one(&format!("the corpus file {}", file.display()), &input, &mut decode, &mut counts);
             counts.corpus += 1;
@@ -144,7 +144,7 @@ impl Campaign {
         what: &str,
         input: &[u8],
         decode: &mut impl FnMut(&[u8]) -> Reached,
-        counts: &mut Counts,
+        counts: &mut CampaignCounts,
     ) -> Reached {
         let begun = Instant::now();
         let mut played = None;

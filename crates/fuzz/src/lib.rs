@@ -9,7 +9,7 @@ mod campaign;
 mod damage;
 mod json;
 
-pub use campaign::{Campaign, Counts, Reached};
+pub use campaign::{Campaign, CampaignCounts, Reached};
 pub use damage::damage;
 pub use rand;
 

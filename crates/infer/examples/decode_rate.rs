@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dipaco_infer::{
-    BoxError, Engine, EngineConfig, Event, GenerateRequest, NoObserver, PathVersion, PrefixRouter, RunModel,
-    RunPaths, SamplingParams, ServedPath, TextCodec, TextStream, TokenizerInfo,
+    BoxError, Engine, EngineConfig, GenerateRequest, GenerationEvent, NoObserver, PathVersion, PrefixRouter,
+    RunModel, RunPaths, SamplingParams, ServedPath, TextCodec, TextStream, TokenizerInfo,
 };
 use dipaco_model::{ModelConfig, PackedModule, WeightFormat, init, parameters, path_specs, split};
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
@@ -133,7 +133,7 @@ async fn seconds(engine: &Engine, sequences: u32, mixed: bool, tokens: usize) ->
     let mut submission = engine.submit((0..sequences).map(request).collect(), LONGEST)?;
     let mut generated = 0;
     while let Some(event) = submission.next().await? {
-        generated += usize::from(matches!(event.event, Event::Token { .. }));
+        generated += usize::from(matches!(event.event, GenerationEvent::Token { .. }));
     }
     let expected = tokens * sequences as usize;
     if generated != expected {

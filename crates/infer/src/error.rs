@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
+use dipaco_model::BoxError;
 use dipaco_topology::PathId;
 use thiserror::Error;
-
-/// Error of a model or tokenizer behind the engine's traits.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Errors of a request: it was not admitted or did not finish.
 #[derive(Debug, Error)]

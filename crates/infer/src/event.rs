@@ -43,13 +43,13 @@ pub struct SequenceEvent {
     /// Index of the sequence's request in the submission.
     pub sequence: usize,
     /// The event.
-    pub event: Event,
+    pub event: GenerationEvent,
 }
 
 /// Events of a sequence, in this order: `Started`, `Prompt` if the request scores its prompt, `Token` for each token, then
 /// `Finished`. An error can take the place of each of them and is the last.
 #[derive(Debug)]
-pub enum Event {
+pub enum GenerationEvent {
     /// The sequence has its path. It may still wait for its turn.
     Started {
         /// The path.

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use dipaco_topology::PathId;
 use tokio::sync::mpsc;
 
-use crate::{EngineError, Event, GenerateRequest, Outcome, RequestSummary, SequenceEvent, ServedPath};
+use crate::{
+    EngineError, GenerateRequest, GenerationEvent, Outcome, RequestSummary, SequenceEvent, ServedPath,
+};
 
 /// The caller of a sequence went away.
 #[derive(Debug)]
@@ -57,7 +59,7 @@ impl Job {
     }
 
     /// Sends an event or the failure of the sequence.
-    pub(crate) fn send(&self, event: Result<Event, EngineError>) -> Result<(), Gone> {
+    pub(crate) fn send(&self, event: Result<GenerationEvent, EngineError>) -> Result<(), Gone> {
         let event = event.map(|event| SequenceEvent { sequence: self.sequence, event });
         // The channel has room for all events of the submission, so sending fails only when the caller is gone.
         self.events.try_send(event).map_err(|_| Gone)

@@ -1,7 +1,7 @@
 //! Inference engine without HTTP: queue, routing, incremental decoding, sampling and log-probabilities.
 //!
 //! A request holds a prompt of token ids. The engine admits it to a bounded queue and picks its path from the first tokens,
-//! unless the caller pins a path. It sends [`Event`]s. A caller that drops its [`Submission`] frees its places within one
+//! unless the caller pins a path. It sends [`GenerationEvent`]s. A caller that drops its [`Submission`] frees its places within one
 //! step.
 //!
 //! Many sequences run at a time. One step of the engine takes rows of all of them through the model, so sequences that share
@@ -35,10 +35,11 @@ mod submission;
 mod versions;
 
 pub use codec::{TextCodec, TextStream, TokenizerInfo};
+pub use dipaco_model::BoxError;
 pub use dipaco_model::{Dtype as KvType, Positions};
 pub use engine::{Engine, EngineConfig};
-pub use error::{BoxError, EngineError};
-pub use event::{Event, FinishReason, Finished, SequenceEvent, StopReason};
+pub use error::EngineError;
+pub use event::{FinishReason, Finished, GenerationEvent, SequenceEvent, StopReason};
 pub use model::{Executor, Generation, PathVersion, Route, RoutedModel, SequenceRows, ServedPath};
 pub use observer::{NoObserver, Observer, Outcome, RequestSummary, StepSummary};
 pub use params::{GenerateRequest, SamplingParams};

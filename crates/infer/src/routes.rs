@@ -9,7 +9,7 @@ use dipaco_topology::PathId;
 use crate::running::failed;
 use crate::scheduler::SequenceId;
 use crate::shared::{Shared, Unrouted, guarded};
-use crate::{EngineError, Event, FinishReason, Finished, Outcome, Route, ServedPath};
+use crate::{EngineError, FinishReason, Finished, GenerationEvent, Outcome, Route, ServedPath};
 
 /// Sequences that are routed together.
 const MOST: usize = 64;
@@ -126,7 +126,7 @@ impl Shared {
             let version = served.version;
             job.place = Some((path, served));
             // Sending fails only when the caller is gone. It takes the sequence out itself.
-            let _ = job.send(Ok(Event::Started { path, route }));
+            let _ = job.send(Ok(GenerationEvent::Started { path, route }));
             version
         });
         match started {

@@ -11,7 +11,7 @@ use crate::job::outcome;
 use crate::running::{Next, Running, failed};
 use crate::scheduler::{Plan, PlannedRows, SequenceId};
 use crate::shared::{Shared, guarded};
-use crate::{EngineError, Event, Executor, FinishReason, Outcome, SequenceRows, StepSummary};
+use crate::{EngineError, Executor, FinishReason, GenerationEvent, Outcome, SequenceRows, StepSummary};
 
 /// Runs steps until the engine ends.
 pub(crate) fn run(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn Executor) {
@@ -27,7 +27,7 @@ pub(crate) fn run(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn 
         let (vocabulary, codec, observer) =
             (shared.model.vocab_size(), shared.codec.as_ref(), shared.observer.as_ref());
         let results: Vec<_> = pool.install(|| {
-            let logits = logits(executor, &step);
+            let logits = logits(executor, &step, vocabulary);
             let results = step.into_par_iter().zip(logits).map(|((rows, running), logits)| {
                 let advance = |logits: Vec<f32>| {
                     guarded(|| running.advance(rows, &logits, vocabulary, codec, observer))
@@ -62,6 +62,7 @@ pub(crate) fn warm_up(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut 
 fn logits(
     executor: &mut dyn Executor,
     step: &[(&PlannedRows, &mut Running)],
+    vocabulary: usize,
 ) -> Vec<Result<Vec<f32>, EngineError>> {
     let rows = step.iter().map(|(rows, running)| SequenceRows {
         path: running.path,
@@ -74,8 +75,17 @@ fn logits(
     let rows: Vec<SequenceRows<'_>> = rows.collect();
     let mut attempt = |rows: &[SequenceRows<'_>], running: &Running| {
         let logits = guarded(|| executor.step(rows).map_err(failed(running.action())))?;
-        let (given, expected, path) = (logits.len(), rows.len(), running.path);
-        if given == expected { Ok(logits) } else { Err(EngineError::Shape { path, given, expected }) }
+        let shape = |path, given, expected| Err(EngineError::Shape { path, given, expected });
+        if logits.len() != rows.len() {
+            return shape(running.path, logits.len(), rows.len());
+        }
+        for (logits, rows) in logits.iter().zip(rows) {
+            let expected = rows.logits.count(rows.tokens.len()) * vocabulary;
+            if logits.len() != expected {
+                return shape(rows.path, logits.len(), expected);
+            }
+        }
+        Ok(logits)
     };
     let Some((_, first)) = step.first() else { return Vec::new() };
     match attempt(&rows, first) {
@@ -130,9 +140,9 @@ impl Shared {
             for &(id, cached) in &plan.started {
                 // A sequence that lost its pages starts again with its state.
                 if let Some(mut job) = state.waiting.remove(&id)
-                    && let Some(place) = job.place.take()
+                    && let Some((path, served)) = job.place.take()
                 {
-                    all.insert(id, Running::new(job, place, cached, self.codec.as_ref()));
+                    all.insert(id, Running::new(job, path, served, cached, self.codec.as_ref()));
                 }
             }
             self.load.send_replace(state.scheduler.load());
@@ -214,7 +224,7 @@ impl Shared {
         // Sent after the counts are updated, so that a caller with its answer also finds the request in the counts. Sending
         // fails only when the caller is gone.
         let _ = match end {
-            Ok(Some(finished)) => job.send(Ok(Event::Finished(finished))),
+            Ok(Some(finished)) => job.send(Ok(GenerationEvent::Finished(finished))),
             Ok(None) => Ok(()),
             Err(error) => job.send(Err(error)),
         };

@@ -9,8 +9,8 @@ use crate::continuation::ContinuationText;
 use crate::job::Job;
 use crate::scheduler::PlannedRows;
 use crate::{
-    BoxError, EngineError, Event, FinishReason, Finished, Observer, Outcome, RequestSummary, ServedPath,
-    StopReason, TextCodec, TokenSampler, TokenScore, score,
+    BoxError, EngineError, FinishReason, Finished, GenerationEvent, Observer, Outcome, RequestSummary,
+    ServedPath, StopReason, TextCodec, TokenSampler, TokenScore, score,
 };
 
 /// A sequence that has left the queue.
@@ -46,7 +46,8 @@ impl Running {
     /// Starts a sequence, of which `cached` tokens need not be computed.
     pub(crate) fn new(
         job: Job,
-        (path, served): (PathId, ServedPath),
+        path: PathId,
+        served: ServedPath,
         cached: usize,
         codec: &dyn TextCodec,
     ) -> Self {
@@ -112,12 +113,7 @@ impl Running {
         if self.job.events.is_closed() {
             return Ok(Next::Gone);
         }
-        let expected = self.wanted(rows.last).count(rows.tokens.len()) * vocabulary;
-        let (path, given) = (self.path, logits.len());
-        if given != expected {
-            return Err(EngineError::Shape { path, given, expected });
-        }
-        if self.score_prompt(rows, logits, vocabulary)?.is_none() {
+        if self.scores.is_some() && self.score_prompt(rows, logits, vocabulary)?.is_none() {
             return Ok(Next::Gone);
         }
         if !rows.last {
@@ -129,7 +125,7 @@ impl Running {
         if self.job.request.max_tokens == 0 {
             return Ok(Next::End(self.finished.clone()));
         }
-        self.draw(&logits[given - vocabulary..], codec, observer)
+        self.draw(&logits[logits.len() - vocabulary..], codec, observer)
     }
 
     /// Scores the prompt tokens that follow the rows, and sends the scores when they are complete. `None` when the caller
@@ -153,7 +149,7 @@ impl Running {
             return Ok(Some(()));
         }
         let scores = self.scores.take().unwrap_or_default();
-        Ok(self.job.send(Ok(Event::Prompt(scores))).ok())
+        Ok(self.job.send(Ok(GenerationEvent::Prompt(scores))).ok())
     }
 
     /// Draws the next token from logits (V).
@@ -201,7 +197,7 @@ impl Running {
                 finished.stop = Some(StopReason::Text(stop));
             }
         }
-        if job.send(Ok(Event::Token { token, text: piece, offset, score })).is_err() {
+        if job.send(Ok(GenerationEvent::Token { token, text: piece, offset, score })).is_err() {
             return Ok(Next::Gone);
         }
         if finished.reason == FinishReason::Length && finished.generated_tokens < request.max_tokens {

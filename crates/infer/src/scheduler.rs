@@ -62,6 +62,13 @@ struct Client {
     sequences: usize,
 }
 
+/// The pages that hold the beginning of a waiting sequence. Valid until a page is taken.
+#[derive(Debug, Default)]
+struct CachedPrefix {
+    pages: Vec<u32>,
+    contents: Vec<Content>,
+}
+
 /// Weight of a new measurement in a moving average.
 const NEW: f64 = 0.1;
 
@@ -240,7 +247,10 @@ impl Scheduler {
             self.plan_rows(id, &mut plan, &mut budget);
         }
         while budget > 0 && plan.preempted.is_empty() && self.running.len() < self.limits.sequences {
-            let Some(id) = self.next_waiting().filter(|&id| self.start(id, &mut plan)) else { break };
+            let Some((id, prefix)) = self.next_waiting() else { break };
+            if !self.start(id, prefix, &mut plan) {
+                break;
+            }
             self.plan_rows(id, &mut plan, &mut budget);
         }
         plan
@@ -306,22 +316,26 @@ impl Scheduler {
         plan.preempted.push(id);
     }
 
-    /// The waiting sequence that is next: of the least served client, the first that came.
-    fn next_waiting(&self) -> Option<SequenceId> {
+    /// The waiting sequence that is next, with the pages that hold its beginning: of the least served client, the first that
+    /// came.
+    fn next_waiting(&self) -> Option<(SequenceId, CachedPrefix)> {
         let served =
             |sequence: &Sequence| self.clients.get(&sequence.client).map_or(0, |client| client.served);
         let waiting =
             self.sequences.iter().filter(|(_, sequence)| !sequence.running && sequence.root.is_some());
         let mut waiting: Vec<_> = waiting.map(|(id, sequence)| (served(sequence), *id)).collect();
         waiting.sort_unstable();
-        waiting.into_iter().map(|(_, id)| id).find(|id| !self.follows(&self.sequences[id]))
+        waiting.into_iter().find_map(|(_, id)| {
+            let sequence = &self.sequences[&id];
+            let prefix = self.cached(sequence);
+            (!self.follows(sequence, &prefix)).then_some((id, prefix))
+        })
     }
 
     /// True if a running sequence is about to compute the next page that this waiting one could read. Waiting for it is
     /// less work than computing it twice: choices of one prompt share its pages this way.
-    fn follows(&self, waiting: &Sequence) -> bool {
-        let (pages, _) = self.cached(waiting);
-        let end = (pages.len() + 1) * PAGE_TOKENS;
+    fn follows(&self, waiting: &Sequence, prefix: &CachedPrefix) -> bool {
+        let end = (prefix.pages.len() + 1) * PAGE_TOKENS;
         if !waiting.reads_cache || end >= waiting.tokens.len() {
             return false;
         }
@@ -334,28 +348,26 @@ impl Scheduler {
 
     /// The pages that hold the beginning of a sequence. At least one token is left to compute, because its logits give the
     /// next token.
-    fn cached(&self, sequence: &Sequence) -> (Vec<u32>, Vec<Content>) {
-        let (mut pages, mut contents) = (Vec::new(), Vec::new());
-        let Some(mut before) = sequence.root.filter(|_| sequence.reads_cache) else {
-            return (pages, contents);
-        };
+    fn cached(&self, sequence: &Sequence) -> CachedPrefix {
+        let mut prefix = CachedPrefix::default();
+        let Some(mut before) = sequence.root.filter(|_| sequence.reads_cache) else { return prefix };
         for index in 0..(sequence.tokens.len() - 1) / PAGE_TOKENS {
             let Some((page, content)) =
                 sequence.page(index).and_then(|tokens| self.pool.find(before, tokens))
             else {
                 break;
             };
-            pages.push(page);
-            contents.push(content);
+            prefix.pages.push(page);
+            prefix.contents.push(content);
             before = content;
         }
-        (pages, contents)
+        prefix
     }
 
-    /// Starts a waiting sequence. Returns false if its known tokens do not fit the free pages.
-    fn start(&mut self, id: SequenceId, plan: &mut Plan) -> bool {
+    /// Starts a waiting sequence behind the pages of its prefix. Returns false if its known tokens do not fit the free pages.
+    fn start(&mut self, id: SequenceId, prefix: CachedPrefix, plan: &mut Plan) -> bool {
         let Some(sequence) = self.sequences.get(&id) else { return false };
-        let (pages, contents) = self.cached(sequence);
+        let CachedPrefix { pages, contents } = prefix;
         let needed = (sequence.tokens.len() + 1).div_ceil(PAGE_TOKENS) - pages.len();
         pages.iter().for_each(|&page| self.pool.hold(page));
         let most = (sequence.prompt + sequence.max_tokens).div_ceil(PAGE_TOKENS);

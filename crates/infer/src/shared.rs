@@ -12,7 +12,9 @@ use tokio_util::sync::CancellationToken;
 use crate::job::Job;
 use crate::scheduler::{Scheduler, SequenceId};
 use crate::versions::Versions;
-use crate::{EngineError, Event, Finished, Generation, Load, Observer, Outcome, RoutedModel, TextCodec};
+use crate::{
+    EngineError, Finished, Generation, GenerationEvent, Load, Observer, Outcome, RoutedModel, TextCodec,
+};
 
 /// The state that callers and the engine's threads share.
 pub(crate) struct Shared {
@@ -82,7 +84,7 @@ impl Shared {
         drop(state);
         if let Some(end) = end {
             // Sending fails only when the caller is gone.
-            let _ = job.send(end.map(Event::Finished));
+            let _ = job.send(end.map(GenerationEvent::Finished));
         }
     }
 

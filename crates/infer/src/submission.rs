@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use crate::job::outcome;
 use crate::scheduler::SequenceId;
 use crate::shared::Shared;
-use crate::{EngineError, Event, Outcome, SequenceEvent};
+use crate::{EngineError, GenerationEvent, Outcome, SequenceEvent};
 
 /// The events of the sequences that were submitted together. Dropping it cancels the unfinished sequences.
 pub struct Submission {
@@ -55,7 +55,7 @@ impl Submission {
             () = over => Err(EngineError::Deadline { deadline }),
         };
         match &received {
-            Ok(SequenceEvent { event: Event::Finished(_), .. }) => self.unfinished -= 1,
+            Ok(SequenceEvent { event: GenerationEvent::Finished(_), .. }) => self.unfinished -= 1,
             Ok(_) => {}
             // Only the deadline and the shutdown are the caller's news to the engine.
             Err(error) => self.cancel(match outcome(error) {

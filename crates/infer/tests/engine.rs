@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_infer::{
-    Engine, EngineConfig, EngineError, Event, FinishReason, Finished, GenerateRequest, Observer, Outcome,
-    RequestSummary, SamplingParams, SequenceEvent, StepSummary, StopReason, Submission, TokenScore, score,
+    Engine, EngineConfig, EngineError, FinishReason, Finished, GenerateRequest, GenerationEvent, Observer,
+    Outcome, RequestSummary, SamplingParams, SequenceEvent, StepSummary, StopReason, Submission, TokenScore,
+    score,
 };
 use dipaco_topology::PathId;
 use fake::{Bytes, END, Fake};
@@ -57,16 +58,16 @@ struct Answer {
 }
 
 impl Answer {
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: GenerationEvent) {
         match event {
-            Event::Started { path, .. } => self.path = Some(path.0),
-            Event::Prompt(scores) => self.scores = scores,
-            Event::Token { token, text, score, .. } => {
+            GenerationEvent::Started { path, .. } => self.path = Some(path.0),
+            GenerationEvent::Prompt(scores) => self.scores = scores,
+            GenerationEvent::Token { token, text, score, .. } => {
                 self.tokens.push(token);
                 self.text.push_str(&text);
                 self.scores.extend(score);
             }
-            Event::Finished(finished) => {
+            GenerationEvent::Finished(finished) => {
                 self.text.push_str(&finished.text);
                 self.end = Some(Ok(finished));
             }
@@ -326,7 +327,9 @@ async fn the_first_failure_ends_all_sequences_of_a_submission() {
     let mut finished = Vec::new();
     let error = loop {
         match submission.next().await {
-            Ok(Some(SequenceEvent { sequence, event: Event::Finished(_) })) => finished.push(sequence),
+            Ok(Some(SequenceEvent { sequence, event: GenerationEvent::Finished(_) })) => {
+                finished.push(sequence);
+            }
             Ok(event) => assert!(event.is_some(), "the submission ended without its failure"),
             Err(error) => break error,
         }

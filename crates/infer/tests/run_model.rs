@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_infer::{
-    BoxError, Engine, EngineConfig, EngineError, Event, GenerateRequest, NoObserver, PathVersion,
+    BoxError, Engine, EngineConfig, EngineError, GenerateRequest, GenerationEvent, NoObserver, PathVersion,
     PrefixRouter, RoutedModel, RunModel, RunPaths, SamplingParams, SequenceEvent, ServedPath,
 };
 use dipaco_model::{
@@ -108,10 +108,10 @@ async fn scores(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<Scored> 
 fn add(all: &mut [Scored], SequenceEvent { sequence, event }: SequenceEvent) {
     let (path, scores) = &mut all[sequence];
     match event {
-        Event::Started { path: started, .. } => *path = started.0,
-        Event::Prompt(prompt) => scores.extend(prompt.into_iter().map(|s| (s.token, s.log_prob))),
-        Event::Token { token, score, .. } => scores.push((token, score.unwrap().log_prob)),
-        Event::Finished(_) => {}
+        GenerationEvent::Started { path: started, .. } => *path = started.0,
+        GenerationEvent::Prompt(prompt) => scores.extend(prompt.into_iter().map(|s| (s.token, s.log_prob))),
+        GenerationEvent::Token { token, score, .. } => scores.push((token, score.unwrap().log_prob)),
+        GenerationEvent::Finished(_) => {}
     }
 }
 

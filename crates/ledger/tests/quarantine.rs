@@ -12,7 +12,7 @@ use dipaco_sync::{
     FragmentId, Grant, Lease, LeaseLimits, LeaseRequest, LeaseSecret, ProcessId, Reason, Rescale, Schedule,
     Scheme, Weighting,
 };
-use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, Topology, TopologyConfig};
+use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 
 const NOW: Duration = Duration::ZERO;
 const MODULE: ModuleId = ModuleId { level: 0, index: 0 };
@@ -54,14 +54,7 @@ fn start() -> RunManifest {
 }
 
 fn take_over(manifest: RunManifest) -> Ledger {
-    let level = LevelConfig {
-        modules: Modules::Count(1),
-        blocks: "0".into(),
-        embedding: true,
-        head: true,
-        frozen: false,
-    };
-    let topology = Topology::new(&TopologyConfig { replicas: 3, levels: vec![level] }, 1).unwrap();
+    let topology = Topology::new(&TopologyConfig { replicas: 3, ..TopologyConfig::dense(1) }, 1).unwrap();
     let plan = LedgerPlan {
         schedule: Schedule::new(3, 1, 0, vec![6]).unwrap(),
         scheme: Scheme::Synchronous,

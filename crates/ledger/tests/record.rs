@@ -10,17 +10,10 @@ use dipaco_ledger::{
     RunManifest, ShardRecord, StoredRun, TrainingRecord,
 };
 use dipaco_sync::{LeaseLimits, Rescale, Schedule, Scheme, Weighting};
-use dipaco_topology::{LevelConfig, ModuleId, Modules, Topology, TopologyConfig};
+use dipaco_topology::{ModuleId, Topology, TopologyConfig};
 
 fn topology() -> Topology {
-    let level = LevelConfig {
-        modules: Modules::Count(1),
-        blocks: "0".into(),
-        embedding: true,
-        head: true,
-        frozen: false,
-    };
-    Topology::new(&TopologyConfig { replicas: 2, levels: vec![level] }, 1).unwrap()
+    Topology::new(&TopologyConfig { replicas: 2, ..TopologyConfig::dense(1) }, 1).unwrap()
 }
 
 fn plan() -> LedgerPlan {

@@ -5,6 +5,9 @@ use thiserror::Error;
 
 use crate::gguf::VocabularyError;
 
+/// Error of code that a caller gives, such as a tokenizer or a store behind a trait: kept as the source of another error.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// Error of building, loading or running a model.
 #[derive(Debug, Error)]
 #[non_exhaustive]

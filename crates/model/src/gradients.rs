@@ -48,15 +48,17 @@ impl Path {
             let problem = "they are of a path of another shape".to_owned();
             return Err(ModelError::Batch { what: "gradients", problem });
         }
-        let mut tensors = gradients.tensors();
         let trained = self.parts().iter().filter(|place| place.trains());
-        for (place, specs) in trained.zip(by_part(self.trained_specs())) {
+        for ((place, specs), gradient) in trained.zip(by_part(self.trained_specs())).zip(&gradients.parts) {
             dipaco_ops::update_in_place(&place.flat, |all| {
                 let mut values = &mut all[place.at..place.at + place.parameters];
-                for (spec, gradient) in tensors.by_ref().take(specs.len()) {
-                    let (own, rest) = std::mem::take(&mut values).split_at_mut(spec.parameters());
-                    f(spec, own, gradient);
-                    values = rest;
+                let mut gradient: &[f32] = gradient;
+                for spec in specs {
+                    let (own_values, other_values) =
+                        std::mem::take(&mut values).split_at_mut(spec.parameters());
+                    let (own_gradient, other_gradients) = gradient.split_at(spec.parameters());
+                    f(spec, own_values, own_gradient);
+                    (values, gradient) = (other_values, other_gradients);
                 }
             })?;
         }

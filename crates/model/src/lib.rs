@@ -55,7 +55,7 @@ pub use dipaco_ops::{
     IGNORE, KvPages, OpsError, PAGE_TOKENS, Phase, Phases, Precision, Profile, TokenBatch, TokenError,
     TokenRows, WeightFormat, product_rate,
 };
-pub use error::ModelError;
+pub use error::{BoxError, ModelError};
 pub use export::{SpecialTokens, export_llama, export_model, import_llama};
 pub use forward::Loss;
 pub use gguf::{GgufVocabulary, VocabularyError, export_gguf};

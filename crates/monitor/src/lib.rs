@@ -14,4 +14,4 @@ mod serve;
 
 pub use event_tail::EventTail;
 pub use history::{LossPoint, PathHistory, RunHistory, WorkerHistory};
-pub use serve::{LiveSource, Monitor, serve};
+pub use serve::{Monitor, serve};

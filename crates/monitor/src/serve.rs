@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use dipaco_telemetry::{EXPOSITION_TYPE, LiveRun};
+use dipaco_telemetry::{EXPOSITION_TYPE, LiveRun, LiveSource};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -27,9 +27,6 @@ const REQUEST: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The page may load nothing, from nowhere. Its style stands in it.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
-
-/// Asks the coordinator for the present state; `None` when it has ended.
-pub type LiveSource = Arc<dyn Fn() -> Option<LiveRun> + Send + Sync>;
 
 /// The answers of the port.
 pub struct Monitor {

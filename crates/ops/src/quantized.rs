@@ -22,7 +22,7 @@ pub(crate) use activations::{ActivationBlock, quantize};
 use crate::buffer::Buffer;
 use crate::product::{NR, Shared};
 use crate::{OpsError, WeightFormat};
-use tile::{Tile, TileRows};
+use tile::{QuantizedTile, TileRows};
 
 /// Numbers that share a scale.
 pub(crate) const BLOCK: usize = 32;
@@ -134,7 +134,7 @@ impl QuantizedPanels {
             let (panel, count) = (self.panel(first), NR.min(columns.end - first));
             for (number, x) in x.chunks(tile).enumerate() {
                 let mut sums = TileRows::default();
-                let tile = Tile::new(x, self.blocks, panel, self.layout);
+                let tile = QuantizedTile::new(x, self.blocks, panel, self.layout);
                 // SAFETY: the kernel was chosen for this processor.
                 unsafe { kernel(&tile, &mut sums) };
                 for (row, sums) in sums.0[..tile.rows()].iter().enumerate() {

@@ -75,7 +75,7 @@ pub struct Wire {
 
 /// Training tokens, padding included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Tokens {
+pub struct TokenCounts {
     /// An inner step of a path.
     pub step: u64,
     /// A round of all paths.
@@ -112,7 +112,7 @@ pub struct DryRun {
     /// Traffic of a worker.
     pub wire: Wire,
     /// Training tokens.
-    pub tokens: Tokens,
+    pub tokens: TokenCounts,
     /// Expected speed of a worker; absent when it could not be measured.
     pub speed: Option<Speed>,
     /// Method of the measurement, or the reason why there is none.
@@ -288,11 +288,11 @@ fn moments(config: &RunConfig, topology: &Topology) -> u64 {
     MomentSpecs::new(&config.model, topology, config.train.optimizer).memory().moments
 }
 
-fn tokens(config: &RunConfig, paths: u32) -> Tokens {
+fn tokens(config: &RunConfig, paths: u32) -> TokenCounts {
     let train = &config.train;
     let step = (train.batch as u64).saturating_mul(train.sequence_tokens as u64);
     let round = step.saturating_mul(train.inner_steps).saturating_mul(u64::from(paths));
-    Tokens { step, round, all: round.saturating_mul(u64::from(train.rounds)) }
+    TokenCounts { step, round, all: round.saturating_mul(u64::from(train.rounds)) }
 }
 
 #[cfg(test)]
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(plan.paths_per_worker, 2);
         // Per lease: modules and state to the worker, gradients and state from it.
         assert_eq!(plan.wire, Wire { to_worker: 2 * 12 * path, from_worker: 2 * (12 * path + 24) });
-        assert_eq!(plan.tokens, Tokens { step: 2048, round: 4 * 30 * 2048, all: 10 * 4 * 30 * 2048 });
+        assert_eq!(plan.tokens, TokenCounts { step: 2048, round: 4 * 30 * 2048, all: 10 * 4 * 30 * 2048 });
         assert_eq!((plan.memory.fits, plan.memory.remedies.len()), (None, 0));
     }
 

@@ -7,6 +7,8 @@ use dipaco_topology::{ModuleId, PathId};
 use dipaco_train::client::ClientError;
 use thiserror::Error;
 
+use crate::label_error::LabelError;
+
 /// Why a step failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -171,52 +173,6 @@ pub enum PipelineError {
         /// The folder of the phase of routing.
         folder: PathBuf,
     },
-    /// A label file has a line of another form.
-    #[error(
-        "{}, line {line}: this is no label: each line must be a JSON object with the texts `url` and `domain`",
-        file.display()
-    )]
-    Label {
-        /// The label file.
-        file: PathBuf,
-        /// Number of the line, from 1.
-        line: u64,
-        /// The reason.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// The text that labels refer to is gone.
-    #[error(
-        "{} was prepared into this run's validation text and no longer exists: give the text with --labelled-text",
-        file.display()
-    )]
-    LabelledText {
-        /// The missing file.
-        file: PathBuf,
-    },
-    /// The label file is of another text.
-    #[error(
-        "{} has labels for {labelled} of the {documents} documents of {}: it is of another text. It has {known} addresses \
-         such as {label}, the text has addresses such as {url}",
-        labels.display(),
-        tokens.display()
-    )]
-    OtherLabels {
-        /// The label file.
-        labels: PathBuf,
-        /// Number of addresses in the label file.
-        known: usize,
-        /// One of them.
-        label: String,
-        /// An address of the text.
-        url: String,
-        /// Number of validation documents.
-        documents: usize,
-        /// Number of validation documents with a label.
-        labelled: usize,
-        /// The validation token file.
-        tokens: PathBuf,
-    },
     /// A path number outside the topology.
     #[error("there is no path {path}: this run has paths 0 to {}", paths.saturating_sub(1))]
     NoSuchPath {
@@ -330,6 +286,9 @@ pub enum PipelineError {
         #[source]
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
+    /// Labels of documents.
+    #[error(transparent)]
+    Labels(#[from] LabelError),
     /// The configuration.
     #[error(transparent)]
     Config(#[from] dipaco_config::ConfigError),

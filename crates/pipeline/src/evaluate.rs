@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_eval::{
-    Choice, Domains, Evaluation, EvaluationProgress, Mixture, ProgressFn, Protocol, Reroute, RouteUnit,
-    Stage, Tempered, evaluate_dense, evaluate_mixture, evaluate_path, evaluate_routed,
+    Choice, ChunkRouting, Domains, Evaluation, EvaluationProgress, EvaluationProgressFn, Mixture, Protocol,
+    RouteUnit, Stage, Tempered, evaluate_dense, evaluate_mixture, evaluate_path, evaluate_routed,
 };
 use dipaco_routing::{ShardSet, TextRouter};
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
@@ -98,7 +98,7 @@ pub fn evaluate(
         }
         Subject::Rerouted(tokens) => {
             let router = transformer_router::open(run, weights)?;
-            let choice = Choice::Chunks(Reroute { router: &router, tokens });
+            let choice = Choice::Chunks(ChunkRouting { router: &router, tokens });
             let mut paths = PathsInTurn::new(weights);
             evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
         }
@@ -123,7 +123,7 @@ fn mixture(
     weights: &Weights,
     mixture: Mixture<'_>,
     protocol: &Protocol<'_>,
-    progress: &mut ProgressFn<'_>,
+    progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, PipelineError> {
     let mut paths = PathsInTurn::new(weights);
     Ok(evaluate_mixture(&shards(run, weights)?, &mut paths, mixture, protocol, progress)?)

@@ -17,6 +17,7 @@ use rayon::prelude::*;
 use serde::Deserialize;
 
 use crate::error::PipelineError;
+use crate::label_error::LabelError;
 use crate::prepared::{token_file, tokenizer};
 use crate::run_directory::RunDirectory;
 
@@ -100,7 +101,7 @@ fn read_labels(file: &Path) -> Result<HashMap<String, String>, PipelineError> {
         }
     })?;
     match wrong {
-        Some((line, source)) => Err(PipelineError::Label { file: file.to_owned(), line, source }),
+        Some((line, source)) => Err(LabelError::Line { file: file.to_owned(), line, source }.into()),
         None => Ok(labels),
     }
 }
@@ -125,7 +126,7 @@ fn prepared_from(run: &RunDirectory, part: Prepared) -> Result<Vec<PathBuf>, Pip
     let files: Vec<PathBuf> =
         report.files.into_iter().filter(|file| wanted(file.validation)).map(|file| file.path).collect();
     match files.iter().find(|file| !file.exists()) {
-        Some(missing) => Err(PipelineError::LabelledText { file: missing.clone() }),
+        Some(missing) => Err(LabelError::TextGone { file: missing.clone() }.into()),
         None => Ok(files),
     }
 }
@@ -216,7 +217,7 @@ fn check(
     let labelled = documents - unlabelled;
     if labelled * 2 < documents {
         let example = |url: Option<&String>| url.map_or_else(|| "none".to_owned(), |url| format!("{url:?}"));
-        return Err(PipelineError::OtherLabels {
+        return Err(LabelError::OtherText {
             labels: labels.to_owned(),
             known: known.len(),
             label: example(known.keys().min()),
@@ -224,7 +225,8 @@ fn check(
             documents,
             labelled,
             tokens: validation.path().to_owned(),
-        });
+        }
+        .into());
     }
     if unlabelled > 0 {
         tracing::warn!(labels = %labels.display(), unlabelled, documents, "some validation documents have no label");

@@ -34,6 +34,7 @@ pub mod evaluate;
 pub mod experiment;
 pub mod files;
 pub mod import;
+mod label_error;
 pub mod labels;
 pub mod limits;
 pub mod phases;
@@ -55,6 +56,7 @@ pub mod vocabulary;
 
 pub use error::PipelineError;
 pub use imported_files::{ExportedFiles, ImportedFolder};
+pub use label_error::LabelError;
 pub use run::{Run, save_config, saved_run};
 pub use run_directory::{RoutingFolder, RunDirectory};
 pub use text_codec::RunTextCodec;

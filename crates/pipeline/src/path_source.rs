@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dipaco_eval::PathSource;
 use dipaco_model::{Module, Path};
-use dipaco_routing::Source;
+use dipaco_routing::BoxError;
 use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
@@ -60,7 +60,7 @@ impl PathSource for PathsInTurn<'_> {
         }
     }
 
-    fn load(&mut self, path: PathId) -> Result<Path, Source> {
+    fn load(&mut self, path: PathId) -> Result<Path, BoxError> {
         Ok(self.next(path)?)
     }
 }

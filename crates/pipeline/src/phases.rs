@@ -11,7 +11,7 @@ use dipaco_routing::{
     SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom, fit_discriminative, scores_are_there,
     targets_of,
 };
-use dipaco_shards::{Part, TokenFile};
+use dipaco_shards::{TokenFile, WorkPart};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use dipaco_topology::PathId;
@@ -58,7 +58,7 @@ pub fn score(
     run: &RunDirectory,
     config: &RunConfig,
     weights: &Weights,
-    part: Part,
+    part: WorkPart,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Scored, PipelineError> {
@@ -173,7 +173,7 @@ fn reroute(
 ) -> Result<Vec<ShardRecord>, PipelineError> {
     let training = next(weights)?;
     let phase = training.phase + 1;
-    let scored = score(run, config, weights, Part::WHOLE, progress, cancel)?;
+    let scored = score(run, config, weights, WorkPart::WHOLE, progress, cancel)?;
     let (router, _) = refit(run, config, weights, progress, cancel)?;
     tracing::info!(
         phase,

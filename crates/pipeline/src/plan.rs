@@ -1,7 +1,7 @@
 //! `dipaco plan`: the settings of a run beside those of the literature.
 
 use dipaco_config::RunConfig;
-use dipaco_plan::{Level, Link, Plan, Setting, Workers};
+use dipaco_plan::{Plan, PlannedLevel, Setting, WorkerFleet, WorkerLink};
 
 use crate::dry_run::DryRun;
 use crate::error::PipelineError;
@@ -16,7 +16,7 @@ pub struct PlanInputs {
     /// Training tokens per second of one worker.
     pub tokens_per_second: Option<f64>,
     /// The link of each worker.
-    pub link: Option<Link>,
+    pub link: Option<WorkerLink>,
 }
 
 /// The plan of a run, whose sizes and traffic `sizes` holds.
@@ -33,14 +33,14 @@ pub fn plan(
         None if run.train_tokens().exists() => Some(token_file(run, &run.train_tokens())?.tokens()),
         tokens => tokens,
     };
-    let workers = inputs.tokens_per_second.map(|tokens_per_second| Workers {
+    let workers = inputs.tokens_per_second.map(|tokens_per_second| WorkerFleet {
         workers: sizes.workers as u64,
         tokens_per_second,
         bytes_down: sizes.wire.to_worker,
         bytes_up: sizes.wire.from_worker,
         link: inputs.link,
     });
-    let levels = (0_u16..).zip(&sizes.levels).map(|(number, level)| Level {
+    let levels = (0_u16..).zip(&sizes.levels).map(|(number, level)| PlannedLevel {
         paths_per_module: level.paths_per_module,
         outer_rate: outer_rate(config, number, level.paths_per_module),
     });

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_routing::{
-    Assignment, FeatureExtractor, Origin, ProgressFn, Router, RouterConfig, RouterFeatures, RouterKind,
+    Assignment, FeatureExtractor, FitOrigin, ProgressFn, Router, RouterConfig, RouterFeatures, RouterKind,
     RoutingProgress, SampleFeatures, ShardSet, TokenVectors,
 };
-use dipaco_shards::{Part, TokenFile};
+use dipaco_shards::{TokenFile, WorkPart};
 use dipaco_store::ShardRecord;
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
 
@@ -51,7 +51,7 @@ pub fn fit(
     let routing = run.routing(0);
     let settings = router_settings(config, weights)?;
     let labels_hash = labels_hash(config)?;
-    let origin = Origin { labels_hash, ..origin_of(&file, seed_hash) };
+    let origin = FitOrigin { labels_hash, ..origin_of(&file, seed_hash) };
     if routing.router().exists() {
         let known = router(&routing)?;
         if known.fitted_on().has_inputs(&origin, &settings, None) && known.paths() == paths {
@@ -77,8 +77,8 @@ pub fn fit(
 }
 
 /// The origin of a router that is fitted on the documents of `tokens`.
-pub(crate) fn origin_of(tokens: &TokenFile, seed_hash: &str) -> Origin {
-    Origin {
+pub(crate) fn origin_of(tokens: &TokenFile, seed_hash: &str) -> FitOrigin {
+    FitOrigin {
         tokens_hash: tokens.content_hash().to_owned(),
         tokenizer_hash: tokens.tokenizer_hash().to_owned(),
         seed_hash: seed_hash.to_owned(),
@@ -187,7 +187,7 @@ pub fn assign_part(
     run: &RunDirectory,
     phase: u32,
     weights: &Weights,
-    part: Part,
+    part: WorkPart,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Vec<u64>, PipelineError> {
@@ -235,7 +235,7 @@ pub fn features_part(
     run: &RunDirectory,
     config: &RunConfig,
     weights: &Weights,
-    part: Part,
+    part: WorkPart,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<u64, PipelineError> {

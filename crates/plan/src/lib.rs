@@ -8,5 +8,5 @@ pub mod law;
 mod plan;
 mod time;
 
-pub use plan::{Level, LevelPlan, Plan, Setting, ShardPlan, TrainingPlan};
-pub use time::{Link, TimePlan, Workers};
+pub use plan::{LevelPlan, Plan, PlannedLevel, Setting, ShardPlan, TrainingPlan};
+pub use time::{TimePlan, WorkerFleet, WorkerLink};

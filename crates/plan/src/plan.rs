@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::law::{self, OutOfRange, Prediction, TOKENS_PER_PARAMETER};
-use crate::time::{TimePlan, Workers};
+use crate::time::{TimePlan, WorkerFleet};
 
 /// Share of the seed in the steps of the paper: 24,000 of 88,000 (arXiv:2403.10616 figure 8).
 const SEED_SHARE: f64 = 24.0 / 88.0;
@@ -18,7 +18,7 @@ const FAR: f64 = 1.5;
 
 /// A level of the topology with its outer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Level {
+pub struct PlannedLevel {
     /// Paths through each of its modules.
     pub paths_per_module: u32,
     /// The outer learning rate times the factor of the merged outer gradient, as it acts on a mean of weight 1.
@@ -33,7 +33,7 @@ pub struct Setting {
     /// Number of paths.
     pub paths: u64,
     /// The levels.
-    pub levels: Vec<Level>,
+    pub levels: Vec<PlannedLevel>,
     /// Inner steps of the seed.
     pub seed_steps: u64,
     /// Rounds.
@@ -49,7 +49,7 @@ pub struct Setting {
     /// Training tokens of the corpus; absent if they are not known.
     pub corpus_tokens: Option<u64>,
     /// The workers; absent if their speed is not known.
-    pub workers: Option<Workers>,
+    pub workers: Option<WorkerFleet>,
 }
 
 /// The amount of training.
@@ -211,7 +211,7 @@ impl LevelPlan {
     }
 }
 
-fn level(parameters: f64, level: &Level) -> LevelPlan {
+fn level(parameters: f64, level: &PlannedLevel) -> LevelPlan {
     let replicas = level.paths_per_module;
     let prediction: Result<Prediction, OutOfRange> = law::diloco(parameters, replicas);
     LevelPlan {
@@ -227,14 +227,14 @@ fn level(parameters: f64, level: &Level) -> LevelPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::Link;
+    use crate::time::WorkerLink;
 
     /// DiPaCo 8 × 8 of arXiv:2403.10616 with the rule of the square root.
     fn paper() -> Setting {
         Setting {
             parameters: 151_181_184,
             paths: 64,
-            levels: vec![Level { paths_per_module: 8, outer_rate: 0.7 * 8f64.sqrt() }; 2],
+            levels: vec![PlannedLevel { paths_per_module: 8, outer_rate: 0.7 * 8f64.sqrt() }; 2],
             seed_steps: 24_000,
             rounds: 427,
             inner_steps: 150,
@@ -271,8 +271,8 @@ mod tests {
 
     #[test]
     fn the_time_of_a_slow_link_says_how_long_a_round_must_be() {
-        let link = Some(Link { down: 1e9, up: 1e8 });
-        let workers = Workers {
+        let link = Some(WorkerLink { down: 1e9, up: 1e8 });
+        let workers = WorkerFleet {
             workers: 16,
             tokens_per_second: 524_288.0,
             bytes_down: 4 * 1_250_000_000,

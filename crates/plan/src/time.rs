@@ -7,7 +7,7 @@ const TRAINING_PER_TRANSFER: f64 = 9.0;
 
 /// The workers of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Workers {
+pub struct WorkerFleet {
     /// Number of workers.
     pub workers: u64,
     /// Training tokens per second of one worker.
@@ -17,12 +17,12 @@ pub struct Workers {
     /// Bytes that the busiest worker uploads per round.
     pub bytes_up: u64,
     /// The link of each worker; absent if it is not known.
-    pub link: Option<Link>,
+    pub link: Option<WorkerLink>,
 }
 
 /// The link of a worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
+pub struct WorkerLink {
     /// Bits per second to the worker.
     pub down: f64,
     /// Bits per second from the worker.
@@ -49,7 +49,7 @@ impl TimePlan {
         rounds: u64,
         inner_steps: u64,
         step_tokens: u64,
-        workers: &Workers,
+        workers: &WorkerFleet,
     ) -> Self {
         let paths_per_worker = paths.div_ceil(workers.workers.max(1));
         let step = step_tokens as f64 / workers.tokens_per_second;

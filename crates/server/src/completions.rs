@@ -25,10 +25,10 @@ use crate::fields::Fields;
 use crate::request_id::RequestId;
 use crate::settings;
 
-use answer::{Answer, Form};
+use answer::Answer;
 use choice::{Choice, Ending};
 pub(crate) use request::Prompt;
-use request::{CompletionRequest, DEFAULT_MAX_TOKENS, Truncation};
+use request::{CompletionRequest, DEFAULT_MAX_TOKENS, Form, Truncation};
 use response::UsageField;
 
 const PATH: HeaderName = HeaderName::from_static("x-dipaco-path");
@@ -53,7 +53,7 @@ pub(crate) async fn completions(
     let began = Instant::now();
     let headers = request.headers().clone();
     let completion = CompletionRequest::read(&mut Fields::read(&state, request).await?)?;
-    respond(state, id, headers, completion, Form::Text, began).await
+    respond(state, id, headers, completion, began).await
 }
 
 pub(crate) async fn chat(
@@ -76,7 +76,8 @@ pub(crate) async fn chat(
     let mut completion = CompletionRequest::of_prompts(vec![Prompt::Tokens(prompt)], &mut fields)?;
     // A chat ends with the model's answer, not after a few tokens.
     completion.default_max_tokens = usize::MAX;
-    respond(state, id, headers, completion, Form::Chat, began).await
+    completion.form = Form::Chat;
+    respond(state, id, headers, completion, began).await
 }
 
 async fn respond(
@@ -84,7 +85,6 @@ async fn respond(
     mut id: RequestId,
     headers: HeaderMap,
     mut completion: CompletionRequest,
-    form: Form,
     began: Instant,
 ) -> Result<Response, ApiError> {
     if let Some(given) = completion.request_id.take() {
@@ -100,8 +100,8 @@ async fn respond(
     let Accepted { prompts, choices, submission, seeds } = accepted;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let answer = Answer {
-        form,
-        id: format!("{}-{}", if form == Form::Chat { "chatcmpl" } else { "cmpl" }, id.0),
+        form: completion.form,
+        id: format!("{}-{}", if completion.form == Form::Chat { "chatcmpl" } else { "cmpl" }, id.0),
         created,
         model: completion.path.map_or_else(|| state.run.name.clone(), |path| state.path_model(path)),
         prompt_tokens: prompts.iter().map(|prompt| prompt.len()).sum(),
@@ -152,9 +152,8 @@ async fn accept(
         // Equal prompts of a request without a seed get different texts.
         None => prompts.iter().map(|_| state.random.seed()).collect(),
     };
-    let Sequences { mut requests, choices } = sequences(state, completion, &prompts, &seeds)?;
     let client = state.keys.client(headers);
-    requests.iter_mut().for_each(|request| request.client = client);
+    let Sequences { requests, choices } = sequences(state, completion, &prompts, &seeds, client)?;
     let tokens = requests.iter().map(admission::tokens).sum();
     let left = deadline.saturating_sub(began.elapsed());
     state.admission.admit(count, tokens, left)?;
@@ -249,6 +248,7 @@ fn sequences(
     completion: &CompletionRequest,
     prompts: &[SharedTokens],
     seeds: &[u64],
+    client: u64,
 ) -> Result<Sequences, ApiError> {
     let context = state.engine.model().context();
     let mut sequences = Sequences::default();
@@ -267,6 +267,7 @@ fn sequences(
         let max_tokens = completion.max_tokens.unwrap_or(left.min(completion.default_max_tokens));
         for number in 0..completion.n {
             sequences.requests.push(GenerateRequest {
+                prompt: Arc::clone(prompt),
                 path: completion.path,
                 max_tokens,
                 min_tokens: completion.min_tokens,
@@ -277,7 +278,7 @@ fn sequences(
                 ignore_eos: completion.ignore_eos,
                 log_probs: completion.log_probs,
                 score_prompt: completion.echo && completion.log_probs.is_some(),
-                ..GenerateRequest::new(Arc::clone(prompt))
+                client,
             });
             let index = sequences.choices.len();
             let ending = Ending { max_tokens, tokens: Arc::clone(&ends) };

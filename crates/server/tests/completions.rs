@@ -1,12 +1,16 @@
 //! Guarantees of `/v1/completions` for clients, over real sockets.
 #![allow(clippy::unwrap_used)]
 
+#[path = "completions/chat.rs"]
+mod chat;
 #[path = "support/client.rs"]
 mod client;
 #[path = "../../infer/tests/support/fake.rs"]
 mod fake;
+#[path = "completions/streams.rs"]
+mod streams;
 
-use client::{JSON, Server, chunk, head, reply};
+use client::{JSON, Server, head, reply};
 use dipaco_server::ServeConfig;
 use serde_json::{Value, json};
 
@@ -179,51 +183,6 @@ async fn more_prompts_than_slots_wait_their_turn() {
 }
 
 #[tokio::test]
-async fn a_stream_has_the_content_of_the_whole_answer() {
-    let server = server().await;
-    for extra in
-        [json!({}), json!({"echo": true}), json!({"echo": true, "logprobs": 2}), json!({"stop": ["fg"]})]
-    {
-        let mut body = json!({"prompt": ["ab", "c"], "n": 2, "max_tokens": 6, "seed": 4, "path": 0});
-        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        let whole = server.complete(body.clone()).await.json();
-        body["stream"] = json!(true);
-        body["stream_options"] = json!({"include_usage": true});
-        let reply = server.complete(body).await;
-        assert_eq!(reply.header("content-type"), Some("text/event-stream"));
-        assert_eq!(
-            (reply.header("cache-control"), reply.header("x-accel-buffering")),
-            (Some("no-cache"), Some("no"))
-        );
-        assert_eq!(reply.header("x-dipaco-path"), Some("0"));
-        let mut events = reply.events();
-        assert_eq!(events.pop().as_deref(), Some("[DONE]"));
-        let mut events: Vec<Value> = events.iter().map(|e| serde_json::from_str(e).unwrap()).collect();
-        let usage = events.pop().unwrap();
-        assert_eq!((&usage["usage"], &usage["choices"]), (&whole["usage"], &json!([])));
-        for choice in whole["choices"].as_array().unwrap() {
-            let own: Vec<&Value> =
-                events.iter().map(|e| &e["choices"][0]).filter(|c| c["index"] == choice["index"]).collect();
-            let text: String = own.iter().map(|c| c["text"].as_str().unwrap()).collect();
-            assert_eq!(choice["text"], text);
-            let (last, rest) = own.split_last().unwrap();
-            assert_eq!(
-                (&last["finish_reason"], &last["stop_reason"]),
-                (&choice["finish_reason"], &choice["stop_reason"])
-            );
-            assert!(rest.iter().all(|c| c["finish_reason"].is_null()));
-            for array in ["tokens", "token_logprobs", "text_offset"] {
-                let all: Vec<&Value> =
-                    own.iter().filter_map(|c| c["logprobs"][array].as_array()).flatten().collect();
-                let expected: Vec<&Value> =
-                    choice["logprobs"][array].as_array().into_iter().flatten().collect();
-                assert_eq!(all, expected, "{array}");
-            }
-        }
-    }
-}
-
-#[tokio::test]
 async fn the_seed_that_was_drawn_gives_the_same_text_again() {
     let server = server().await;
     let body = json!({"prompt": "hello", "max_tokens": 30, "ignore_eos": true, "temperature": 2});
@@ -262,95 +221,6 @@ async fn a_client_that_leaves_frees_its_slot() {
         let aborted = "dipaco_request_success_total{model_name=\"tiny\",finished_reason=\"abort\"}";
         assert_eq!(server.metric(aborted).await, 2.0 * n);
     }
-}
-
-fn with_template(server: &Server) {
-    let template = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned();
-    let encode: dipaco_server::EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
-    server
-        .state
-        .set_chat_template(dipaco_server::ChatTemplate::new(template, "<|end|>".into(), encode).unwrap());
-}
-
-#[tokio::test]
-async fn a_chat_is_the_completion_of_its_template() {
-    let server = server().await;
-    with_template(&server);
-    let chat = async |body: &Value| server.post("/v1/chat/completions", body).await;
-    let parts = json!([{"type": "text", "text": "c"}]);
-    let messages = json!([{"role": "system", "content": "a"}, {"role": "user", "content": parts}]);
-    let mut body = json!({"messages": messages, "max_completion_tokens": 3, "temperature": 0, "path": 0, "logprobs": true, "top_logprobs": 2});
-    let whole = chat(&body).await.json();
-    assert!(whole["id"].as_str().unwrap().starts_with("chatcmpl-"));
-    assert_eq!((&whole["object"], &whole["usage"]["prompt_tokens"]), (&json!("chat.completion"), &json!(2)));
-    let choice = &whole["choices"][0];
-    assert_eq!(choice["message"], json!({"role": "assistant", "content": "def"}));
-    assert_eq!(choice["finish_reason"], "length");
-    let tokens = choice["logprobs"]["content"].as_array().unwrap();
-    assert_eq!((tokens.len(), &tokens[0]["token"], &tokens[0]["bytes"]), (3, &json!("d"), &json!([100])));
-    assert_eq!(tokens[0]["top_logprobs"].as_array().unwrap().len(), 2);
-
-    body["stream"] = json!(true);
-    let events = chat(&body).await.events();
-    let chunks: Vec<Value> = events.iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
-    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
-    let text: String = chunks.iter().map(|c| c["choices"][0]["delta"]["content"].as_str().unwrap()).collect();
-    assert_eq!((text.as_str(), &chunks[0]["object"]), ("def", &json!("chat.completion.chunk")));
-    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
-    assert_eq!(events.last().unwrap(), "[DONE]");
-
-    // Without a number of tokens a chat goes on to the end of the text.
-    let open = json!({"messages": [{"role": "user", "content": "a"}], "temperature": 0, "path": 0});
-    let open = chat(&open).await.json();
-    assert_eq!(
-        (&open["choices"][0]["finish_reason"], &open["usage"]["completion_tokens"]),
-        (&json!("stop"), &json!(26))
-    );
-}
-
-#[tokio::test]
-async fn chats_that_cannot_be_answered_are_refused_with_the_field() {
-    let server = server().await;
-    let chat = async |body: Value| server.post("/v1/chat/completions", &body).await.error();
-    let hello = json!([{"role": "user", "content": "a"}]);
-    let (status, message, ..) = chat(json!({"messages": hello})).await;
-    assert!(status == 400 && message.contains("no chat template"), "{message}");
-    with_template(&server);
-    for (field, body) in [
-        ("messages", json!({})),
-        ("messages", json!({"messages": []})),
-        ("messages", json!({"messages": "a"})),
-        ("messages", json!({"messages": [1]})),
-        ("messages", json!({"messages": [{"content": "a"}]})),
-        (
-            "messages",
-            json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
-        ),
-        ("tools", json!({"messages": hello, "tools": [{"type": "function"}]})),
-        ("response_format", json!({"messages": hello, "response_format": {"type": "json_object"}})),
-        ("top_logprobs", json!({"messages": hello, "top_logprobs": 2})),
-        ("logprobs", json!({"messages": hello, "logprobs": 3})),
-        ("n", json!({"messages": hello, "n": 0})),
-    ] {
-        let (status, message, _, param, _) = chat(body.clone()).await;
-        assert_eq!((status, param), (400, json!(field)), "{body}: {message}");
-    }
-}
-
-#[tokio::test]
-async fn a_silent_stream_is_kept_open_by_comments() {
-    let server = Server::start(ServeConfig { slots: 1, keep_alive: 0.001, ..ServeConfig::default() }).await;
-    server.model.gate.shut();
-    let body = json!({"prompt": "a", "max_tokens": 1, "stream": true}).to_string();
-    let mut connection = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
-    head(&mut connection).await;
-    assert_eq!(chunk(&mut connection).await.unwrap(), b": keep-alive\n\n");
-    server.model.gate.open();
-    let mut all = Vec::new();
-    while let Some(chunk) = chunk(&mut connection).await {
-        all.extend(chunk);
-    }
-    assert!(all.ends_with(b"data: [DONE]\n\n"));
 }
 
 #[tokio::test]
@@ -400,42 +270,6 @@ async fn equal_prompts_without_a_seed_get_different_texts() {
     seeded["seed"] = json!(5);
     let equal: std::collections::BTreeSet<_> = texts(&server.complete(seeded).await).into_iter().collect();
     assert_eq!(equal.len(), 1, "a given seed counts for every prompt");
-}
-
-#[tokio::test]
-async fn a_stream_has_one_chunk_per_token() {
-    let server = server().await;
-    for (extra, reason) in
-        [(json!({"max_tokens": 5}), "length"), (json!({"max_tokens": 90, "prompt": "w"}), "stop")]
-    {
-        let mut body =
-            json!({"prompt": "a", "temperature": 0, "path": 0, "stream": true, "return_token_ids": true});
-        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        body["stream_options"] = json!({"include_usage": true, "continuous_usage_stats": true});
-        let events = server.complete(body).await.events();
-        let events: Vec<Value> = events.iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
-        let usage = &events.last().unwrap()["usage"];
-        let pieces: Vec<&Value> =
-            events.iter().filter(|event| event["choices"][0]["token_ids"].is_array()).collect();
-        assert_eq!(usage["completion_tokens"], pieces.len());
-        assert_eq!(pieces.last().unwrap()["choices"][0]["finish_reason"], reason);
-        for (count, piece) in (1..).zip(&pieces) {
-            assert_eq!(piece["usage"]["completion_tokens"], json!(count), "the usage so far");
-            assert_eq!(piece["choices"][0]["token_ids"].as_array().unwrap().len(), 1);
-        }
-    }
-}
-
-#[tokio::test]
-async fn chunks_before_the_usage_say_that_it_is_not_there_yet() {
-    let server = server().await;
-    let body = json!({"prompt": "a", "max_tokens": 2, "stream": true});
-    let events = server.complete(body.clone()).await.events();
-    assert!(events[0].starts_with('{') && !events[0].contains("usage"), "{}", events[0]);
-    let mut asked = body;
-    asked["stream_options"] = json!({"include_usage": true});
-    let events = server.complete(asked).await.events();
-    assert!(events[0].contains("\"usage\":null"), "{}", events[0]);
 }
 
 #[tokio::test]
@@ -489,28 +323,6 @@ async fn an_answer_that_takes_too_much_memory_is_refused() {
         status(json!({"prompt": "aaaaaaaaaa", "max_tokens": 1, "echo": true, "logprobs": 1})).await,
         200
     );
-}
-
-#[tokio::test]
-async fn a_stream_begins_before_it_has_a_slot() {
-    let config = ServeConfig { slots: 1, keep_alive: 0.01, ..ServeConfig::default() };
-    let server = Server::start(config).await;
-    let mut load = server.state.engine().watch_load();
-    server.model.gate.shut();
-    let body = json!({"prompt": "a", "max_tokens": 1, "stream": true}).to_string();
-    let first = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
-    load.wait_for(|load| load.running == 1).await.unwrap();
-    let mut second = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
-    let begin = head(&mut second).await;
-    assert!(begin.starts_with("HTTP/1.1 200"), "{begin}");
-    assert_eq!(chunk(&mut second).await.unwrap(), b": keep-alive\n\n");
-    server.model.gate.open();
-    drop(first);
-    let mut all = Vec::new();
-    while let Some(chunk) = chunk(&mut second).await {
-        all.extend(chunk);
-    }
-    assert!(all.ends_with(b"data: [DONE]\n\n"));
 }
 
 #[tokio::test]

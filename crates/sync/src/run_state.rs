@@ -67,6 +67,8 @@ pub struct ExpectedSend<'a> {
     pub lease: &'a Lease,
     /// The send to which the outer gradient belongs.
     pub send: ScheduledSend,
+    /// Inner steps in the outer gradient.
+    pub steps: u64,
 }
 
 /// An outer gradient that counts before the end of its lease.

@@ -12,7 +12,7 @@ use dipaco_sync::{
     LeaseSecret, ProcessId, Rescale, RunPlan, RunState, Schedule, Scheme, TrainingProgress, Weighting,
     fragment_ids_of, merge_weights,
 };
-use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
+use dipaco_topology::{PathId, Topology, TopologyConfig};
 
 /// `replicas` of one module of scalars, one a fragment, all of which begin at 1.
 struct Replicas {
@@ -33,14 +33,7 @@ struct Replicas {
 
 impl Replicas {
     fn new(replicas: u32, schedule: Schedule, own: f32, outer: NesterovConfig) -> Self {
-        let level = LevelConfig {
-            modules: Modules::Count(1),
-            blocks: "0".into(),
-            embedding: true,
-            head: true,
-            frozen: false,
-        };
-        let topology = Topology::new(&TopologyConfig { replicas, levels: vec![level] }, 1).unwrap();
+        let topology = Topology::new(&TopologyConfig { replicas, ..TopologyConfig::dense(1) }, 1).unwrap();
         let fragments = schedule.fragments();
         let fragments = fragment_ids_of(&topology, fragments, PathId(0));
         let progress = TrainingProgress::start(&topology, schedule.fragments());

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 /// A source of time.
-pub trait Clock: Send + Sync {
+pub trait RunClock: Send + Sync {
     /// Time since a fixed moment. Never decreases.
     fn elapsed(&self) -> Duration;
     /// The time of day.
@@ -17,14 +17,14 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// A clock whose [`Clock::elapsed`] starts at 0 now.
+    /// A clock whose [`RunClock::elapsed`] starts at 0 now.
     #[must_use]
     pub fn start() -> Self {
         Self { start: Instant::now() }
     }
 }
 
-impl Clock for SystemClock {
+impl RunClock for SystemClock {
     fn elapsed(&self) -> Duration {
         self.start.elapsed()
     }

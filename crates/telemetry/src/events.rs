@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use thiserror::Error;
 use time::OffsetDateTime;
 
-use crate::{Clock, Event, EventRecord, SystemClock};
+use crate::{Event, EventRecord, RunClock, SystemClock};
 
 /// Errors of the event file.
 #[derive(Debug, Error)]
@@ -46,7 +46,7 @@ pub struct Events {
 struct Sink {
     path: PathBuf,
     file: Mutex<File>,
-    clock: Box<dyn Clock>,
+    clock: Box<dyn RunClock>,
 }
 
 impl Events {
@@ -62,7 +62,7 @@ impl Events {
     ///
     /// # Errors
     /// When the file can't be opened or read.
-    pub fn with_clock(path: &Path, clock: Box<dyn Clock>) -> Result<Self, EventsError> {
+    pub fn with_clock(path: &Path, clock: Box<dyn RunClock>) -> Result<Self, EventsError> {
         let io = |source| EventsError::Io { path: path.to_owned(), source };
         let mut file = OpenOptions::new().create(true).read(true).append(true).open(path).map_err(io)?;
         end_torn_line(&mut file).map_err(io)?;
@@ -140,7 +140,7 @@ mod tests {
 
     struct Fixed;
 
-    impl Clock for Fixed {
+    impl RunClock for Fixed {
         fn elapsed(&self) -> Duration {
             Duration::ZERO
         }

@@ -28,11 +28,11 @@ mod progress;
 mod stderr;
 mod table;
 
-pub use clock::{Clock, SystemClock};
+pub use clock::{RunClock, SystemClock};
 pub use event::{Event, EventRecord};
 pub use events::{Events, EventsError, read_events};
 pub use exposition::{EXPOSITION_TYPE, Exposition, Histogram, MetricKind, label};
-pub use live::{LiveLease, LiveModule, LivePath, LiveRun};
+pub use live::{LiveLease, LiveModule, LivePath, LiveRun, LiveSource};
 pub use logs::{LogFormat, LogOptions, LogsError, init_logs};
 pub use progress::{Progress, ProgressUnit, Task};
 pub use table::{Align, Table};

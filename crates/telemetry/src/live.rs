@@ -1,7 +1,12 @@
 //! A training as its coordinator knows it at this moment.
 
+use std::sync::Arc;
+
 use dipaco_topology::{ModuleId, PathId};
 use serde::Serialize;
+
+/// Asks the coordinator for the present state; `None` when it has ended.
+pub type LiveSource = Arc<dyn Fn() -> Option<LiveRun> + Send + Sync>;
 
 /// A training at this moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -12,7 +12,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use self::line::Snapshot;
 use crate::stderr::{Stderr, Terminal};
-use crate::{Clock, SystemClock};
+use crate::{RunClock, SystemClock};
 
 /// Unit of a task's progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ const BAR_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub struct Progress {
     output: Arc<Output>,
-    clock: Arc<dyn Clock>,
+    clock: Arc<dyn RunClock>,
 }
 
 enum Output {
@@ -63,7 +63,7 @@ impl Progress {
 
     /// Plain lines to `writer`: at most one per task every five seconds, and one at its end.
     #[must_use]
-    pub fn plain(writer: Box<dyn Write + Send>, clock: Arc<dyn Clock>) -> Self {
+    pub fn plain(writer: Box<dyn Write + Send>, clock: Arc<dyn RunClock>) -> Self {
         Self { output: Arc::new(Output::Plain(Mutex::new(writer))), clock }
     }
 

@@ -15,7 +15,6 @@ mod take_over;
 
 pub use contributions::{FragmentContributions, PathContributions, TokenContributions, contributions_of};
 pub use error::CoordinatorError;
-pub use live::LiveSource;
 pub use recover::recover;
 pub use requests::RenewToken;
 pub use rollback::roll_back;
@@ -32,7 +31,7 @@ use dipaco_config::RunConfig;
 use dipaco_ledger::{Ledger, PhaseBoundary};
 use dipaco_net::{Clock, Server};
 use dipaco_store::{RunStore, ShardRecord};
-use dipaco_telemetry::{Event, Events, Progress};
+use dipaco_telemetry::{Event, Events, LiveSource, Progress};
 use dipaco_topology::Topology;
 use serde::Serialize;
 use tokio::runtime::Handle;

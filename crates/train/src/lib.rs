@@ -26,7 +26,7 @@ mod synchronizer;
 mod worker;
 
 pub use coordinator::{
-    CoordinatorError, CoordinatorOptions, CoordinatorSummary, FragmentContributions, LiveSource, Observe,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, FragmentContributions, Observe,
     PathContributions, RenewToken, Reroute, Rerouting, TokenContributions, contributions_of, coordinate,
     recover, roll_back, start_training, training_origin,
 };

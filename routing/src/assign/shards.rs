@@ -18,12 +18,12 @@ const REPORT_EVERY: u64 = 4096;
 
 /// A file for documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Target {
+enum ShardTarget {
     Shard(u32),
     Router,
 }
 
-impl Target {
+impl ShardTarget {
     fn name(self) -> String {
         match self {
             Self::Shard(path) => shard_file_name(PathId(path)),
@@ -58,10 +58,10 @@ impl ShardWriting<'_> {
         router_documents: Option<u64>,
         progress: &mut ProgressFn<'_>,
     ) -> Result<WrittenShards, RoutingError> {
-        let wanted: Vec<(Target, u64)> = (0..)
-            .map(Target::Shard)
+        let wanted: Vec<(ShardTarget, u64)> = (0..)
+            .map(ShardTarget::Shard)
             .zip(documents.iter().copied())
-            .chain(router_documents.map(|documents| (Target::Router, documents)))
+            .chain(router_documents.map(|documents| (ShardTarget::Router, documents)))
             .collect();
         let mut done = BTreeMap::new();
         let mut left = Vec::new();
@@ -79,25 +79,25 @@ impl ShardWriting<'_> {
             let mut told = |at| report(progress, RoutingProgress::Shards { done: before + at, total });
             self.pass(targets, &mut done, &mut told)?;
         }
-        let router_documents = done.remove(&Target::Router);
+        let router_documents = done.remove(&ShardTarget::Router);
         Ok(WrittenShards { shards: done.into_values().collect(), router_documents })
     }
 
-    fn path(&self, target: Target) -> PathBuf {
+    fn path(&self, target: ShardTarget) -> PathBuf {
         self.folder.join(target.name())
     }
 
-    fn info(&self, target: Target) -> TokenFileInfo {
+    fn info(&self, target: ShardTarget) -> TokenFileInfo {
         let mut origin = self.origin.clone();
         origin["path"] = match target {
-            Target::Shard(path) => path.into(),
-            Target::Router => "router".into(),
+            ShardTarget::Shard(path) => path.into(),
+            ShardTarget::Router => "router".into(),
         };
         TokenFileInfo { origin: origin.to_string(), ..self.file.metadata().info.clone() }
     }
 
     /// Summary of a target's file, if it has the content that would be written.
-    fn finished(&self, target: Target, documents: u64) -> Option<TokenFileSummary> {
+    fn finished(&self, target: ShardTarget, documents: u64) -> Option<TokenFileSummary> {
         let path = self.path(target);
         let file = TokenFile::open(&path).ok()?;
         let metadata = file.metadata();
@@ -112,8 +112,8 @@ impl ShardWriting<'_> {
     /// Writes some targets in one pass over the text.
     fn pass(
         &self,
-        targets: &[Target],
-        done: &mut BTreeMap<Target, TokenFileSummary>,
+        targets: &[ShardTarget],
+        done: &mut BTreeMap<ShardTarget, TokenFileSummary>,
         told: &mut dyn FnMut(u64) -> Result<(), RoutingError>,
     ) -> Result<(), RoutingError> {
         let mut writers = BTreeMap::new();
@@ -129,8 +129,10 @@ impl ShardWriting<'_> {
                 released = document;
             }
             let targets = match decision {
-                Decision::Paths(choices) => choices.iter().map(|(path, _)| Target::Shard(path.0)).collect(),
-                Decision::Reserved => vec![Target::Router],
+                Decision::Paths(choices) => {
+                    choices.iter().map(|(path, _)| ShardTarget::Shard(path.0)).collect()
+                }
+                Decision::Reserved => vec![ShardTarget::Router],
             };
             for target in targets {
                 if let Some(writer) = writers.get_mut(&target) {
@@ -148,7 +150,7 @@ impl ShardWriting<'_> {
     }
 }
 
-fn failed(target: Target) -> impl FnOnce(ShardsError) -> RoutingError {
+fn failed(target: ShardTarget) -> impl FnOnce(ShardsError) -> RoutingError {
     move |source| RoutingError::Tokens {
         what: format!(
             "could not write {}; finished files are kept, and the same command continues behind them",

@@ -5,8 +5,13 @@ use super::*;
 use crate::features::silent;
 use crate::{ClassifierConfig, RouterKind};
 
-fn origin() -> Origin {
-    Origin { tokens_hash: "t".into(), tokenizer_hash: "k".into(), seed_hash: "s".into(), labels_hash: None }
+fn origin() -> FitOrigin {
+    FitOrigin {
+        tokens_hash: "t".into(),
+        tokenizer_hash: "k".into(),
+        seed_hash: "s".into(),
+        labels_hash: None,
+    }
 }
 
 fn from() -> TargetsFrom {

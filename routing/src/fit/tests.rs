@@ -52,8 +52,13 @@ fn too_many_paths_and_too_long_prefixes_are_refused() {
     assert!(message.contains("routing.prefix_tokens = 65"), "{message}");
 }
 
-fn origin() -> Origin {
-    Origin { tokens_hash: "t".into(), tokenizer_hash: "k".into(), seed_hash: "s".into(), labels_hash: None }
+fn origin() -> FitOrigin {
+    FitOrigin {
+        tokens_hash: "t".into(),
+        tokenizer_hash: "k".into(),
+        seed_hash: "s".into(),
+        labels_hash: None,
+    }
 }
 
 /// Points whose first two components are near one of 3 places and whose last two are near one of 2, independently:

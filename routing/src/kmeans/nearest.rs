@@ -40,7 +40,7 @@ pub(crate) fn squared_distance(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// The assignment of points to centroids.
-pub(super) struct Assigned {
+pub(super) struct NearestCentroids {
     /// The nearest centroid of each point, the lowest of equally near ones (N).
     pub(super) assignments: Vec<u32>,
     /// The squared distance to it (N).
@@ -110,7 +110,7 @@ impl<'a> CentroidSearch<'a> {
     }
 
     /// The nearest centroid of each of `points` (N, D).
-    pub(super) fn assign(&self, points: &[f32]) -> Assigned {
+    pub(super) fn assign(&self, points: &[f32]) -> NearestCentroids {
         let count = points.len() / self.dimension;
         let groups = (SUM_VALUES / self.centroids.len()).clamp(4, GROUPS);
         let group = count.div_ceil(groups).max(LEAST_GROUP);
@@ -129,7 +129,7 @@ impl<'a> CentroidSearch<'a> {
             sums.iter_mut().zip(more.sums).for_each(|(sum, more)| *sum += more);
             sizes.iter_mut().zip(more.sizes).for_each(|(size, more)| *size += more);
         }
-        Assigned { assignments, distances, sums, sizes }
+        NearestCentroids { assignments, distances, sums, sizes }
     }
 
     fn assign_group(&self, points: &[f32], assignments: &mut [u32], distances: &mut [f64]) -> ClusterSums {

@@ -146,7 +146,7 @@ fn stops_on_request() {
 
 #[test]
 fn empty_clusters_take_the_farthest_point_of_the_largest() {
-    let assigned = |assignments: &[u32], distances: &[f64], sizes: &[u64]| Assigned {
+    let assigned = |assignments: &[u32], distances: &[f64], sizes: &[u64]| NearestCentroids {
         assignments: assignments.to_vec(),
         distances: distances.to_vec(),
         sums: Vec::new(),
@@ -198,7 +198,7 @@ proptest! {
         let (points, centroids) = (spread(&points), spread(&centroids));
         prop_assume!(!centroids.is_empty());
         let mean = vec![offset * scale; dimension];
-        let Assigned { assignments, distances, sums, sizes } =
+        let NearestCentroids { assignments, distances, sums, sizes } =
             CentroidSearch::new(&centroids, dimension, &mean).assign(&points);
         for (index, point) in points.chunks_exact(dimension).enumerate() {
             let mut best = (0, f64::INFINITY);

@@ -5,7 +5,7 @@ use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::PathBuf;
 
-use dipaco_shards::Part;
+use dipaco_shards::WorkPart;
 
 use super::{CHECKSUM, PartFiles};
 use crate::RoutingError;
@@ -24,7 +24,7 @@ impl<'a> Frames<'a> {
         mut file: &'a File,
         header: u64,
         files: PartFiles,
-        part: Part,
+        part: WorkPart,
     ) -> std::io::Result<Self> {
         file.seek(SeekFrom::Start(header))?;
         let range = files.range(part);

@@ -12,12 +12,12 @@ fn files(folder: &Path, records: u64) -> PartFiles {
     PartFiles::new(folder.join("parts"), of, 2, FRAME, records, "dipaco route assign")
 }
 
-fn part(text: &str) -> Part {
+fn part(text: &str) -> WorkPart {
     text.parse().unwrap()
 }
 
 /// Record i is the number i; `stop` frames at most.
-fn compute(files: &PartFiles, part: Part, stop: usize) -> usize {
+fn compute(files: &PartFiles, part: WorkPart, stop: usize) -> usize {
     let mut writer = files.resume(part).unwrap();
     let mut frames = 0;
     while !writer.next_frame().is_empty() && frames < stop {
@@ -52,7 +52,7 @@ fn a_divided_computation_is_whole_when_all_parts_are() {
     compute(&files, part("1/1"), 2);
     assert_eq!(files.found().unwrap(), Found::Nothing, "a beginning that is not divided is nothing yet");
     for index in [1, 3] {
-        compute(&files, Part::new(index, 3).unwrap(), usize::MAX);
+        compute(&files, WorkPart::new(index, 3).unwrap(), usize::MAX);
     }
     compute(&files, part("2/3"), 1);
     let message = files.found().unwrap_err().to_string();
@@ -70,14 +70,14 @@ fn a_divided_computation_is_whole_when_all_parts_are() {
 fn results_of_something_else_do_not_count() {
     let folder = tempfile::tempdir().unwrap();
     let first = files(folder.path(), 10);
-    compute(&first, Part::WHOLE, usize::MAX);
+    compute(&first, WorkPart::WHOLE, usize::MAX);
     let other = PartFiles {
         header: Header { of: serde_json::json!({"router": "s"}), ..first.header.clone() },
         ..first.clone()
     };
     assert_eq!(other.found().unwrap(), Found::Nothing);
-    assert!(other.read(Part::WHOLE, &mut |_, _| Ok(())).is_err());
-    assert_eq!(compute(&other, Part::WHOLE, usize::MAX), 3);
+    assert!(other.read(WorkPart::WHOLE, &mut |_, _| Ok(())).is_err());
+    assert_eq!(compute(&other, WorkPart::WHOLE, usize::MAX), 3);
     assert_eq!(first.found().unwrap(), Found::Nothing);
 }
 
@@ -86,7 +86,7 @@ fn more_parts_than_frames_leave_some_empty() {
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path(), 5);
     for index in 1..=4 {
-        compute(&files, Part::new(index, 4).unwrap(), usize::MAX);
+        compute(&files, WorkPart::new(index, 4).unwrap(), usize::MAX);
     }
     assert_eq!(all(&files), [0, 1, 2, 3, 4]);
 }
@@ -99,22 +99,22 @@ proptest! {
     fn any_torn_file_is_continued(frames in 0usize..6, cut in 0u64..400, flip in proptest::option::of(0usize..400)) {
         let folder = tempfile::tempdir().unwrap();
         let files = files(folder.path(), 21);
-        compute(&files, Part::WHOLE, frames);
-        let path = files.file(Part::WHOLE);
+        compute(&files, WorkPart::WHOLE, frames);
+        let path = files.file(WorkPart::WHOLE);
         let mut bytes = std::fs::read(&path).unwrap();
         bytes.truncate(bytes.len().saturating_sub(cut as usize));
         if let Some(byte) = flip.and_then(|at| bytes.get_mut(at)) {
             *byte ^= 1;
         }
         std::fs::write(&path, bytes).unwrap();
-        compute(&files, Part::WHOLE, usize::MAX);
+        compute(&files, WorkPart::WHOLE, usize::MAX);
         prop_assert_eq!(all(&files), (0..21).collect::<Vec<u16>>());
     }
 }
 
 /// The file with right checksums of its frames, as far as it has the length of whole frames.
 fn sealed(files: &PartFiles, mut bytes: Vec<u8>) -> Vec<u8> {
-    let header = files.own_header(Part::WHOLE).unwrap().len().min(bytes.len());
+    let header = files.own_header(WorkPart::WHOLE).unwrap().len().min(bytes.len());
     for (number, frame) in bytes[header..].chunks_exact_mut(2 * FRAME + CHECKSUM).enumerate() {
         let (records, sum) = frame.split_at_mut(2 * FRAME);
         sum.copy_from_slice(&checksum((number * FRAME) as u64, records));
@@ -126,8 +126,8 @@ fn sealed(files: &PartFiles, mut bytes: Vec<u8>) -> Vec<u8> {
 fn damaged_parts_are_refused_or_read() {
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path(), 20);
-    compute(&files, Part::WHOLE, usize::MAX);
-    let whole = std::fs::read(files.file(Part::WHOLE)).unwrap();
+    compute(&files, WorkPart::WHOLE, usize::MAX);
+    let whole = std::fs::read(files.file(WorkPart::WHOLE)).unwrap();
     let valid = |rng: &mut CaseRng| {
         let mut bytes = whole.clone();
         let records = bytes.len() - 5 * (2 * FRAME + CHECKSUM);
@@ -135,9 +135,9 @@ fn damaged_parts_are_refused_or_read() {
         sealed(&files, bytes)
     };
     let read = |bytes: &[u8]| {
-        std::fs::write(files.file(Part::WHOLE), bytes).unwrap();
+        std::fs::write(files.file(WorkPart::WHOLE), bytes).unwrap();
         let mut seen = 0;
-        let read = files.read(Part::WHOLE, &mut |first, frame| {
+        let read = files.read(WorkPart::WHOLE, &mut |first, frame| {
             assert_eq!((first, frame.len()), (seen, 2 * FRAME));
             seen += FRAME as u64;
             Ok(())

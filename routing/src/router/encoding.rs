@@ -13,7 +13,8 @@
 //! last, the centres (P) of random routing, or the weights (P, D) of a discriminative router; then the biases (P); then,
 //! if the header says so, the factors (D) of the features and the token vectors (V, D) that give them.
 
-use super::{Header, check_finite};
+use super::check_finite;
+use super::header::RouterHeader;
 use crate::RoutingError;
 
 const MAGIC: &[u8; 8] = b"DIPACORT";
@@ -23,7 +24,7 @@ const FIXED: usize = 16;
 const CHECKSUM: usize = 32;
 
 /// Encodes a router.
-pub(super) fn encode(header: &Header, values: &[f32]) -> Result<Vec<u8>, RoutingError> {
+pub(super) fn encode(header: &RouterHeader, values: &[f32]) -> Result<Vec<u8>, RoutingError> {
     let json = serde_json::to_vec(header)
         .map_err(|error| artefact(format!("its header can't be written: {error}")))?;
     let length = u32::try_from(json.len()).map_err(|_| artefact("its header is over 4 GiB".into()))?;
@@ -39,7 +40,7 @@ pub(super) fn encode(header: &Header, values: &[f32]) -> Result<Vec<u8>, Routing
 }
 
 /// Decodes and verifies a router.
-pub(super) fn decode(bytes: &[u8]) -> Result<(Header, Vec<f32>), RoutingError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<(RouterHeader, Vec<f32>), RoutingError> {
     let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| {
         artefact("it does not begin like a router; give the file that route fit wrote".into())
     })?;
@@ -57,7 +58,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(Header, Vec<f32>), RoutingError> {
     let rest = content.get(MAGIC.len() + 4..).ok_or_else(cut)?;
     let (length, rest) = take_u32(rest)?;
     let (json, values) = rest.split_at_checked(length as usize).ok_or_else(cut)?;
-    let header: Header = serde_json::from_slice(json)
+    let header: RouterHeader = serde_json::from_slice(json)
         .map_err(|error| artefact(format!("its header can't be read: {error}")))?;
     let expected = header.values().unwrap_or(0);
     if expected == 0

@@ -11,7 +11,7 @@ fn router() -> Router {
 fn the_nearest_centroid_wins_and_the_lowest_of_equal_ones() {
     let router = router();
     let route = router.route(&[4.0, 3.0]).unwrap();
-    assert_eq!(route, Route { path: PathId(1), distances: vec![5.0, 3.0, 4.0] });
+    assert_eq!(route, DocumentRoute { path: PathId(1), distances: vec![5.0, 3.0, 4.0] });
     assert_eq!(router.route(&[2.0, 0.0]).unwrap().path, PathId(0));
     assert_eq!(router.route(&[-1.0, 2.0]).unwrap().path, PathId(2));
 }

@@ -16,7 +16,7 @@ use super::pipeline::{Outputs, Pipeline, Split};
 use super::{PrepareConfig, PrepareReport, remove_stale, token_file_is_whole, write_json};
 use crate::progress::Watch;
 use crate::readers::InputList;
-use crate::{InputFile, Part, ShardsError, TokenFileInfo, TokenFileWriter, Tokenizer};
+use crate::{InputFile, ShardsError, TokenFileInfo, TokenFileWriter, Tokenizer, WorkPart};
 
 /// Name of the folder in the output folder.
 pub(super) const FOLDER: &str = "pieces";
@@ -78,7 +78,7 @@ pub(super) struct PieceRecord {
     /// See [`Piece::key`].
     key: String,
     /// The part that made the piece.
-    part: Part,
+    part: WorkPart,
     /// Report of this piece alone.
     pub(super) report: PrepareReport,
 }
@@ -174,7 +174,7 @@ impl Piece {
         &self,
         config: &PrepareConfig,
         tokenizer: &Tokenizer,
-        part: Part,
+        part: WorkPart,
         folder: &Path,
         watch: Watch<'_>,
     ) -> Result<PieceRecord, ShardsError> {
@@ -207,7 +207,7 @@ impl Piece {
 }
 
 impl PieceRecord {
-    pub(super) fn part(&self) -> Part {
+    pub(super) fn part(&self) -> WorkPart {
         self.part
     }
 }
@@ -234,7 +234,7 @@ pub(super) fn check_all_there(
     folder: &Path,
 ) -> Result<(), ShardsError> {
     let Some(first) = missing.first().and_then(|&number| pieces.get(number)) else { return Ok(()) };
-    let mut of: Vec<Part> = missing.iter().map(|&number| Part::dealt(number, parts)).collect();
+    let mut of: Vec<WorkPart> = missing.iter().map(|&number| WorkPart::dealt(number, parts)).collect();
     of.sort();
     of.dedup();
     Err(ShardsError::MissingParts {

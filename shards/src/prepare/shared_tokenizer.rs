@@ -12,7 +12,7 @@ use super::sample::TrainedTokenizer;
 use super::{PrepareConfig, TOKENIZER, TokenizerReport, sample, write_json};
 use crate::progress::Watch;
 use crate::tokenizer::END_OF_TEXT;
-use crate::{Part, ShardsError, Tokenizer};
+use crate::{ShardsError, Tokenizer, WorkPart};
 
 /// Record of the training of the tokenizer in the folder of the pieces.
 const RECORD: &str = "tokenizer-record.json";
@@ -31,7 +31,7 @@ struct TokenizerRecord {
 pub(super) fn tokenizer(
     config: &PrepareConfig,
     inputs: &Inputs,
-    part: Option<Part>,
+    part: Option<WorkPart>,
     folder: &Path,
     watch: Watch<'_>,
 ) -> Result<(Tokenizer, TokenizerReport), ShardsError> {

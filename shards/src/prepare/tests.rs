@@ -275,8 +275,9 @@ fn parts_on_several_machines_give_the_same_bytes_as_one() {
     run(&config(), &inputs, &whole).unwrap();
 
     let out = folder.path().join("out");
-    let part =
-        |index, count| work(&config(), &inputs, PrepareWork::Part(Part::new(index, count).unwrap()), &out);
+    let part = |index, count| {
+        work(&config(), &inputs, PrepareWork::Part(WorkPart::new(index, count).unwrap()), &out)
+    };
     let message = part(2, 3).unwrap_err().to_string();
     assert!(message.contains("part 2/3") && message.contains("--tokenizer-only"), "{message}");
     let tokenizer = work(&config(), &inputs, PrepareWork::Tokenizer, &out).unwrap().tokenizer;
@@ -310,7 +311,7 @@ fn parts_on_several_machines_give_the_same_bytes_as_one() {
     std::fs::create_dir(&mounted).unwrap();
     let copies: Vec<PathBuf> = inputs.iter().map(|path| mounted.join(path.file_name().unwrap())).collect();
     inputs.iter().zip(&copies).for_each(|(from, to)| assert!(std::fs::copy(from, to).unwrap() > 0));
-    work(&config(), &copies, PrepareWork::Part(Part::new(3, 3).unwrap()), &other).unwrap();
+    work(&config(), &copies, PrepareWork::Part(WorkPart::new(3, 3).unwrap()), &other).unwrap();
     for name in names_in(&other.join("pieces")).iter().filter(|name| name.starts_with("00002")) {
         std::fs::copy(other.join("pieces").join(name), out.join("pieces").join(name)).unwrap();
     }

@@ -22,7 +22,7 @@ const LONGEST_LINE: usize = 1 << 20;
 
 /// What came of a request.
 #[derive(Debug)]
-pub(super) enum Exchange {
+pub(super) enum LoadOutcome {
     /// The stream came to its end.
     Completed(Completed),
     /// The server refused the request with 429 or 503.
@@ -57,7 +57,7 @@ impl Completed {
     }
 }
 
-impl Exchange {
+impl LoadOutcome {
     /// A request that the generator had no connection for.
     pub(super) fn not_sent() -> Self {
         Self::Failed("not sent: the load generator has too many requests in flight".into())
@@ -65,7 +65,7 @@ impl Exchange {
 }
 
 /// Sends requests over a pool of connections.
-pub(super) struct Client {
+pub(super) struct LoadClient {
     pool: Pool<HttpConnector, Full<Bytes>>,
     uri: Uri,
     authorization: Option<HeaderValue>,
@@ -92,7 +92,7 @@ struct Usage {
     completion_tokens: u64,
 }
 
-impl Client {
+impl LoadClient {
     pub(super) fn new(options: &ServeLoadOptions) -> Result<Self, BenchError> {
         let wrong = |why: String| BenchError::Url { url: options.url.clone(), why };
         let base = options.url.trim_end_matches('/');
@@ -116,7 +116,7 @@ impl Client {
     }
 
     /// Sends a request and reads its answer. Latencies count from `began`.
-    pub(super) async fn exchange(&self, body: Body<'_>, began: Instant) -> Exchange {
+    pub(super) async fn exchange(&self, body: Body<'_>, began: Instant) -> LoadOutcome {
         let work = async {
             let request = self.request(&body)?;
             let response = self.pool.request(request).await.map_err(|error| chain(&error))?;
@@ -124,8 +124,8 @@ impl Client {
         };
         match tokio::time::timeout(self.timeout, work).await {
             Ok(Ok(exchange)) => exchange,
-            Ok(Err(why)) => Exchange::Failed(why),
-            Err(_) => Exchange::Failed(format!("no end within {} s", self.timeout.as_secs_f64())),
+            Ok(Err(why)) => LoadOutcome::Failed(why),
+            Err(_) => LoadOutcome::Failed(format!("no end within {} s", self.timeout.as_secs_f64())),
         }
     }
 
@@ -142,17 +142,17 @@ impl Client {
     }
 }
 
-async fn read(response: Response<Incoming>, began: Instant) -> Result<Exchange, String> {
+async fn read(response: Response<Incoming>, began: Instant) -> Result<LoadOutcome, String> {
     let status = response.status();
     let mut body = response.into_body();
     if status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::SERVICE_UNAVAILABLE {
         while let Some(frame) = body.frame().await {
             frame.map_err(|error| chain(&error))?;
         }
-        return Ok(Exchange::Refused { took: began.elapsed() });
+        return Ok(LoadOutcome::Refused { took: began.elapsed() });
     }
     if status != StatusCode::OK {
-        return Ok(Exchange::Failed(format!("status {}", status.as_u16())));
+        return Ok(LoadOutcome::Failed(format!("status {}", status.as_u16())));
     }
     let mut stream = Stream::new(began);
     let mut rest = BytesMut::new();
@@ -217,7 +217,7 @@ impl Stream {
         Ok(())
     }
 
-    fn end(self) -> Result<Exchange, String> {
+    fn end(self) -> Result<LoadOutcome, String> {
         if !self.done {
             return Err("the stream broke off".into());
         }
@@ -226,7 +226,7 @@ impl Stream {
         let pieces = self.gaps.len() as u64 + 1;
         let (prompt_tokens, generated_tokens) =
             self.usage.map_or((0, pieces), |usage| (usage.prompt_tokens, usage.completion_tokens));
-        Ok(Exchange::Completed(Completed {
+        Ok(LoadOutcome::Completed(Completed {
             prompt_tokens,
             generated_tokens,
             first_token: first - self.began,
@@ -246,7 +246,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 mod tests {
     use super::*;
 
-    fn stream(lines: &[(&str, u64)]) -> Result<Exchange, String> {
+    fn stream(lines: &[(&str, u64)]) -> Result<LoadOutcome, String> {
         let began = Instant::now();
         let mut stream = Stream::new(began);
         for (line, milliseconds) in lines {
@@ -272,7 +272,7 @@ mod tests {
             (usage, 32),
             ("data: [DONE]", 33),
         ]);
-        let Ok(Exchange::Completed(found)) = found else { panic!("{found:?}") };
+        let Ok(LoadOutcome::Completed(found)) = found else { panic!("{found:?}") };
         let milliseconds = Duration::from_millis;
         assert_eq!(found.first_token, milliseconds(10));
         assert_eq!(found.gaps, [milliseconds(4), milliseconds(16)]);

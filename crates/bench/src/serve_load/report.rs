@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::client::{Completed, Exchange};
+use super::client::{Completed, LoadOutcome};
 use super::{Arrivals, ServeLoadOptions};
 use crate::percentiles::Percentiles;
 
@@ -88,15 +88,15 @@ pub struct ServeLoadReport {
 }
 
 impl ServeLoadReport {
-    pub(super) fn new(options: &ServeLoadOptions, exchanges: &[Exchange], took: Duration) -> Self {
+    pub(super) fn new(options: &ServeLoadOptions, exchanges: &[LoadOutcome], took: Duration) -> Self {
         let mut completed = Vec::new();
         let mut refusals = Vec::new();
         let mut failures = BTreeMap::new();
         for exchange in exchanges {
             match exchange {
-                Exchange::Completed(found) => completed.push(found),
-                Exchange::Refused { took } => refusals.push(milliseconds(*took)),
-                Exchange::Failed(why) => *failures.entry(why.clone()).or_insert(0) += 1,
+                LoadOutcome::Completed(found) => completed.push(found),
+                LoadOutcome::Refused { took } => refusals.push(milliseconds(*took)),
+                LoadOutcome::Failed(why) => *failures.entry(why.clone()).or_insert(0) += 1,
             }
         }
         let of = |value: &dyn Fn(&Completed) -> Duration| {
@@ -157,7 +157,7 @@ mod tests {
     fn goodput_counts_what_keeps_both_bounds() {
         let milliseconds = Duration::from_millis;
         let completed = |first, gap| {
-            Exchange::Completed(Completed {
+            LoadOutcome::Completed(Completed {
                 prompt_tokens: 3,
                 generated_tokens: 3,
                 first_token: milliseconds(first),
@@ -186,8 +186,8 @@ mod tests {
             completed(50, 10),
             completed(51, 1),
             completed(1, 11),
-            Exchange::Refused { took: milliseconds(2) },
-            Exchange::Failed("status 500".into()),
+            LoadOutcome::Refused { took: milliseconds(2) },
+            LoadOutcome::Failed("status 500".into()),
         ];
         let report = ServeLoadReport::new(&options, &exchanges, Duration::from_secs(2));
         assert_eq!((report.completed, report.refused, report.failures["status 500"]), (3, 1, 1));

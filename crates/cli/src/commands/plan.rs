@@ -7,7 +7,7 @@ use clap::Args;
 use dipaco_pipeline::dry_run::DryRun;
 use dipaco_pipeline::plan::{PlanInputs, plan};
 use dipaco_pipeline::vocabulary::of_run;
-use dipaco_plan::{Link, Plan, TimePlan};
+use dipaco_plan::{Plan, TimePlan, WorkerLink};
 use dipaco_telemetry::{Align, Table, human};
 
 use crate::error::CliError;
@@ -57,7 +57,7 @@ pub(crate) fn run(options: &PlanOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open()?;
     let sized = of_run(&run, &config)?;
     let sizes = DryRun::new(&sized.config, sized.source, options.workers as usize, 1, None)?;
-    let link = options.down.zip(options.up).map(|(down, up)| Link { down: down * 1e6, up: up * 1e6 });
+    let link = options.down.zip(options.up).map(|(down, up)| WorkerLink { down: down * 1e6, up: up * 1e6 });
     let inputs = PlanInputs { corpus_tokens: options.corpus_tokens, tokens_per_second: options.speed, link };
     let plan = plan(&run, &sized.config, &sizes, inputs)?;
     if options.json {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use dipaco_pipeline::prepare::prepare_part;
-use dipaco_shards::{Part, PrepareWork};
+use dipaco_shards::{PrepareWork, WorkPart};
 use dipaco_telemetry::Progress;
 
 use crate::error::CliError;
@@ -40,7 +40,7 @@ pub(crate) struct PrepareOptions {
     tokenizer_only: bool,
     /// Only tokenise part I of N of the input files, counted from 1; `auto` is the part of the scheduler's array.
     #[arg(long, value_name = "I/N", value_parser = crate::part::parse)]
-    part: Option<Part>,
+    part: Option<WorkPart>,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,

@@ -4,7 +4,7 @@ mod fit_transformer;
 
 use clap::{Args, Subcommand};
 use dipaco_routing::{ShardSet, inspect};
-use dipaco_shards::Part;
+use dipaco_shards::WorkPart;
 use dipaco_telemetry::{Progress, human};
 
 use crate::error::CliError;
@@ -83,7 +83,7 @@ pub(crate) struct FeaturesOptions {
     /// Part I of N of the documents, counted from 1; `auto` is the part of the scheduler's array. The default is all
     /// documents.
     #[arg(long, value_name = "I/N", value_parser = crate::part::parse)]
-    part: Option<Part>,
+    part: Option<WorkPart>,
 }
 
 #[derive(Debug, Args)]
@@ -105,7 +105,7 @@ pub(crate) struct AssignOptions {
     /// Only decide about part I of N of the documents, counted from 1, and write no shard; `auto` is the part of the
     /// scheduler's array.
     #[arg(long, value_name = "I/N", value_parser = crate::part::parse)]
-    part: Option<Part>,
+    part: Option<WorkPart>,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -118,7 +118,7 @@ pub(crate) struct ScoreOptions {
     /// Part I of N of the paths, counted from 1; `auto` is the part of the scheduler's array. Each machine needs the run's
     /// directory or a copy.
     #[arg(long, default_value_t, value_name = "I/N", value_parser = crate::part::parse)]
-    part: Part,
+    part: WorkPart,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,

@@ -37,14 +37,14 @@ struct Kind {
 }
 
 /// cuBLASLt with its scratch memory and a plan for each kind of product so far.
-pub(super) struct Products {
+pub(super) struct GpuProducts {
     plans: HashMap<Kind, Plan>,
     handle: Handle,
     workspace: Memory,
 }
 
 // SAFETY: any thread may use cuBLASLt's handle and descriptions, one at a time; `&mut self` ensures that.
-unsafe impl Send for Products {}
+unsafe impl Send for GpuProducts {}
 
 /// The handle of cuBLASLt.
 struct Handle(sys::cublasLtHandle_t);
@@ -57,16 +57,16 @@ impl Drop for Handle {
 }
 
 /// The layout of a matrix.
-struct Layout(sys::cublasLtMatrixLayout_t);
+struct MatrixLayout(sys::cublasLtMatrixLayout_t);
 
-impl Layout {
+impl MatrixLayout {
     /// Describes a row-major matrix to cuBLASLt as a column-major matrix of `columns` × `rows`.
     fn new(number: Dtype, rows: usize, columns: usize) -> Result<Self, CublasError> {
         result::create_matrix_layout(data_type(number), columns as u64, rows as u64, columns as i64).map(Self)
     }
 }
 
-impl Drop for Layout {
+impl Drop for MatrixLayout {
     fn drop(&mut self) {
         // SAFETY: made by `create_matrix_layout` and destroyed once.
         let _ = unsafe { result::destroy_matrix_layout(self.0) };
@@ -108,9 +108,9 @@ impl Drop for Preference {
 /// Descriptions and algorithm of a kind of product.
 struct Plan {
     description: Description,
-    right: Layout,
-    left: Layout,
-    result: Layout,
+    right: MatrixLayout,
+    left: MatrixLayout,
+    result: MatrixLayout,
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
@@ -134,10 +134,10 @@ impl Plan {
         }
         let stored = |rows, columns, transposed| if transposed { (columns, rows) } else { (rows, columns) };
         let (rows, columns) = stored(kind.inner, kind.columns, kind.right_transposed);
-        let right = Layout::new(kind.factors, rows, columns)?;
+        let right = MatrixLayout::new(kind.factors, rows, columns)?;
         let (rows, columns) = stored(kind.rows, kind.inner, kind.left_transposed);
-        let left = Layout::new(kind.factors, rows, columns)?;
-        let layout = Layout::new(kind.result, kind.rows, kind.columns)?;
+        let left = MatrixLayout::new(kind.factors, rows, columns)?;
+        let layout = MatrixLayout::new(kind.result, kind.rows, kind.columns)?;
 
         let preference = Preference(result::create_matmul_pref()?);
         preference.set(Key::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64)?;
@@ -168,7 +168,7 @@ impl Plan {
     }
 }
 
-impl Products {
+impl GpuProducts {
     pub(super) fn new(workspace: Memory) -> Result<Self, CudaError> {
         let handle = result::create_handle()
             .map_err(|source| CudaError::Product { what: "starting".to_owned(), source })?;

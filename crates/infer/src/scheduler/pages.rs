@@ -1,6 +1,7 @@
 //! The pages of keys and values, and the prefixes that they hold.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 
 use dipaco_model::PAGE_TOKENS;
 
@@ -20,7 +21,8 @@ pub(crate) struct PagePool {
     pages: Vec<Page>,
     /// Pages without a holder, those without content first, then the least recently freed.
     free: BTreeSet<(u64, u32)>,
-    index: BTreeMap<Key, u32>,
+    /// The page of each content, and the content's number.
+    index: BTreeMap<Key, (u32, Content)>,
     /// Number of the next content, above the numbers of all paths.
     next: u64,
     freed: u64,
@@ -29,7 +31,7 @@ pub(crate) struct PagePool {
 #[derive(Debug, Default)]
 struct Page {
     holders: u32,
-    content: Option<(Key, Content)>,
+    content: Option<Key>,
     /// When it was freed; 0 for a page without content.
     freed: u64,
 }
@@ -62,7 +64,7 @@ impl PagePool {
     pub(crate) fn take(&mut self) -> Option<u32> {
         let (_, number) = self.free.pop_first()?;
         let page = &mut self.pages[number as usize];
-        if let Some((key, _)) = page.content.take() {
+        if let Some(key) = page.content.take() {
             self.index.remove(&key);
         }
         page.holders = 1;
@@ -71,8 +73,7 @@ impl PagePool {
 
     /// The full page with this content.
     pub(crate) fn find(&self, before: Content, tokens: &[u32; PAGE_TOKENS]) -> Option<(u32, Content)> {
-        let number = *self.index.get(&(before, *tokens))?;
-        self.pages[number as usize].content.as_ref().map(|(_, content)| (number, *content))
+        self.index.get(&(before, *tokens)).copied()
     }
 
     /// Adds a holder to a page.
@@ -98,14 +99,16 @@ impl PagePool {
     /// Records the content of a full page, for other sequences. If another page has this content already, this one stays
     /// without. Returns the content's number.
     pub(crate) fn publish(&mut self, number: u32, before: Content, tokens: &[u32; PAGE_TOKENS]) -> Content {
-        if let Some((_, content)) = self.find(before, tokens) {
-            return content;
-        }
-        let content = Content(self.next);
-        self.next += 1;
         let key = (before, *tokens);
-        self.index.insert(key, number);
-        self.pages[number as usize].content = Some((key, content));
-        content
+        match self.index.entry(key) {
+            Entry::Occupied(other) => other.get().1,
+            Entry::Vacant(place) => {
+                let content = Content(self.next);
+                self.next += 1;
+                place.insert((number, content));
+                self.pages[number as usize].content = Some(key);
+                content
+            }
+        }
     }
 }

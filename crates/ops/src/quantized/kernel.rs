@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::tile::{Tile, TileRows};
+use super::tile::{QuantizedTile, TileRows};
 use super::{BLOCK, GROUP, Layout, scale};
 use crate::product::NR;
 
@@ -10,7 +10,7 @@ use crate::product::NR;
 ///
 /// # Safety
 /// The processor must have the kernel's instructions.
-pub(super) type Kernel = unsafe fn(&Tile<'_>, &mut TileRows);
+pub(super) type Kernel = unsafe fn(&QuantizedTile<'_>, &mut TileRows);
 
 /// The kernels of one set of instructions.
 #[derive(Clone, Copy)]
@@ -57,7 +57,7 @@ pub(super) fn available(_limit: &str) -> Vec<Kernels> {
 }
 
 /// The reference, for weights of 8 or 4 bits.
-fn portable<const BITS: usize>(tile: &Tile<'_>, rows: &mut TileRows) {
+fn portable<const BITS: usize>(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
     for (i, sums) in rows.0[..tile.rows()].iter_mut().enumerate() {
         *sums = [0.0; NR];
         for b in 0..tile.blocks {

@@ -1,7 +1,7 @@
 //! Every kernel of this processor against the reference, and the reference against f64.
 
 use super::kernel::available;
-use super::tile::{Tile, TileRows};
+use super::tile::{QuantizedTile, TileRows};
 use super::*;
 use crate::test_support::numbers;
 
@@ -22,7 +22,7 @@ fn every_kernel_gives_the_bits_of_the_portable_one() {
         let panels = panels(NR, depth, format);
         for rows in 1..=TileRows::MOST {
             let x = activations(rows, depth, 7);
-            let tile = Tile::new(&x, panels.blocks, panels.panel(0), panels.layout);
+            let tile = QuantizedTile::new(&x, panels.blocks, panels.panel(0), panels.layout);
             let all = available("").into_iter().map(|kernels| {
                 let kernel = if format == WeightFormat::Q8_0 { kernels.q8 } else { kernels.q4 };
                 let mut sums = TileRows::default();
@@ -44,7 +44,7 @@ fn the_largest_sums_are_exact() {
             let panels = QuantizedPanels::new(&[weight; NR * BLOCK], BLOCK, format).unwrap();
             let mut blocks = [ActivationBlock::default()];
             quantize(&[x; BLOCK], BLOCK, &mut blocks);
-            let tile = Tile::new(&blocks, 1, panels.panel(0), panels.layout);
+            let tile = QuantizedTile::new(&blocks, 1, panels.panel(0), panels.layout);
             for kernels in available("") {
                 let kernel = if format == WeightFormat::Q8_0 { kernels.q8 } else { kernels.q4 };
                 let mut sums = TileRows::default();

@@ -5,7 +5,7 @@ use crate::product::NR;
 
 /// Up to [`TileRows::MOST`] rows of the left operand and a panel of the right one.
 #[derive(Debug)]
-pub(super) struct Tile<'a> {
+pub(super) struct QuantizedTile<'a> {
     /// Row by row.
     x: &'a [ActivationBlock],
     /// Blocks of a row.
@@ -14,7 +14,7 @@ pub(super) struct Tile<'a> {
     layout: Layout,
 }
 
-impl<'a> Tile<'a> {
+impl<'a> QuantizedTile<'a> {
     pub(super) fn new(x: &'a [ActivationBlock], blocks: usize, panel: &'a [u8], layout: Layout) -> Self {
         assert!(
             x.len().is_multiple_of(blocks) && panel.len() == blocks * layout.block(),

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::tile::{Tile, TileRows};
+use super::tile::{QuantizedTile, TileRows};
 use super::{ActivationBlock, BLOCK, GROUP, VECTOR, VECTORS};
 use crate::product::NR;
 
@@ -29,38 +29,40 @@ macro_rules! by_rows {
     };
 }
 
+/// The same for kernels that read whole panels: their registers hold the sums of all columns.
+macro_rules! by_rows_512 {
+    ($kernel:ident, $tile:expr, $rows:expr) => {
+        match $tile.rows() {
+            1 => $kernel::<1>($tile, $rows),
+            2 => $kernel::<2>($tile, $rows),
+            3 => $kernel::<3>($tile, $rows),
+            _ => $kernel::<4>($tile, $rows),
+        }
+    };
+}
+
 /// 8-bit weights with AVX2.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) fn q8_avx2(tile: &Tile<'_>, rows: &mut TileRows) {
+pub(super) fn q8_avx2(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
     by_rows!(q8_256, tile, rows);
 }
 
 /// 4-bit weights with AVX2.
 #[target_feature(enable = "avx2,f16c")]
-pub(super) fn q4_avx2(tile: &Tile<'_>, rows: &mut TileRows) {
+pub(super) fn q4_avx2(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
     by_rows!(q4_256, tile, rows);
 }
 
 /// 8-bit weights with AVX-512 VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(super) fn q8_vnni(tile: &Tile<'_>, rows: &mut TileRows) {
-    match tile.rows() {
-        1 => q8_512::<1>(tile, rows),
-        2 => q8_512::<2>(tile, rows),
-        3 => q8_512::<3>(tile, rows),
-        _ => q8_512::<4>(tile, rows),
-    }
+pub(super) fn q8_vnni(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
+    by_rows_512!(q8_512, tile, rows);
 }
 
 /// 4-bit weights with AVX-512 VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(super) fn q4_vnni(tile: &Tile<'_>, rows: &mut TileRows) {
-    match tile.rows() {
-        1 => q4_512::<1>(tile, rows),
-        2 => q4_512::<2>(tile, rows),
-        3 => q4_512::<3>(tile, rows),
-        _ => q4_512::<4>(tile, rows),
-    }
+pub(super) fn q4_vnni(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
+    by_rows_512!(q4_512, tile, rows);
 }
 
 /// A group of a row of the left operand, in 32 bits.
@@ -101,7 +103,11 @@ fn store_256(to: &mut [f32; 8], sums: __m256) {
 
 /// `COUNT` vectors of columns from vector `first` on.
 #[target_feature(enable = "avx2,f16c")]
-fn q8_256<const ROWS: usize, const COUNT: usize>(tile: &Tile<'_>, rows: &mut TileRows, first: usize) {
+fn q8_256<const ROWS: usize, const COUNT: usize>(
+    tile: &QuantizedTile<'_>,
+    rows: &mut TileRows,
+    first: usize,
+) {
     let ones = _mm256_set1_epi16(1);
     let mut sums = [[_mm256_setzero_ps(); COUNT]; ROWS];
     for b in 0..tile.blocks {
@@ -140,7 +146,11 @@ fn q8_256<const ROWS: usize, const COUNT: usize>(tile: &Tile<'_>, rows: &mut Til
 
 /// `COUNT` vectors of columns from vector `first` on.
 #[target_feature(enable = "avx2,f16c")]
-fn q4_256<const ROWS: usize, const COUNT: usize>(tile: &Tile<'_>, rows: &mut TileRows, first: usize) {
+fn q4_256<const ROWS: usize, const COUNT: usize>(
+    tile: &QuantizedTile<'_>,
+    rows: &mut TileRows,
+    first: usize,
+) {
     let (ones, low) = (_mm256_set1_epi16(1), _mm256_set1_epi8(15));
     let mut sums = [[_mm256_setzero_ps(); COUNT]; ROWS];
     for b in 0..tile.blocks {
@@ -210,7 +220,7 @@ fn store_512(row: &mut [f32; NR], sums: [__m512; HALVES]) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn q8_512<const ROWS: usize>(tile: &Tile<'_>, rows: &mut TileRows) {
+fn q8_512<const ROWS: usize>(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
     let sign = _mm512_set1_epi8(i8::MIN);
     let mut sums = [[_mm512_setzero_ps(); HALVES]; ROWS];
     for b in 0..tile.blocks {
@@ -240,7 +250,7 @@ fn q8_512<const ROWS: usize>(tile: &Tile<'_>, rows: &mut TileRows) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn q4_512<const ROWS: usize>(tile: &Tile<'_>, rows: &mut TileRows) {
+fn q4_512<const ROWS: usize>(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
     let low = _mm512_set1_epi8(15);
     let mut sums = [[_mm512_setzero_ps(); HALVES]; ROWS];
     for b in 0..tile.blocks {

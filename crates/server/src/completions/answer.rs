@@ -3,23 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use dipaco_infer::{Event, Submission};
+use dipaco_infer::{GenerationEvent, Submission};
 use dipaco_topology::PathId;
 
 use crate::ServerState;
 use crate::completions::chat::{ChatChoice, ChatResponse};
 use crate::completions::choice::Choice;
+use crate::completions::request::Form;
 use crate::completions::response::{CompletionChoice, CompletionResponse, PromptTokens, Usage, UsageField};
 use crate::error::ApiError;
-
-/// The form of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// A completion.
-    Text,
-    /// A chat completion.
-    Chat,
-}
 
 /// An unfinished answer. Dropping it cancels the running choices, and writes the line of the request to the log. An aborted
 /// request is therefore logged too.
@@ -73,12 +65,12 @@ impl Log {
         self.status = error.status.as_u16();
     }
 
-    fn saw(&mut self, event: &Event) {
+    fn saw(&mut self, event: &GenerationEvent) {
         let now = self.began.elapsed().as_secs_f64();
         match event {
-            Event::Started { .. } => self.started = self.started.or(Some(now)),
-            Event::Token { .. } => self.first_token = self.first_token.or(Some(now)),
-            Event::Prompt(_) | Event::Finished(_) => {}
+            GenerationEvent::Started { .. } => self.started = self.started.or(Some(now)),
+            GenerationEvent::Token { .. } => self.first_token = self.first_token.or(Some(now)),
+            GenerationEvent::Prompt(_) | GenerationEvent::Finished(_) => {}
         }
     }
 }
@@ -151,12 +143,6 @@ impl Answer {
             }
         };
         written.map_err(|error| ApiError::bug(format!("can't write an answer as JSON: {error}")))
-    }
-
-    /// Returns whether a stream shows this piece. A piece that completed no character is not shown, but the first piece of a
-    /// chat names the speaker.
-    pub(crate) fn shows(&self, piece: &CompletionChoice) -> bool {
-        !piece.is_empty() || (self.form == Form::Chat && piece.begins)
     }
 
     pub(crate) fn usage(&self) -> Usage {

@@ -147,7 +147,7 @@ struct LikelyToken {
 impl ChatChoice {
     /// A choice of a completion as a choice of a chat: whole, or a piece.
     pub(crate) fn new(choice: CompletionChoice, whole: bool) -> Self {
-        let role = (whole || choice.begins).then_some("assistant");
+        let role = (whole || choice.names_speaker).then_some("assistant");
         let speech = Some(Speech { role, content: choice.text });
         let (message, delta) = if whole { (speech, None) } else { (None, speech) };
         Self {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use dipaco_infer::{Event, FinishReason, StopReason, TokenScore};
+use dipaco_infer::{FinishReason, GenerationEvent, StopReason, TokenScore};
 use dipaco_topology::PathId;
 
 use crate::ServerState;
-use crate::completions::request::CompletionRequest;
+use crate::completions::request::{CompletionRequest, Form};
 use crate::completions::response::{ChosenRoute, CompletionChoice, LogProbs, StopCause, TopTokens};
 use crate::error::ApiError;
 
@@ -30,6 +30,7 @@ pub(crate) struct Choice {
     index: usize,
     /// The prompt, when the answer repeats it.
     echo: Option<Arc<[u32]>>,
+    in_chat: bool,
     log_probs: bool,
     ids_as_text: bool,
     /// Characters of the echoed prompt. The offsets of the continuation start from there.
@@ -64,6 +65,7 @@ impl Choice {
             state: Arc::clone(state),
             index,
             echo: completion.echo.then(|| Arc::clone(prompt)),
+            in_chat: completion.form == Form::Chat,
             log_probs: completion.log_probs.is_some(),
             ids_as_text: completion.token_ids_as_text,
             prompt_characters: 0,
@@ -78,14 +80,14 @@ impl Choice {
 
     /// Takes an event and returns the piece that it adds to the choice. There is none for the last token: its piece comes with
     /// the reason of the end, so a stream has one chunk per token.
-    pub(crate) fn take(&mut self, event: Event) -> Result<Option<CompletionChoice>, ApiError> {
+    pub(crate) fn take(&mut self, event: GenerationEvent) -> Result<Option<CompletionChoice>, ApiError> {
         let mut piece = CompletionChoice { index: self.index, ..CompletionChoice::default() };
         let mut is_last = false;
         let mut log_probs = LogProbs::default();
         match event {
-            Event::Started { path, .. } => {
+            GenerationEvent::Started { path, .. } => {
                 self.path = Some(path);
-                piece.begins = true;
+                piece.names_speaker = self.in_chat;
                 self.route = self.route_seed.map(|seed| self.chosen_route(path, seed));
                 // With log-probabilities the prompt's text comes with its scores.
                 if self.echo.is_some() && !self.log_probs {
@@ -93,14 +95,14 @@ impl Choice {
                 }
                 piece.prompt_token_ids = self.token_ids.as_ref().map(|ids| ids.to_vec());
             }
-            Event::Prompt(scores) => {
+            GenerationEvent::Prompt(scores) => {
                 let prompt = self.prompt()?;
                 piece.text = prompt.text;
                 for (scored, offset) in scores.iter().zip(prompt.offsets) {
                     self.push(&mut log_probs, scored, offset);
                 }
             }
-            Event::Token { token, text, offset, score } => {
+            GenerationEvent::Token { token, text, offset, score } => {
                 self.generated += 1;
                 is_last = self.generated == self.max_tokens || self.ends.contains(&token);
                 piece.text = text;
@@ -109,7 +111,7 @@ impl Choice {
                     self.push(&mut log_probs, &scored, self.prompt_characters + offset);
                 }
             }
-            Event::Finished(finished) => {
+            GenerationEvent::Finished(finished) => {
                 self.cached = finished.cached_tokens;
                 piece.text = finished.text;
                 piece.finish_reason = Some(match finished.reason {

@@ -1,14 +1,18 @@
 //! The body of a completion request.
 
-use std::collections::BTreeMap;
+mod prompt;
+mod sampling;
 
-use dipaco_infer::{SamplingParams, TextCodec};
 use dipaco_topology::PathId;
 use serde_json::Value;
 
 use crate::error::ApiError;
-use crate::fields::{Fields, token, tokens, wrong};
+use crate::fields::{Fields, token, wrong};
 use crate::request_id::usable_id;
+
+pub(crate) use prompt::Prompt;
+use prompt::prompts;
+use sampling::AskedSampling;
 
 /// Most choices of one prompt, as in OpenAI's API.
 const MAX_N: u32 = 128;
@@ -31,27 +35,19 @@ const UNSUPPORTED: [&str; 4] = ["suffix", "use_beam_search", "prompt_logprobs", 
 /// is never shown.
 const WITHOUT_EFFECT: [&str; 2] = ["add_special_tokens", "skip_special_tokens"];
 
-/// A prompt.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
-impl Prompt {
-    /// The token ids of the prompt. Tokenizing occupies a core.
-    pub(crate) fn tokens(self, codec: &dyn TextCodec) -> Result<Vec<u32>, ApiError> {
-        let failed = |error| ApiError::field("prompt", format!("prompt can't be tokenized: {error}"));
-        match self {
-            Self::Tokens(tokens) => Ok(tokens),
-            Self::Text(text) => codec.encode(&text).map_err(failed),
-        }
-    }
+/// The form of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// A completion.
+    Text,
+    /// A chat completion.
+    Chat,
 }
 
 /// A completion request, with the defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CompletionRequest {
+    pub(crate) form: Form,
     pub(crate) model: Option<String>,
     pub(crate) prompts: Vec<Prompt>,
     /// Largest number of tokens of a prompt, of which the last are kept; `None` keeps all.
@@ -99,66 +95,6 @@ pub(crate) enum StreamUsage {
     Everywhere,
 }
 
-/// The sampling parameters of the request.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct AskedSampling {
-    pub(crate) seed: Option<u64>,
-    rest: SamplingParams,
-}
-
-impl AskedSampling {
-    /// The sampling of one choice: choices with the same seed draw from different streams.
-    pub(crate) fn for_choice(&self, seed: u64, choice: usize) -> SamplingParams {
-        SamplingParams { seed, choice: choice as u64, ..self.rest.clone() }
-    }
-
-    fn read(fields: &mut Fields) -> Result<Self, ApiError> {
-        let mut logit_bias = BTreeMap::new();
-        match fields.take("logit_bias") {
-            None => {}
-            Some(Value::Object(entries)) if entries.len() <= MAX_TOKEN_RULES => {
-                for (id, bias) in entries {
-                    let id: u32 = id
-                        .parse()
-                        .map_err(|_| wrong("logit_bias", &Value::from(id), "keyed by token ids"))?;
-                    let number = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
-                    let number =
-                        number.ok_or_else(|| wrong("logit_bias", &bias, "a number from -100 to 100"))?;
-                    logit_bias.insert(id, number as f32);
-                }
-            }
-            Some(other) => {
-                let expected = format!("an object of at most {MAX_TOKEN_RULES} token ids and their biases");
-                return Err(wrong("logit_bias", &other, &expected));
-            }
-        }
-        // vLLM turns `top_k` off with -1.
-        let top_k = fields.integer("top_k", -1, i64::from(u32::MAX))?.unwrap_or(0);
-        // A seed may be any 64-bit integer. Of the negative seeds -1 asks for a random one, as in other servers.
-        let seed = match fields.take("seed") {
-            None => None,
-            Some(value) if value.as_i64() == Some(-1) => None,
-            Some(value) => {
-                let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
-                Some(seed.ok_or_else(|| wrong("seed", &value, "an integer of 64 bits"))?)
-            }
-        };
-        let defaults = SamplingParams::default();
-        let rest = SamplingParams {
-            temperature: fields.float("temperature", 0.0, 2.0, 1.0)?,
-            top_p: fields.float("top_p", 0.0, 1.0, 1.0)?.max(f32::MIN_POSITIVE),
-            top_k: usize::try_from(top_k).unwrap_or(0),
-            min_p: fields.float("min_p", 0.0, 1.0, 0.0)?,
-            presence_penalty: fields.float("presence_penalty", -2.0, 2.0, 0.0)?,
-            frequency_penalty: fields.float("frequency_penalty", -2.0, 2.0, 0.0)?,
-            repetition_penalty: fields.float("repetition_penalty", 0.01, 100.0, 1.0)?,
-            logit_bias,
-            ..defaults
-        };
-        Ok(Self { seed, rest })
-    }
-}
-
 impl CompletionRequest {
     /// Reads a request. Unknown fields are accepted, as by other servers, and logged.
     pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
@@ -202,6 +138,7 @@ impl CompletionRequest {
         }
         let most = u32::MAX >> 8;
         let completion = Self {
+            form: Form::Text,
             model: fields.string("model")?,
             prompts,
             truncate: truncation(fields)?,
@@ -258,32 +195,6 @@ fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, ApiError> {
     }
 }
 
-/// Reads a prompt in any of its four forms: a text, texts, token ids, lists of token ids.
-fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
-    const FORMS: &str = "a text, a list of texts, a list of token ids or a list of such lists";
-    let list = match value {
-        Value::String(text) => vec![Value::String(text)],
-        Value::Array(list) if list.first().is_some_and(Value::is_number) => vec![Value::Array(list)],
-        Value::Array(list) => list,
-        other => return Err(wrong("prompt", &other, FORMS)),
-    };
-    let prompt = |value| match value {
-        Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(ids) => tokens("prompt", &ids).map(Prompt::Tokens),
-        other => Err(wrong("prompt", &other, FORMS)),
-    };
-    let prompts = list.into_iter().map(prompt).collect::<Result<Vec<_>, _>>()?;
-    let empty = |prompt: &Prompt| match prompt {
-        Prompt::Text(text) => text.is_empty(),
-        Prompt::Tokens(tokens) => tokens.is_empty(),
-    };
-    if prompts.is_empty() || prompts.iter().any(empty) {
-        let message = "the prompt is empty: give at least one token";
-        return Err(ApiError { code: Some("empty_prompt"), ..ApiError::field("prompt", message) });
-    }
-    Ok(prompts)
-}
-
 fn stops(value: Option<Value>) -> Result<Vec<String>, ApiError> {
     let list = match value {
         None => return Ok(Vec::new()),
@@ -313,113 +224,4 @@ fn stop_tokens(value: Option<Value>) -> Result<Vec<u32>, ApiError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use serde_json::json;
-
-    use super::*;
-
-    fn read(body: Value) -> Result<CompletionRequest, ApiError> {
-        CompletionRequest::read(&mut Fields::new(body)?)
-    }
-
-    #[test]
-    fn all_forms_of_prompts_are_read() {
-        let prompts = |prompt: Value| read(json!({"prompt": prompt})).map(|c| c.prompts);
-        let text = |text: &str| Prompt::Text(text.into());
-        assert_eq!(prompts(json!("a")).unwrap(), [text("a")]);
-        assert_eq!(prompts(json!(["a", "b"])).unwrap(), [text("a"), text("b")]);
-        assert_eq!(prompts(json!([1, 2])).unwrap(), [Prompt::Tokens(vec![1, 2])]);
-        assert_eq!(
-            prompts(json!([[1], [2, 3]])).unwrap(),
-            [Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])]
-        );
-        for empty in [json!(""), json!([]), json!([[]]), json!(["a", ""])] {
-            assert_eq!(prompts(empty).unwrap_err().code, Some("empty_prompt"));
-        }
-        for bad in [json!({}), json!(true), json!([1, "a"]), json!([-1]), json!([1.5]), json!([5e9])] {
-            assert_eq!(prompts(bad).unwrap_err().param.as_deref(), Some("prompt"));
-        }
-    }
-
-    #[test]
-    fn wrong_fields_are_named_and_unknown_fields_accepted() {
-        for (field, value) in [
-            ("temperature", json!(2.5)),
-            ("temperature", json!("hot")),
-            ("top_p", json!(-0.1)),
-            ("n", json!(0)),
-            ("n", json!(129)),
-            ("max_tokens", json!(-1)),
-            ("max_tokens", json!(1.5)),
-            ("logprobs", json!(true)),
-            ("echo", json!(1)),
-            ("stop", json!([1])),
-            ("logit_bias", json!({"a": 1})),
-            ("seed", json!(1.5)),
-            ("stream_options", json!({"include_usage": true})),
-            ("best_of", json!(4)),
-            ("suffix", json!("end")),
-            ("path", json!(-1)),
-            ("truncate_prompt_tokens", json!(0)),
-            ("truncate_prompt_tokens", json!(-2)),
-            ("request_id", json!("a b")),
-            ("return_token_ids", json!("yes")),
-            ("add_special_tokens", json!(0)),
-        ] {
-            let error = read(json!({"prompt": "a", field: value})).unwrap_err();
-            assert_eq!(
-                (error.param.as_deref(), error.status.as_u16()),
-                (Some(field), 400),
-                "{}",
-                error.message
-            );
-            assert!(error.message.starts_with(field), "{}", error.message);
-        }
-        let plain = read(json!({"prompt": "a"})).unwrap();
-        let body = json!({"prompt": "a", "do_sample": false, "user": "u", "suffix": "", "max_tokens": null, "best_of": 1});
-        assert_eq!(read(body).unwrap(), plain);
-        assert_eq!(read(json!({"prompt": "a", "max_tokens": 5.0})).unwrap().max_tokens, Some(5));
-        let seed = |seed: i64| read(json!({"prompt": "a", "seed": seed})).unwrap().sampling.seed;
-        assert_eq!((seed(-1), seed(0), seed(-2)), (None, Some(0), Some(-2i64 as u64)));
-    }
-
-    fn any_json() -> impl Strategy<Value = Value> {
-        let leaf = prop_oneof![
-            Just(Value::Null),
-            any::<bool>().prop_map(Value::from),
-            any::<i64>().prop_map(Value::from),
-            any::<u64>().prop_map(Value::from),
-            any::<f64>().prop_map(Value::from),
-            ".{0,8}".prop_map(Value::from),
-        ];
-        leaf.prop_recursive(3, 24, 6, |inner| {
-            prop_oneof![
-                proptest::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
-                proptest::collection::btree_map(".{0,4}", inner, 0..4)
-                    .prop_map(|map| Value::Object(map.into_iter().collect())),
-            ]
-        })
-    }
-
-    proptest! {
-        #[test]
-        fn any_json_is_read_or_refused_with_400(values in proptest::collection::vec(any_json(), 22)) {
-            const NAMES: [&str; 22] = [
-                "prompt", "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "logprobs",
-                "echo", "stop", "seed", "logit_bias", "path", "top_k", "stop_token_ids", "suffix", "best_of",
-                "min_tokens", "presence_penalty", "ignore_eos", "other",
-            ];
-            for (name, value) in NAMES.iter().zip(&values) {
-                let mut body = json!({"prompt": "a"});
-                body[*name] = value.clone();
-                if let Err(error) = read(body) {
-                    prop_assert_eq!(error.status.as_u16(), 400);
-                    prop_assert!(error.message.len() < 400);
-                }
-            }
-            let _ = read(NAMES.iter().map(ToString::to_string).zip(values.clone()).collect());
-            let _ = read(values[0].clone());
-        }
-    }
-}
+mod tests;

@@ -48,9 +48,9 @@ impl UsageField {
 pub(crate) struct CompletionChoice {
     /// Index of the choice, prompt by prompt.
     pub(crate) index: usize,
-    /// True for the first piece of the choice.
+    /// True for the first piece of a choice of a chat, which names the speaker.
     #[serde(skip)]
-    pub(crate) begins: bool,
+    pub(crate) names_speaker: bool,
     /// Text.
     pub(crate) text: String,
     /// Log-probabilities, for a request with `logprobs`.
@@ -76,7 +76,7 @@ impl CompletionChoice {
         let scored = self.logprobs.as_ref().is_some_and(|log_probs| !log_probs.tokens.is_empty());
         let ids =
             self.prompt_token_ids.is_some() || self.token_ids.as_ref().is_some_and(|ids| !ids.is_empty());
-        self.text.is_empty() && !scored && !ids && self.finish_reason.is_none()
+        self.text.is_empty() && !self.names_speaker && !scored && !ids && self.finish_reason.is_none()
     }
 
     /// Adds the next piece of the same choice.

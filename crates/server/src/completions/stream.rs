@@ -49,8 +49,8 @@ impl Chunks {
                 },
             };
             let event = match piece {
-                // The client waits for text.
-                Ok(Some(choice)) if !self.answer.shows(&choice) => continue,
+                // The client waits for text. A piece that completed no character is not shown.
+                Ok(Some(choice)) if choice.is_empty() => continue,
                 Ok(Some(choice)) => self.event(vec![choice], self.usage_so_far()),
                 Ok(None) => self.end(),
                 Err(error) => Err(error),

@@ -26,11 +26,12 @@ impl RunState {
         let send = *send.ok_or(LeaseError::NotAsked { path, fence, fragment, number })?;
         // Workers count the tokens of a scheduled send, also where the length of a lease follows its worker's speed.
         let scheduled = self.plan.schedule.steps_in(path, send.fragment.index, send.step);
-        let most = self.steps_of(lease, send).max(scheduled).saturating_mul(self.plan.limits.step_tokens);
+        let steps = self.steps_of(lease, send);
+        let most = steps.max(scheduled).saturating_mul(self.plan.limits.step_tokens);
         if tokens > most {
             return Err(LeaseError::Tokens { path, fence, fragment, number, tokens, most });
         }
-        Ok(ExpectedSend { lease, send })
+        Ok(ExpectedSend { lease, send, steps })
     }
 
     /// Inner steps in an outer gradient.
@@ -53,12 +54,12 @@ impl RunState {
         number: u32,
         tokens: u64,
     ) -> Commit<Option<EarlyContribution>> {
-        let (lease, send) = match self.expects(claim, fragment, number, tokens) {
-            Ok(ExpectedSend { lease, send }) if send.step < lease.to => (lease.clone(), send),
+        let (lease, send, steps) = match self.expects(claim, fragment, number, tokens) {
+            Ok(ExpectedSend { lease, send, steps }) if send.step < lease.to => (lease.clone(), send, steps),
             Ok(_) => return Commit::Accepted(None),
             Err(error) => return Commit::Refused(error),
         };
-        match self.count(&lease, send, tokens) {
+        match self.count(&lease, send, steps, tokens) {
             Commit::Accepted(contribution) => {
                 Commit::Accepted(Some(EarlyContribution { contribution, to: lease.to }))
             }
@@ -67,7 +68,8 @@ impl RunState {
         }
     }
 
-    fn count(&mut self, lease: &Lease, send: ScheduledSend, tokens: u64) -> Commit<Contribution> {
+    /// Counts a send of `steps` inner steps with `tokens` tokens.
+    fn count(&mut self, lease: &Lease, send: ScheduledSend, steps: u64, tokens: u64) -> Commit<Contribution> {
         let Lease { path, fence, .. } = *lease;
         let slot = self.slot(send.fragment);
         let sent = self.path(path).sent[slot];
@@ -82,7 +84,6 @@ impl RunState {
         }
         let received = lease.receives.iter().find(|receive| receive.fragment == send.fragment);
         let base = received.map_or(self.path(path).adopted[slot], |receive| receive.version);
-        let steps = self.steps_of(lease, send);
         let contribution = Contribution { path, number: send.number, base, steps, tokens };
         self.progress.paths[path.index()].sent[slot] = send.number;
         let pending = self.progress.pending.entry(send.fragment).or_default();
@@ -117,7 +118,8 @@ impl RunState {
         }
         let mut accepted = BTreeMap::new();
         for &send in lease.sends.iter().filter(|send| send.step == lease.to) {
-            match self.count(&lease, send, done.tokens.get(&send.fragment).copied().unwrap_or(0)) {
+            let (steps, tokens) = (self.steps_of(&lease, send), done.tokens.get(&send.fragment).copied());
+            match self.count(&lease, send, steps, tokens.unwrap_or(0)) {
                 Commit::Accepted(contribution) => {
                     accepted.insert(send.fragment, contribution);
                 }

@@ -72,7 +72,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
-    use dipaco_topology::{LevelConfig, Modules, Topology, TopologyConfig};
+    use dipaco_topology::{Modules, Topology, TopologyConfig};
 
     use super::*;
     use crate::{
@@ -91,14 +91,9 @@ mod tests {
 
     impl Run {
         fn new(scheme: Scheme) -> Self {
-            let level = LevelConfig {
-                modules: Modules::Count(8),
-                blocks: "0".into(),
-                embedding: true,
-                head: true,
-                frozen: false,
-            };
-            let topology = Topology::new(&TopologyConfig { replicas: 1, levels: vec![level] }, 1).unwrap();
+            let mut config = TopologyConfig::dense(1);
+            config.levels[0].modules = Modules::Count(8);
+            let topology = Topology::new(&config, 1).unwrap();
             let schedule = Schedule::new(STEPS, 1, 0, vec![100 * STEPS]).unwrap();
             let plan = RunPlan {
                 schedule,

@@ -23,7 +23,7 @@ impl Fake {
     }
 }
 
-impl Clock for Fake {
+impl RunClock for Fake {
     fn elapsed(&self) -> Duration {
         Duration::from_millis(self.milliseconds.load(Ordering::Relaxed))
     }

@@ -47,7 +47,7 @@ struct ArrivedPiece {
 
 /// A result on its way to one peer.
 #[derive(Clone)]
-struct Upload {
+struct UploadTarget {
     session: Arc<Session>,
     lease: LeaseKey,
     item: LeaseResult,
@@ -228,11 +228,11 @@ impl Transfer {
         })
         .await?;
         let coordinator = self.routes.coordinator().clone();
-        let to_coordinator = Upload { session: coordinator, lease, item, digest };
+        let to_coordinator = UploadTarget { session: coordinator, lease, item, digest };
         if let LeaseResult::OuterGradient { fragment, .. } = item
             && let Some(session) = self.routes.synchronizer(fragment).await?
         {
-            let to_synchronizer = Upload { session, ..to_coordinator.clone() };
+            let to_synchronizer = UploadTarget { session, ..to_coordinator.clone() };
             match self.upload_to(to_synchronizer, &content).await {
                 Err(error) if needs_the_coordinator(&error) => self.routes.avoid(fragment, &error).await,
                 uploaded => return uploaded,
@@ -241,7 +241,7 @@ impl Transfer {
         self.upload_to(to_coordinator, &content).await
     }
 
-    async fn upload_to(self: &Arc<Self>, upload: Upload, content: &Bytes) -> Result<(), ClientError> {
+    async fn upload_to(self: &Arc<Self>, upload: UploadTarget, content: &Bytes) -> Result<(), ClientError> {
         let mut next = 0;
         let mut done = false;
         let mut in_flight = JoinSet::new();
@@ -274,8 +274,8 @@ impl Transfer {
     }
 
     /// Uploads a piece; returns whether the result is complete with it.
-    async fn submit(&self, upload: Upload, offset: u64, piece: Bytes) -> Result<bool, ClientError> {
-        let Upload { session, lease, item, digest } = upload;
+    async fn submit(&self, upload: UploadTarget, offset: u64, piece: Bytes) -> Result<bool, ClientError> {
+        let UploadTarget { session, lease, item, digest } = upload;
         let _slot = self.begin(&self.outgoing, piece.len() as u64).await?;
         let request = Request::Submit { lease, item, digest, offset };
         match session.call(&request, Some(piece), LONG_CALL_TIMEOUT).await? {

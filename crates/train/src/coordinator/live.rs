@@ -6,12 +6,9 @@ use std::time::Duration;
 
 use dipaco_net::TrafficSource;
 use dipaco_sync::Lease;
-use dipaco_telemetry::{LiveLease, LiveModule, LivePath, LiveRun};
+use dipaco_telemetry::{LiveLease, LiveModule, LivePath, LiveRun, LiveSource};
 
 use crate::coordinator::requests::CoordinatorRequests;
-
-/// Asks for the present state; `None` when the coordinator has ended.
-pub type LiveSource = Arc<dyn Fn() -> Option<LiveRun> + Send + Sync>;
 
 /// The source of a running coordinator. It keeps nothing of the coordinator alive.
 pub(super) fn source(requests: &Arc<CoordinatorRequests>, traffic: TrafficSource) -> LiveSource {

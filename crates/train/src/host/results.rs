@@ -93,9 +93,9 @@ async fn accept<R: ResultReceiver>(
     let intake = host.intake();
     // After the payload has arrived: until then the lease may have ended, and its uploads with it.
     let upload = match intake.uploads.find(&piece) {
-        Some(upload) => upload,
-        None => match host.admit(&piece).await? {
-            Admission::Expected { to } => intake.uploads.begin(&piece, to),
+        Ok(upload) => upload,
+        Err(key) => match host.admit(&piece).await? {
+            Admission::Expected { to } => intake.uploads.begin(key, &piece, to),
             Admission::Rejected(response) => return Ok(response),
         },
     };

@@ -58,7 +58,7 @@ pub struct UploadedPiece {
 /// The result that an upload is for. Neither its number of tokens nor the lease's secret is part of the key: a secret is
 /// never looked up, only compared.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct UploadKey {
+pub struct UploadKey {
     worker: ProcessId,
     path: PathId,
     fence: Fence,
@@ -124,17 +124,18 @@ impl Uploads {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The upload to which a piece belongs; `None` if it has not begun.
-    pub fn find(&self, piece: &UploadedPiece) -> Option<Arc<Upload>> {
-        self.uploads().get(&UploadKey::of(piece)).filter(|upload| upload.has(piece)).cloned()
+    /// The upload to which a piece belongs, or its key if it has not begun.
+    pub fn find(&self, piece: &UploadedPiece) -> Result<Arc<Upload>, UploadKey> {
+        let key = UploadKey::of(piece);
+        self.uploads().get(&key).filter(|upload| upload.has(piece)).cloned().ok_or(key)
     }
 
-    /// Begins the upload to which a piece belongs, unless another piece has begun it meanwhile. The lease leads to inner
-    /// step `to`. Another content of the same result replaces an upload that is not complete: the worker may have made the
-    /// result again. The caller has checked that the lease expects the result, and that it may have the announced length.
-    pub fn begin(&self, piece: &UploadedPiece, to: u64) -> Arc<Upload> {
+    /// Begins the upload to which a piece belongs, unless another piece has begun it meanwhile. [`Self::find`] gave the
+    /// key, and the lease leads to inner step `to`. Another content of the same result replaces an upload that is not
+    /// complete: the worker may have made the result again. The caller has checked that the lease expects the result, and
+    /// that it may have the announced length.
+    pub fn begin(&self, key: UploadKey, piece: &UploadedPiece, to: u64) -> Arc<Upload> {
         let mut uploads = self.uploads();
-        let key = UploadKey::of(piece);
         match uploads.get(&key) {
             Some(upload) if upload.has(piece) => upload.clone(),
             _ => {

@@ -17,7 +17,7 @@ use dipaco_protocol::SYNCHRONIZER;
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
 use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_sync::FragmentId;
-use dipaco_telemetry::{Clock, Events, Progress};
+use dipaco_telemetry::{Events, Progress, RunClock};
 use dipaco_topology::{ModuleId, Topology};
 use dipaco_train::{
     CoordinatorError, CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, SeedOptions,
@@ -319,7 +319,7 @@ struct Counting {
     reached: CancellationToken,
 }
 
-impl Clock for Counting {
+impl RunClock for Counting {
     fn elapsed(&self) -> Duration {
         Duration::ZERO
     }

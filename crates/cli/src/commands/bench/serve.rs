@@ -87,7 +87,7 @@ pub(crate) struct ServeLoadArguments {
 
 /// The measurement, as JSON.
 #[derive(Debug, Serialize)]
-struct Measured {
+struct LoadMeasurement {
     what: String,
     /// Cores of the machine that the load generator shares.
     cores: usize,
@@ -111,7 +111,7 @@ pub(super) fn run(arguments: &ServeLoadArguments, progress: &Progress) -> Result
     })?;
     let used = before.zip(processor_time::used()).map(|(before, after)| after.saturating_sub(before));
     task.finish();
-    let found = Measured {
+    let found = LoadMeasurement {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         own_processor_seconds: used.map(|used| used.as_secs_f64()),
@@ -188,7 +188,7 @@ fn tokens(text: &str) -> Result<RangeInclusive<usize>, String> {
     }
 }
 
-fn describe(found: &Measured) -> String {
+fn describe(found: &LoadMeasurement) -> String {
     let load = &found.load;
     let arrivals = match (load.clients, load.rate) {
         (Some(clients), _) => format!("closed loop of {clients} clients"),

@@ -113,7 +113,7 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
     let router = Transformer { model: tiny(9), paths: 3 };
     let config = EvaluationConfig { prefix_tokens: 10, batch_sequences: 3, ..Default::default() };
     let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
-    let reroute = Choice::Chunks(Reroute { router: &router, tokens: 8 });
+    let reroute = Choice::Chunks(ChunkRouting { router: &router, tokens: 8 });
     let found = evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet).unwrap();
 
     // The expected value follows the definition, one sequence at a time.
@@ -158,7 +158,7 @@ fn each_chunk_is_scored_by_its_path_with_the_whole_context() {
     // With a chunk as long as a sequence there is no choice.
     let mut source = Made::by(|path: PathId| Ok(tiny(10 + u64::from(path.0))));
     let once = evaluate_routed(&shards, &mut source, Choice::Document, &plain(&config), &mut quiet).unwrap();
-    let reroute = Choice::Chunks(Reroute { router: &router, tokens: CONTEXT });
+    let reroute = Choice::Chunks(ChunkRouting { router: &router, tokens: CONTEXT });
     let long = evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet).unwrap();
     assert_eq!(long.reroute, Some(Rerouted { tokens: CONTEXT, choices: 0, switches: 0 }));
     assert_eq!(Evaluation { reroute: None, ..long }, once);
@@ -193,7 +193,7 @@ fn a_router_that_does_not_fit_is_refused() {
         let config = EvaluationConfig { prefix_tokens: 4, sequence_tokens, ..Default::default() };
         let mut source = Made::by(|_| Ok(tiny(5)));
         let router = Flat { score, paths };
-        let reroute = Choice::Chunks(Reroute { router: &router, tokens });
+        let reroute = Choice::Chunks(ChunkRouting { router: &router, tokens });
         evaluate_routed(&shards, &mut source, reroute, &plain(&config), &mut quiet)
     };
     run(0.0, 3, 8, 24).unwrap();

@@ -1,0 +1,57 @@
+//! Errors of labels.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why documents can't be labelled.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LabelError {
+    /// A label file has a line of another form.
+    #[error(
+        "{}, line {line}: this is no label: each line must be a JSON object with the texts `url` and `domain`",
+        file.display()
+    )]
+    Line {
+        /// The label file.
+        file: PathBuf,
+        /// Number of the line, from 1.
+        line: u64,
+        /// The reason.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The text that labels refer to is gone.
+    #[error(
+        "{} was prepared into this run's validation text and no longer exists: give the text with --labelled-text",
+        file.display()
+    )]
+    TextGone {
+        /// The missing file.
+        file: PathBuf,
+    },
+    /// The label file is of another text.
+    #[error(
+        "{} has labels for {labelled} of the {documents} documents of {}: it is of another text. It has {known} addresses \
+         such as {label}, the text has addresses such as {url}",
+        labels.display(),
+        tokens.display()
+    )]
+    OtherText {
+        /// The label file.
+        labels: PathBuf,
+        /// Number of addresses in the label file.
+        known: usize,
+        /// One of them.
+        label: String,
+        /// An address of the text.
+        url: String,
+        /// Number of validation documents.
+        documents: usize,
+        /// Number of validation documents with a label.
+        labelled: usize,
+        /// The validation token file.
+        tokens: PathBuf,
+    },
+}

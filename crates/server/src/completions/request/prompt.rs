@@ -1,0 +1,51 @@
+//! The prompts of a request.
+
+use dipaco_infer::TextCodec;
+use serde_json::Value;
+
+use crate::error::ApiError;
+use crate::fields::{tokens, wrong};
+
+/// A prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl Prompt {
+    /// The token ids of the prompt. Tokenizing occupies a core.
+    pub(crate) fn tokens(self, codec: &dyn TextCodec) -> Result<Vec<u32>, ApiError> {
+        let failed = |error| ApiError::field("prompt", format!("prompt can't be tokenized: {error}"));
+        match self {
+            Self::Tokens(tokens) => Ok(tokens),
+            Self::Text(text) => codec.encode(&text).map_err(failed),
+        }
+    }
+}
+
+/// Reads a prompt in any of its four forms: a text, texts, token ids, lists of token ids.
+pub(super) fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
+    const FORMS: &str = "a text, a list of texts, a list of token ids or a list of such lists";
+    let list = match value {
+        Value::String(text) => vec![Value::String(text)],
+        Value::Array(list) if list.first().is_some_and(Value::is_number) => vec![Value::Array(list)],
+        Value::Array(list) => list,
+        other => return Err(wrong("prompt", &other, FORMS)),
+    };
+    let prompt = |value| match value {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(ids) => tokens("prompt", &ids).map(Prompt::Tokens),
+        other => Err(wrong("prompt", &other, FORMS)),
+    };
+    let prompts = list.into_iter().map(prompt).collect::<Result<Vec<_>, _>>()?;
+    let empty = |prompt: &Prompt| match prompt {
+        Prompt::Text(text) => text.is_empty(),
+        Prompt::Tokens(tokens) => tokens.is_empty(),
+    };
+    if prompts.is_empty() || prompts.iter().any(empty) {
+        let message = "the prompt is empty: give at least one token";
+        return Err(ApiError { code: Some("empty_prompt"), ..ApiError::field("prompt", message) });
+    }
+    Ok(prompts)
+}

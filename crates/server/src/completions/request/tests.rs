@@ -1,0 +1,100 @@
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+fn read(body: Value) -> Result<CompletionRequest, ApiError> {
+    CompletionRequest::read(&mut Fields::new(body)?)
+}
+
+#[test]
+fn all_forms_of_prompts_are_read() {
+    let prompts = |prompt: Value| read(json!({"prompt": prompt})).map(|c| c.prompts);
+    let text = |text: &str| Prompt::Text(text.into());
+    assert_eq!(prompts(json!("a")).unwrap(), [text("a")]);
+    assert_eq!(prompts(json!(["a", "b"])).unwrap(), [text("a"), text("b")]);
+    assert_eq!(prompts(json!([1, 2])).unwrap(), [Prompt::Tokens(vec![1, 2])]);
+    assert_eq!(prompts(json!([[1], [2, 3]])).unwrap(), [Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])]);
+    for empty in [json!(""), json!([]), json!([[]]), json!(["a", ""])] {
+        assert_eq!(prompts(empty).unwrap_err().code, Some("empty_prompt"));
+    }
+    for bad in [json!({}), json!(true), json!([1, "a"]), json!([-1]), json!([1.5]), json!([5e9])] {
+        assert_eq!(prompts(bad).unwrap_err().param.as_deref(), Some("prompt"));
+    }
+}
+
+#[test]
+fn wrong_fields_are_named_and_unknown_fields_accepted() {
+    for (field, value) in [
+        ("temperature", json!(2.5)),
+        ("temperature", json!("hot")),
+        ("top_p", json!(-0.1)),
+        ("n", json!(0)),
+        ("n", json!(129)),
+        ("max_tokens", json!(-1)),
+        ("max_tokens", json!(1.5)),
+        ("logprobs", json!(true)),
+        ("echo", json!(1)),
+        ("stop", json!([1])),
+        ("logit_bias", json!({"a": 1})),
+        ("seed", json!(1.5)),
+        ("stream_options", json!({"include_usage": true})),
+        ("best_of", json!(4)),
+        ("suffix", json!("end")),
+        ("path", json!(-1)),
+        ("truncate_prompt_tokens", json!(0)),
+        ("truncate_prompt_tokens", json!(-2)),
+        ("request_id", json!("a b")),
+        ("return_token_ids", json!("yes")),
+        ("add_special_tokens", json!(0)),
+    ] {
+        let error = read(json!({"prompt": "a", field: value})).unwrap_err();
+        assert_eq!((error.param.as_deref(), error.status.as_u16()), (Some(field), 400), "{}", error.message);
+        assert!(error.message.starts_with(field), "{}", error.message);
+    }
+    let plain = read(json!({"prompt": "a"})).unwrap();
+    let body = json!({"prompt": "a", "do_sample": false, "user": "u", "suffix": "", "max_tokens": null, "best_of": 1});
+    assert_eq!(read(body).unwrap(), plain);
+    assert_eq!(read(json!({"prompt": "a", "max_tokens": 5.0})).unwrap().max_tokens, Some(5));
+    let seed = |seed: i64| read(json!({"prompt": "a", "seed": seed})).unwrap().sampling.seed;
+    assert_eq!((seed(-1), seed(0), seed(-2)), (None, Some(0), Some(-2i64 as u64)));
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        ".{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 24, 6, |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+            proptest::collection::btree_map(".{0,4}", inner, 0..4)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn any_json_is_read_or_refused_with_400(values in proptest::collection::vec(any_json(), 22)) {
+        const NAMES: [&str; 22] = [
+            "prompt", "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "logprobs",
+            "echo", "stop", "seed", "logit_bias", "path", "top_k", "stop_token_ids", "suffix", "best_of",
+            "min_tokens", "presence_penalty", "ignore_eos", "other",
+        ];
+        for (name, value) in NAMES.iter().zip(&values) {
+            let mut body = json!({"prompt": "a"});
+            body[*name] = value.clone();
+            if let Err(error) = read(body) {
+                prop_assert_eq!(error.status.as_u16(), 400);
+                prop_assert!(error.message.len() < 400);
+            }
+        }
+        let _ = read(NAMES.iter().map(ToString::to_string).zip(values.clone()).collect());
+        let _ = read(values[0].clone());
+    }
+}

@@ -1,0 +1,79 @@
+//! Guarantees of `/v1/chat/completions`.
+
+use serde_json::{Value, json};
+
+use super::client::Server;
+use super::server;
+
+fn with_template(server: &Server) {
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned();
+    let encode: dipaco_server::EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
+    server
+        .state
+        .set_chat_template(dipaco_server::ChatTemplate::new(template, "<|end|>".into(), encode).unwrap());
+}
+
+#[tokio::test]
+async fn a_chat_is_the_completion_of_its_template() {
+    let server = server().await;
+    with_template(&server);
+    let chat = async |body: &Value| server.post("/v1/chat/completions", body).await;
+    let parts = json!([{"type": "text", "text": "c"}]);
+    let messages = json!([{"role": "system", "content": "a"}, {"role": "user", "content": parts}]);
+    let mut body = json!({"messages": messages, "max_completion_tokens": 3, "temperature": 0, "path": 0, "logprobs": true, "top_logprobs": 2});
+    let whole = chat(&body).await.json();
+    assert!(whole["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert_eq!((&whole["object"], &whole["usage"]["prompt_tokens"]), (&json!("chat.completion"), &json!(2)));
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["message"], json!({"role": "assistant", "content": "def"}));
+    assert_eq!(choice["finish_reason"], "length");
+    let tokens = choice["logprobs"]["content"].as_array().unwrap();
+    assert_eq!((tokens.len(), &tokens[0]["token"], &tokens[0]["bytes"]), (3, &json!("d"), &json!([100])));
+    assert_eq!(tokens[0]["top_logprobs"].as_array().unwrap().len(), 2);
+
+    body["stream"] = json!(true);
+    let events = chat(&body).await.events();
+    let chunks: Vec<Value> = events.iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let text: String = chunks.iter().map(|c| c["choices"][0]["delta"]["content"].as_str().unwrap()).collect();
+    assert_eq!((text.as_str(), &chunks[0]["object"]), ("def", &json!("chat.completion.chunk")));
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
+    assert_eq!(events.last().unwrap(), "[DONE]");
+
+    // Without a number of tokens a chat goes on to the end of the text.
+    let open = json!({"messages": [{"role": "user", "content": "a"}], "temperature": 0, "path": 0});
+    let open = chat(&open).await.json();
+    assert_eq!(
+        (&open["choices"][0]["finish_reason"], &open["usage"]["completion_tokens"]),
+        (&json!("stop"), &json!(26))
+    );
+}
+
+#[tokio::test]
+async fn chats_that_cannot_be_answered_are_refused_with_the_field() {
+    let server = server().await;
+    let chat = async |body: Value| server.post("/v1/chat/completions", &body).await.error();
+    let hello = json!([{"role": "user", "content": "a"}]);
+    let (status, message, ..) = chat(json!({"messages": hello})).await;
+    assert!(status == 400 && message.contains("no chat template"), "{message}");
+    with_template(&server);
+    for (field, body) in [
+        ("messages", json!({})),
+        ("messages", json!({"messages": []})),
+        ("messages", json!({"messages": "a"})),
+        ("messages", json!({"messages": [1]})),
+        ("messages", json!({"messages": [{"content": "a"}]})),
+        (
+            "messages",
+            json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+        ),
+        ("tools", json!({"messages": hello, "tools": [{"type": "function"}]})),
+        ("response_format", json!({"messages": hello, "response_format": {"type": "json_object"}})),
+        ("top_logprobs", json!({"messages": hello, "top_logprobs": 2})),
+        ("logprobs", json!({"messages": hello, "logprobs": 3})),
+        ("n", json!({"messages": hello, "n": 0})),
+    ] {
+        let (status, message, _, param, _) = chat(body.clone()).await;
+        assert_eq!((status, param), (400, json!(field)), "{body}: {message}");
+    }
+}

@@ -1,0 +1,126 @@
+//! Guarantees of streamed answers.
+
+use dipaco_server::ServeConfig;
+use serde_json::{Value, json};
+
+use super::client::{JSON, Server, chunk, head};
+use super::server;
+
+#[tokio::test]
+async fn a_stream_has_the_content_of_the_whole_answer() {
+    let server = server().await;
+    for extra in
+        [json!({}), json!({"echo": true}), json!({"echo": true, "logprobs": 2}), json!({"stop": ["fg"]})]
+    {
+        let mut body = json!({"prompt": ["ab", "c"], "n": 2, "max_tokens": 6, "seed": 4, "path": 0});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let whole = server.complete(body.clone()).await.json();
+        body["stream"] = json!(true);
+        body["stream_options"] = json!({"include_usage": true});
+        let reply = server.complete(body).await;
+        assert_eq!(reply.header("content-type"), Some("text/event-stream"));
+        assert_eq!(
+            (reply.header("cache-control"), reply.header("x-accel-buffering")),
+            (Some("no-cache"), Some("no"))
+        );
+        assert_eq!(reply.header("x-dipaco-path"), Some("0"));
+        let mut events = reply.events();
+        assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+        let mut events: Vec<Value> = events.iter().map(|e| serde_json::from_str(e).unwrap()).collect();
+        let usage = events.pop().unwrap();
+        assert_eq!((&usage["usage"], &usage["choices"]), (&whole["usage"], &json!([])));
+        for choice in whole["choices"].as_array().unwrap() {
+            let own: Vec<&Value> =
+                events.iter().map(|e| &e["choices"][0]).filter(|c| c["index"] == choice["index"]).collect();
+            let text: String = own.iter().map(|c| c["text"].as_str().unwrap()).collect();
+            assert_eq!(choice["text"], text);
+            let (last, rest) = own.split_last().unwrap();
+            assert_eq!(
+                (&last["finish_reason"], &last["stop_reason"]),
+                (&choice["finish_reason"], &choice["stop_reason"])
+            );
+            assert!(rest.iter().all(|c| c["finish_reason"].is_null()));
+            for array in ["tokens", "token_logprobs", "text_offset"] {
+                let all: Vec<&Value> =
+                    own.iter().filter_map(|c| c["logprobs"][array].as_array()).flatten().collect();
+                let expected: Vec<&Value> =
+                    choice["logprobs"][array].as_array().into_iter().flatten().collect();
+                assert_eq!(all, expected, "{array}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_has_one_chunk_per_token() {
+    let server = server().await;
+    for (extra, reason) in
+        [(json!({"max_tokens": 5}), "length"), (json!({"max_tokens": 90, "prompt": "w"}), "stop")]
+    {
+        let mut body =
+            json!({"prompt": "a", "temperature": 0, "path": 0, "stream": true, "return_token_ids": true});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        body["stream_options"] = json!({"include_usage": true, "continuous_usage_stats": true});
+        let events = server.complete(body).await.events();
+        let events: Vec<Value> = events.iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
+        let usage = &events.last().unwrap()["usage"];
+        let pieces: Vec<&Value> =
+            events.iter().filter(|event| event["choices"][0]["token_ids"].is_array()).collect();
+        assert_eq!(usage["completion_tokens"], pieces.len());
+        assert_eq!(pieces.last().unwrap()["choices"][0]["finish_reason"], reason);
+        for (count, piece) in (1..).zip(&pieces) {
+            assert_eq!(piece["usage"]["completion_tokens"], json!(count), "the usage so far");
+            assert_eq!(piece["choices"][0]["token_ids"].as_array().unwrap().len(), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn chunks_before_the_usage_say_that_it_is_not_there_yet() {
+    let server = server().await;
+    let body = json!({"prompt": "a", "max_tokens": 2, "stream": true});
+    let events = server.complete(body.clone()).await.events();
+    assert!(events[0].starts_with('{') && !events[0].contains("usage"), "{}", events[0]);
+    let mut asked = body;
+    asked["stream_options"] = json!({"include_usage": true});
+    let events = server.complete(asked).await.events();
+    assert!(events[0].contains("\"usage\":null"), "{}", events[0]);
+}
+
+#[tokio::test]
+async fn a_silent_stream_is_kept_open_by_comments() {
+    let server = Server::start(ServeConfig { slots: 1, keep_alive: 0.001, ..ServeConfig::default() }).await;
+    server.model.gate.shut();
+    let body = json!({"prompt": "a", "max_tokens": 1, "stream": true}).to_string();
+    let mut connection = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
+    head(&mut connection).await;
+    assert_eq!(chunk(&mut connection).await.unwrap(), b": keep-alive\n\n");
+    server.model.gate.open();
+    let mut all = Vec::new();
+    while let Some(chunk) = chunk(&mut connection).await {
+        all.extend(chunk);
+    }
+    assert!(all.ends_with(b"data: [DONE]\n\n"));
+}
+
+#[tokio::test]
+async fn a_stream_begins_before_it_has_a_slot() {
+    let config = ServeConfig { slots: 1, keep_alive: 0.01, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    let mut load = server.state.engine().watch_load();
+    server.model.gate.shut();
+    let body = json!({"prompt": "a", "max_tokens": 1, "stream": true}).to_string();
+    let first = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    let mut second = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
+    let begin = head(&mut second).await;
+    assert!(begin.starts_with("HTTP/1.1 200"), "{begin}");
+    assert_eq!(chunk(&mut second).await.unwrap(), b": keep-alive\n\n");
+    server.model.gate.open();
+    drop(first);
+    let mut all = Vec::new();
+    while let Some(chunk) = chunk(&mut second).await {
+        all.extend(chunk);
+    }
+    assert!(all.ends_with(b"data: [DONE]\n\n"));
+}
