@@ -61,7 +61,7 @@ fn take_over(manifest: RunManifest) -> Ledger {
         head: true,
         frozen: false,
     };
-    let topology = Topology::new(&TopologyConfig { replicas: 3, levels: vec![level] }, 1).unwrap();
+    let topology = Topology::new(&TopologyConfig::grid(3, vec![level]), 1).unwrap();
     let plan = LedgerPlan {
         schedule: Schedule::new(3, 1, 0, vec![6]).unwrap(),
         scheme: Scheme::Synchronous,

@@ -20,7 +20,7 @@ fn topology() -> Topology {
         head: true,
         frozen: false,
     };
-    Topology::new(&TopologyConfig { replicas: 2, levels: vec![level] }, 1).unwrap()
+    Topology::new(&TopologyConfig::grid(2, vec![level]), 1).unwrap()
 }
 
 fn plan() -> LedgerPlan {

@@ -216,14 +216,15 @@ impl RunState {
         fragment_ids_of(&self.topology, self.plan.schedule.fragments(), path)
     }
 
-    /// The fragments of a path to which it contributes: those of the levels that train.
+    /// The fragments of a path to which it contributes: those of the modules that train.
     fn trained_fragments_of(&self, path: PathId) -> impl Iterator<Item = FragmentId> {
         self.fragment_ids_of(path).into_iter().filter(|fragment| self.trains(*fragment))
     }
 
-    /// True if a fragment takes outer steps. A fragment of a frozen level keeps version 0, the weights of the seed.
+    /// True if a fragment takes outer steps. A fragment of a frozen level or of a kept path keeps version 0, the weights at
+    /// the start of the run.
     fn trains(&self, fragment: FragmentId) -> bool {
-        self.topology.trains(fragment.module.level.into())
+        self.topology.module_trains(fragment.module)
     }
 
     /// Number of sends of a fragment by each path through it up to `step`.

@@ -40,7 +40,7 @@ impl Replicas {
             head: true,
             frozen: false,
         };
-        let topology = Topology::new(&TopologyConfig { replicas, levels: vec![level] }, 1).unwrap();
+        let topology = Topology::new(&TopologyConfig::grid(replicas, vec![level]), 1).unwrap();
         let fragments = schedule.fragments();
         let fragments = fragment_ids_of(&topology, fragments, PathId(0));
         let progress = TrainingProgress::start(&topology, schedule.fragments());

@@ -98,7 +98,7 @@ mod tests {
                 head: true,
                 frozen: false,
             };
-            let topology = Topology::new(&TopologyConfig { replicas: 1, levels: vec![level] }, 1).unwrap();
+            let topology = Topology::new(&TopologyConfig::grid(1, vec![level]), 1).unwrap();
             let schedule = Schedule::new(STEPS, 1, 0, vec![100 * STEPS]).unwrap();
             let plan = RunPlan {
                 schedule,
