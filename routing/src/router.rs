@@ -1,6 +1,7 @@
 //! The router: chooses the path of a document from the document's beginning.
 
 mod encoding;
+mod extend;
 mod rule;
 
 use dipaco_topology::PathId;

@@ -299,7 +299,10 @@ impl RunState {
 
     /// Draws the next path from now on in proportion to the untrained part of its shard (arXiv:2401.09135, equation
     /// 2). `shards` holds the number of tokens of each path's shard.
-    pub fn sample_shards(&mut self, seed: u64, shards: Vec<u64>) {
+    pub fn sample_shards(&mut self, seed: u64, mut shards: Vec<u64>) {
+        let kept = self.topology.path_ids().filter(|&path| !self.topology.path_trains(path));
+        // Nobody trains on the text of a kept path.
+        kept.for_each(|path| shards[path.index()] = 0);
         self.sampling = Some(Sampling { seed, shards });
     }
 }
