@@ -20,6 +20,11 @@ pub enum RoutingError {
         /// The problem, and the values that work.
         problem: &'static str,
     },
+    /// Paths can't be added to a router or removed from it.
+    #[error(
+        "the router has no centroid for each path: only a router of routing.kind = \"kmeans\" can be extended"
+    )]
+    NoCentroids,
     /// The length of a buffer does not match its shape.
     #[error("{what}: expected {expected} values, got {actual}")]
     Shape {

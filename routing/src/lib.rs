@@ -18,6 +18,7 @@ mod config;
 mod damaged;
 mod decisions;
 mod error;
+mod extend;
 mod features;
 mod fit;
 mod inputs;
@@ -47,6 +48,7 @@ pub use classifier::{Discriminative, ScoredDocuments, fit_discriminative, target
 pub use config::{ClassifierConfig, FeatureKind, RouterConfig, RouterKind};
 pub use dipaco_model::BoxError;
 pub use error::RoutingError;
+pub use extend::fit_added;
 pub use features::{FeatureExtractor, silent};
 pub use fit::{Fit, FitOrigin, fit, fit_points};
 pub use inputs::Likelihoods;

@@ -2,6 +2,7 @@
 
 mod checks;
 mod encoding;
+mod extend;
 mod fitted_on;
 mod header;
 mod posterior;

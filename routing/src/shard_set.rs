@@ -283,13 +283,13 @@ impl ShardSet {
         self.manifest.shards.iter().filter(|shard| shard.documents == 0).map(|shard| shard.path)
     }
 
-    /// Checks that every path has a document to train on.
+    /// Checks that every path for which `trains` is true has a document to train on.
     ///
     /// # Errors
     ///
     /// [`RoutingError::EmptyPaths`] with the paths without documents.
-    pub fn check_trainable(&self) -> Result<(), RoutingError> {
-        let paths: Vec<u32> = self.empty_paths().map(|path| path.0).collect();
+    pub fn check_trainable(&self, trains: impl Fn(PathId) -> bool) -> Result<(), RoutingError> {
+        let paths: Vec<u32> = self.empty_paths().filter(|&path| trains(path)).map(|path| path.0).collect();
         if paths.is_empty() { Ok(()) } else { Err(RoutingError::EmptyPaths { paths, total: self.paths() }) }
     }
 }

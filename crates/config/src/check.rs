@@ -310,6 +310,13 @@ impl RunConfig {
                 if self.model.check().is_ok() {
                     problems.result(self.model.check_topology(&topology));
                 }
+                if self.topology.kept_paths > 0 && !self.routing.phases.is_empty() {
+                    problems.add(
+                        "routing.phases is not empty but topology.kept_paths keeps paths: a new router would divide the \
+                         text of kept paths anew, so leave routing.phases out"
+                            .to_owned(),
+                    );
+                }
                 let (overlap, paths) = (self.routing.overlap, topology.paths());
                 if overlap > paths as usize {
                     problems.add(format!(

@@ -61,10 +61,7 @@ impl Default for RunConfig {
         Self {
             run: RunSection::default(),
             model: ModelConfig::default(),
-            topology: TopologyConfig {
-                replicas: 1,
-                levels: vec![level("0..2", true, false), level("2..4", false, true)],
-            },
+            topology: TopologyConfig::grid(1, vec![level("0..2", true, false), level("2..4", false, true)]),
             prepare: PrepareConfig::default(),
             seed_model: SeedConfig::default(),
             routing: RouterConfig::default(),

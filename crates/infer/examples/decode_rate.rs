@@ -83,7 +83,7 @@ impl Options {
         };
         let half = blocks / 2;
         let levels = vec![level(format!("0..{half}"), true), level(format!("{half}..{blocks}"), false)];
-        Ok(Topology::new(&TopologyConfig { replicas: 1, levels }, blocks)?)
+        Ok(Topology::new(&TopologyConfig::grid(1, levels), blocks)?)
     }
 }
 

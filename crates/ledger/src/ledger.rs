@@ -13,8 +13,8 @@ use crate::names::{self, Owner};
 use crate::owners::ModuleOwners;
 use crate::records::{Divided, TrainingObjects};
 use crate::{
-    CheckpointRecord, LeaseResult, LedgerError, LedgerPlan, ObjectRef, RollbackRecord, RunManifest,
-    SeedRecord, ShardRecord, TrainingRecord,
+    CheckpointRecord, ExtensionRecord, LeaseResult, LedgerError, LedgerPlan, ObjectRef, RollbackRecord,
+    RunManifest, SeedRecord, ShardRecord, TrainingRecord,
 };
 
 mod checkpoints;
@@ -46,6 +46,7 @@ pub struct Ledger {
     run: String,
     incarnation: u32,
     seed: Option<SeedRecord>,
+    extension: Option<ExtensionRecord>,
     /// The last rollbacks of the run.
     rollbacks: Vec<RollbackRecord>,
     plan: LedgerPlan,
@@ -114,7 +115,7 @@ impl Ledger {
     /// When training has not begun, or the manifest does not fit the plan.
     pub fn take_over(stored: StoredRun, topology: Topology, plan: LedgerPlan) -> Result<Self, LedgerError> {
         let StoredRun { manifest, checkpoints, names } = stored;
-        let RunManifest { run, incarnation, seed, training, checkpoints: _, rollbacks } = manifest;
+        let RunManifest { run, incarnation, seed, extension, training, checkpoints: _, rollbacks } = manifest;
         let incarnation = incarnation.saturating_add(1);
         let Divided { progress, phase, objects } = training.ok_or(LedgerError::NotStarted)?.divide()?;
         let LedgerPlan { schedule, scheme, limits, .. } = plan.clone();
@@ -130,6 +131,7 @@ impl Ledger {
             run,
             incarnation,
             seed,
+            extension,
             rollbacks,
             news: state.progress().pending.keys().copied().collect(),
             state,
@@ -172,6 +174,7 @@ impl Ledger {
                 run: self.run.clone(),
                 incarnation: self.incarnation,
                 seed: self.seed.clone(),
+                extension: self.extension.clone(),
                 training: Some(training),
                 checkpoints: self.checkpoints.records(),
                 rollbacks: self.rollbacks.clone(),

@@ -35,6 +35,6 @@ pub use owners::Claimed;
 pub use plan::LedgerPlan;
 pub use run_manifest::{
     ChangeRecord, CheckpointRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest,
-    FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, PathRecord, QuarantineRecord, RollbackRecord,
-    RunManifest, SeedRecord, ShardRecord, TrainingRecord,
+    ExtensionRecord, FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, PathRecord, QuarantineRecord,
+    RollbackRecord, RunManifest, SeedRecord, ShardRecord, TrainingRecord,
 };

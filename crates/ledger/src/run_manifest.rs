@@ -25,6 +25,9 @@ pub struct RunManifest {
     pub incarnation: u32,
     /// The dense path from which every path starts; absent before its pretraining begins.
     pub seed: Option<SeedRecord>,
+    /// The modules of another run from which this run begins; absent in a run that begins with its seed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extension: Option<ExtensionRecord>,
     /// The training of the paths; absent before it begins.
     pub training: Option<TrainingRecord>,
     /// Checkpoints of the training, the newest last. A run with a damaged object goes back to a checkpoint.
@@ -67,6 +70,7 @@ impl RunManifest {
             run,
             incarnation: 0,
             seed: None,
+            extension: None,
             training: None,
             checkpoints: Vec::new(),
             rollbacks: Vec::new(),
@@ -79,11 +83,32 @@ impl RunManifest {
         self.rollbacks.drain(..self.rollbacks.len().saturating_sub(REMEMBERED_ROLLBACKS));
     }
 
+    /// Names the weights with which the training begins: the hash of the seed, followed by the hash of an extension. `None`
+    /// without a finished seed.
+    #[must_use]
+    pub fn start_hash(&self) -> Option<String> {
+        let seed = self.seed.as_ref().filter(|seed| seed.finished())?;
+        let extension = self.extension.as_ref().map(|extension| extension.hash.as_str());
+        Some(format!("{}{}", seed.weights.hash, extension.unwrap_or_default()))
+    }
+
     /// Current phase of routing, from 0. It selects the router and the shards.
     #[must_use]
     pub fn phase(&self) -> u32 {
         self.training.as_ref().map_or(0, |training| training.phase)
     }
+}
+
+/// The modules of a finished run from which another run begins (`dipaco extend`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExtensionRecord {
+    /// Identity of the finished run.
+    pub from: String,
+    /// Hash over the topology and the weights of all modules.
+    pub hash: String,
+    /// All modules at version 0, level by level. Empty when the training has begun, because its record then lists them.
+    pub modules: Vec<ModuleRecord>,
 }
 
 /// The seed model and the progress of its pretraining.
@@ -200,6 +225,12 @@ pub struct ChangeRecord {
 }
 
 impl FragmentRecord {
+    /// A fragment before its first outer step.
+    #[must_use]
+    pub fn first(weights: ObjectRef) -> Self {
+        Self { version: 0, weights, momentum: None, changes: Vec::new(), kept: Vec::new(), norms: Vec::new() }
+    }
+
     /// Weights at a kept version.
     #[must_use]
     pub fn weights_at(&self, version: u32) -> Option<&ObjectRef> {

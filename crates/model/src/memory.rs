@@ -202,7 +202,7 @@ mod tests {
             frozen: below,
         };
         let levels = vec![level(0..frozen, true), level(frozen..config.blocks, false)];
-        Topology::new(&TopologyConfig { replicas: 1, levels }, config.blocks).unwrap()
+        Topology::new(&TopologyConfig::grid(1, levels), config.blocks).unwrap()
     }
 
     fn adamw(config: &ModelConfig, topology: &Topology) -> OptimizerMemory {

@@ -27,7 +27,7 @@ fn levels(tied: bool, frozen: u32) -> Option<Topology> {
     for (number, level) in levels.iter_mut().enumerate() {
         level.frozen = frozen >> number & 1 == 1;
     }
-    Topology::new(&TopologyConfig { replicas: 1, levels }, 2).ok()
+    Topology::new(&TopologyConfig::grid(1, levels), 2).ok()
 }
 
 /// The bits of the loss, and of the gradient of each tensor that has one.

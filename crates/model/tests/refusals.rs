@@ -29,9 +29,9 @@ fn configurations_that_do_not_fit_are_named() {
     assert!(message(ModelConfig { rope_theta: f64::NAN, ..config(false) }).starts_with("model.rope_theta"));
 
     let apart = Topology::new(
-        &TopologyConfig {
-            replicas: 1,
-            levels: vec![
+        &TopologyConfig::grid(
+            1,
+            vec![
                 LevelConfig {
                     modules: Modules::Count(1),
                     blocks: "0..2".into(),
@@ -47,7 +47,7 @@ fn configurations_that_do_not_fit_are_named() {
                     frozen: false,
                 },
             ],
-        },
+        ),
         2,
     )
     .unwrap();

@@ -67,7 +67,7 @@ fn topology() -> Topology {
         frozen: false,
     };
     let levels = vec![level(2, "0, 3", true), level(1, "1", false), level(2, "2", false)];
-    Topology::new(&TopologyConfig { replicas: 1, levels }, 4).unwrap()
+    Topology::new(&TopologyConfig::grid(1, levels), 4).unwrap()
 }
 
 fn config() -> ModelConfig {

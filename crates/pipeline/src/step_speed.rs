@@ -243,7 +243,7 @@ mod tests {
             frozen,
         };
         let frozen = |levels| {
-            let topology = Topology::new(&TopologyConfig { replicas: 1, levels }, 1).unwrap();
+            let topology = Topology::new(&TopologyConfig::grid(1, levels), 1).unwrap();
             StepSubject { topology, ..subject(false) }.flops()
         };
         let (block, head, attention) = (f64::from(4 * 256 + 3 * 1024 + 32), f64::from(640 + 16), 128.0);

@@ -130,8 +130,8 @@ pub async fn train(
 /// [`PipelineError::Coordinator`] when the training began with other settings, and when the store can't be read.
 pub async fn check_settings(run: &RunDirectory, config: &RunConfig) -> Result<(), PipelineError> {
     let Some(manifest) = manifest(run).await? else { return Ok(()) };
-    let (Some(seed), Some(training)) = (&manifest.seed, &manifest.training) else { return Ok(()) };
-    if training.origin == training_origin(config, &seed.weights.hash)? {
+    let (Some(start), Some(training)) = (manifest.start_hash(), &manifest.training) else { return Ok(()) };
+    if training.origin == training_origin(config, &start)? {
         Ok(())
     } else {
         Err(CoordinatorError::OtherTraining.into())
@@ -146,8 +146,8 @@ async fn finished(
     config: &RunConfig,
 ) -> Result<Option<CoordinatorSummary>, PipelineError> {
     let Some(manifest) = manifest(run).await? else { return Ok(None) };
-    let (Some(seed), Some(training)) = (&manifest.seed, &manifest.training) else { return Ok(None) };
-    if !training.finished() || training.origin != training_origin(config, &seed.weights.hash)? {
+    let (Some(start), Some(training)) = (manifest.start_hash(), &manifest.training) else { return Ok(None) };
+    if !training.finished() || training.origin != training_origin(config, &start)? {
         return Ok(None);
     }
     Ok(Some(CoordinatorSummary {

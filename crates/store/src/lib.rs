@@ -51,8 +51,8 @@ pub use address::StoreOptions;
 pub use dipaco_ledger::names;
 pub use dipaco_ledger::{
     ChangeRecord, CheckpointRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest,
-    FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, ObjectRef, PathRecord, QuarantineRecord,
-    RollbackRecord, RunManifest, SeedRecord, ShardRecord, TrainingRecord,
+    ExtensionRecord, FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, ObjectRef, PathRecord,
+    QuarantineRecord, RollbackRecord, RunManifest, SeedRecord, ShardRecord, TrainingRecord,
 };
 pub use error::{RemoteCause, StoreError};
 pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, ManifestSequence};

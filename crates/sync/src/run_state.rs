@@ -218,14 +218,15 @@ impl RunState {
         fragment_ids_of(&self.topology, self.plan.schedule.fragments(), path)
     }
 
-    /// The fragments of a path to which it contributes: those of the levels that train.
+    /// The fragments of a path to which it contributes: those of the modules that train.
     fn trained_fragments_of(&self, path: PathId) -> impl Iterator<Item = FragmentId> {
         self.fragment_ids_of(path).into_iter().filter(|fragment| self.trains(*fragment))
     }
 
-    /// True if a fragment takes outer steps. A fragment of a frozen level keeps version 0, the weights of the seed.
+    /// True if a fragment takes outer steps. A fragment of a frozen level or of a kept path keeps version 0, the weights at
+    /// the start of the run.
     fn trains(&self, fragment: FragmentId) -> bool {
-        self.topology.trains(fragment.module.level.into())
+        self.topology.module_trains(fragment.module)
     }
 
     /// Number of sends of a fragment by each path through it up to `step`.
@@ -300,7 +301,10 @@ impl RunState {
 
     /// Draws the next path from now on in proportion to the untrained part of its shard (arXiv:2401.09135, equation
     /// 2). `shards` holds the number of tokens of each path's shard.
-    pub fn sample_shards(&mut self, seed: u64, shards: Vec<u64>) {
+    pub fn sample_shards(&mut self, seed: u64, mut shards: Vec<u64>) {
+        let kept = self.topology.path_ids().filter(|&path| !self.topology.path_trains(path));
+        // Nobody trains on the text of a kept path.
+        kept.for_each(|path| shards[path.index()] = 0);
         self.sampling = Some(Sampling { seed, shards });
     }
 }

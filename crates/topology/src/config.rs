@@ -12,12 +12,24 @@ pub struct TopologyConfig {
     /// replicas of a single level with one module are DiLoCo with 8 workers.
     #[serde(default = "one")]
     pub replicas: u32,
+    /// The paths, each as the index of its module in every level. Empty, the default, for all combinations of modules, with
+    /// `replicas` paths each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<Vec<u32>>,
+    /// The first so many paths are kept as they are: nobody trains them, and none of their modules changes (default 0).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub kept_paths: u32,
     /// Levels, first to last. Each block, the embedding and the head belong to exactly one level.
     pub levels: Vec<LevelConfig>,
 }
 
 fn one() -> u32 {
     1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl TopologyConfig {
@@ -31,7 +43,13 @@ impl TopologyConfig {
             head: true,
             frozen: false,
         };
-        Self { replicas: 1, levels: vec![level] }
+        Self::grid(1, vec![level])
+    }
+
+    /// Returns the topology of all combinations of modules, with `replicas` paths each.
+    #[must_use]
+    pub fn grid(replicas: u32, levels: Vec<LevelConfig>) -> Self {
+        Self { replicas, paths: Vec::new(), kept_paths: 0, levels }
     }
 }
 

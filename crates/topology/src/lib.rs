@@ -9,7 +9,7 @@
 //! use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 //!
 //! let level = |blocks: &str, embedding, head| LevelConfig { modules: Modules::Count(2), blocks: blocks.into(), embedding, head, frozen: false };
-//! let config = TopologyConfig { replicas: 1, levels: vec![level("0..2", true, false), level("2..4", false, true)] };
+//! let config = TopologyConfig::grid(1, vec![level("0..2", true, false), level("2..4", false, true)]);
 //! let grid = Topology::new(&config, 4)?;
 //! assert_eq!(grid.paths(), 4);
 //! assert_eq!(grid.modules_of(PathId(2)).iter().map(ToString::to_string).collect::<Vec<_>>(), ["0/1", "1/0"]);
@@ -21,9 +21,14 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod error;
+mod extension;
 mod ids;
+mod listed;
 mod topology;
 
 pub use config::{LevelConfig, Modules, TopologyConfig};
+pub use error::TopologyError;
+pub use extension::{AddedPaths, DerivedTopology};
 pub use ids::{ModuleId, PathId};
-pub use topology::{Part, Topology, TopologyError};
+pub use topology::{Part, Topology};

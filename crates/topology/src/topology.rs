@@ -1,9 +1,10 @@
 //! The topology of a run: the modules of each path.
 
-use thiserror::Error;
+use std::collections::BTreeSet;
 
 use crate::config::parse_blocks;
-use crate::{ModuleId, Modules, PathId, TopologyConfig};
+use crate::listed::check_listed;
+use crate::{ModuleId, Modules, PathId, TopologyConfig, TopologyError};
 
 /// Part of the transformer. A level holds some of the parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,62 +27,6 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// Error of building a topology.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum TopologyError {
-    /// The configuration has no level.
-    #[error(
-        "topology.levels is empty: give at least one level that holds the embedding, all blocks and the head"
-    )]
-    NoLevels,
-    /// A level has no copies, or there are no replicas.
-    #[error("{what} is 0: it must be at least 1")]
-    Zero {
-        /// Key with the value 0.
-        what: String,
-    },
-    /// An entry of `blocks` is malformed.
-    #[error(
-        "`{entry}` in topology.levels.blocks is not a block: write half-open ranges and numbers, such as \"0..6, 8\""
-    )]
-    Blocks {
-        /// Text of the entry.
-        entry: String,
-    },
-    /// A level names a block outside of the model.
-    #[error("topology.levels[{level}] names block {block}, but the model has {blocks} blocks (0 to {})", blocks.saturating_sub(1))]
-    NoSuchBlock {
-        /// Index of the level.
-        level: usize,
-        /// Number of the block.
-        block: usize,
-        /// Value of `model.blocks`.
-        blocks: usize,
-    },
-    /// No level or more than one level holds a part.
-    #[error(
-        "{part} is held by {holders} levels of topology.levels: every part of the model belongs to exactly one"
-    )]
-    Part {
-        /// Name of the part.
-        part: String,
-        /// Number of levels that hold it.
-        holders: usize,
-    },
-    /// No level trains.
-    #[error(
-        "every level of topology.levels is frozen, so there is nothing to train: leave `frozen` out of at least one"
-    )]
-    Frozen,
-    /// There are too many paths.
-    #[error("the levels multiply to more than {limit} paths: lower `modules` or `replicas`")]
-    TooManyPaths {
-        /// Maximum number of paths.
-        limit: u32,
-    },
-}
-
 /// Maximum number of paths of a run. It also bounds the memory that a damaged manifest can make a reader allocate.
 const MAX_PATHS: u32 = 1 << 20;
 
@@ -95,6 +40,12 @@ pub struct Topology {
     /// True for each level that does not train.
     frozen: Vec<bool>,
     paths: u32,
+    /// Modules of each path, if the paths are listed; empty for all combinations.
+    listed: Vec<Vec<u32>>,
+    /// Number of paths that nobody trains, the first of all.
+    kept: u32,
+    /// Modules of these paths.
+    kept_modules: BTreeSet<ModuleId>,
 }
 
 impl Topology {
@@ -132,11 +83,12 @@ impl Topology {
             parts.push(held);
         }
         let frozen: Vec<bool> = config.levels.iter().map(|level| level.frozen).collect();
-        if frozen.iter().all(|&frozen| frozen) {
-            return Err(TopologyError::Frozen);
-        }
         if paths == 0 {
             return Err(TopologyError::Zero { what: "topology.replicas".into() });
+        }
+        if !config.paths.is_empty() {
+            check_listed(config)?;
+            paths = config.paths.len() as u64;
         }
         let paths = u32::try_from(paths).ok().filter(|&p| p <= MAX_PATHS);
         let paths = paths.ok_or(TopologyError::TooManyPaths { limit: MAX_PATHS })?;
@@ -147,7 +99,30 @@ impl Topology {
                 return Err(TopologyError::Part { part: part.to_string(), holders });
             }
         }
-        Ok(Self { counts, parts, frozen, paths })
+        let (listed, kept) = (config.paths.clone(), config.kept_paths);
+        if kept > paths {
+            return Err(TopologyError::TooManyKept { kept, paths });
+        }
+        if kept < paths && frozen.iter().all(|&frozen| frozen) {
+            return Err(TopologyError::Frozen);
+        }
+        let mut topology = Self { counts, parts, frozen, paths, listed, kept, kept_modules: BTreeSet::new() };
+        let kept_modules = (0..kept).flat_map(|path| topology.modules_of(PathId(path))).collect();
+        topology.kept_modules = kept_modules;
+        topology.check_kept()?;
+        Ok(topology)
+    }
+
+    /// Checks that no path trains a module of a kept path.
+    fn check_kept(&self) -> Result<(), TopologyError> {
+        for path in self.trained_paths() {
+            let trained = self.modules_of(path).into_iter().filter(|module| self.trains(module.level.into()));
+            for module in trained.filter(|module| self.kept_modules.contains(module)) {
+                let kept = self.paths_through(module).next().unwrap_or(path);
+                return Err(TopologyError::KeptModule { path, module, kept });
+            }
+        }
+        Ok(())
     }
 
     /// Returns P, the number of paths.
@@ -158,8 +133,13 @@ impl Topology {
 
     /// Returns the radix of each digit of a path id, most significant first: the replicas, then K of each level that
     /// multiplies the paths. Radices of 1 are left out, so a single path has none. Their product is P.
+    ///
+    /// Listed paths have the one radix P.
     #[must_use]
     pub fn radices(&self) -> Vec<u32> {
+        if !self.listed.is_empty() {
+            return Some(self.paths).filter(|&paths| paths > 1).into_iter().collect();
+        }
         let counts: Vec<u32> = self.counts.iter().flatten().copied().collect();
         // P is the number of replicas times these.
         let replicas = self.paths / counts.iter().product::<u32>().max(1);
@@ -169,6 +149,24 @@ impl Topology {
     /// Returns all paths in order.
     pub fn path_ids(&self) -> impl ExactSizeIterator<Item = PathId> + use<> {
         (0..self.paths).map(PathId)
+    }
+
+    /// Returns true if workers train a path. Nobody trains a kept path.
+    #[must_use]
+    pub fn path_trains(&self, path: PathId) -> bool {
+        path.0 >= self.kept && path.0 < self.paths
+    }
+
+    /// Returns the paths that workers train, in order.
+    pub fn trained_paths(&self) -> impl ExactSizeIterator<Item = PathId> + use<> {
+        (self.kept..self.paths).map(PathId)
+    }
+
+    /// Returns true if outer steps change a module: its level trains, and it is no kept path's. All paths through such a
+    /// module train.
+    #[must_use]
+    pub fn module_trains(&self, module: ModuleId) -> bool {
+        self.trains(module.level.into()) && !self.kept_modules.contains(&module)
     }
 
     /// Returns L, the number of levels.
@@ -219,6 +217,10 @@ impl Topology {
     /// Returns the modules of a path, one per level.
     #[must_use]
     pub fn modules_of(&self, path: PathId) -> Vec<ModuleId> {
+        if let Some(listed) = self.listed.get(path.index()) {
+            let module = |(level, &index)| ModuleId { level: level_number(level), index };
+            return listed.iter().enumerate().map(module).collect();
+        }
         // The last level is the least significant digit of the path id.
         let mut modules = vec![ModuleId { level: 0, index: path.0 }; self.levels()];
         let mut rest = path.0;
@@ -246,6 +248,9 @@ impl Topology {
     #[must_use]
     pub fn goes_through(&self, path: PathId, module: ModuleId) -> bool {
         let level = usize::from(module.level);
+        if let Some(listed) = self.listed.get(path.index()) {
+            return listed.get(level) == Some(&module.index);
+        }
         let Some(count) = self.counts.get(level) else { return false };
         let Some(k) = count else { return module.index == path.0 };
         let below: u32 = self.counts[level + 1..].iter().flatten().product();
@@ -254,7 +259,7 @@ impl Topology {
 }
 
 /// Returns a level as it stands in a [`ModuleId`]. A run has far fewer than 65,536 levels.
-fn level_number(level: usize) -> u16 {
+pub(crate) fn level_number(level: usize) -> u16 {
     u16::try_from(level).unwrap_or(u16::MAX)
 }
 
@@ -270,13 +275,13 @@ mod tests {
     }
 
     fn grid(k: u32) -> TopologyConfig {
-        TopologyConfig {
-            replicas: 1,
-            levels: vec![
+        TopologyConfig::grid(
+            1,
+            vec![
                 level(Modules::Count(k), "0..6", true, false),
                 level(Modules::Count(k), "6..12", false, true),
             ],
-        }
+        )
     }
 
     #[test]
@@ -304,14 +309,14 @@ mod tests {
 
     #[test]
     fn path_specific_modules_do_not_multiply_the_paths() {
-        let config = TopologyConfig {
-            replicas: 1,
-            levels: vec![
+        let config = TopologyConfig::grid(
+            1,
+            vec![
                 level(Modules::Count(8), "1..5", false, false),
                 level(Modules::Count(8), "7..11", false, true),
                 level(Modules::Paths, "0, 5..7, 11", true, false),
             ],
-        };
+        );
         let topology = Topology::new(&config, 12).unwrap();
         assert_eq!(topology.paths(), 64);
         assert_eq!(topology.modules_in(2), 64);
@@ -352,14 +357,14 @@ mod tests {
     proptest! {
         #[test]
         fn modules_and_paths_agree(replicas in 1u32..4, a in 1u32..5, b in 1u32..5) {
-            let config = TopologyConfig {
+            let config = TopologyConfig::grid(
                 replicas,
-                levels: vec![
+                vec![
                     level(Modules::Count(a), "0", true, false),
                     level(Modules::Paths, "", false, true),
                     level(Modules::Count(b), "1", false, false),
                 ],
-            };
+            );
             let topology = Topology::new(&config, 2).unwrap();
             prop_assert_eq!(topology.paths(), replicas * a * b);
             let digits: Vec<u32> = [replicas, a, b].into_iter().filter(|&digit| digit > 1).collect();

@@ -17,6 +17,7 @@ mod blocking;
 pub mod client;
 mod coordinator;
 mod error;
+mod extension;
 pub mod host;
 mod open_run;
 mod router;
@@ -32,6 +33,7 @@ pub use coordinator::{
 };
 pub use dipaco_ledger::LedgerError;
 pub use error::TrainError;
+pub use extension::{ExtensionError, ExtensionOptions, extend_run};
 pub use host::{HostError, Revocations};
 pub use open_run::{OpenRun, open_run};
 pub use router::{

@@ -193,7 +193,7 @@ fn dense_level() -> LevelConfig {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     let mut config = config();
-    config.topology = TopologyConfig { replicas: 1, levels: vec![dense_level()] };
+    config.topology = TopologyConfig::grid(1, vec![dense_level()]);
     config.outer.nesterov.learning_rate = 1.0;
     config.outer.nesterov.momentum = 0.0;
     let run = Run::seeded(config.clone()).await;
@@ -245,7 +245,7 @@ fn the_held_out_loss_does_not_count_the_prefix() {
     let folder = tempfile::tempdir().unwrap();
     let file = tokens(&folder.path().join("shard.h5"), 1, 200);
     let mut config = config();
-    config.topology = TopologyConfig { replicas: 1, levels: vec![dense_level()] };
+    config.topology = TopologyConfig::grid(1, vec![dense_level()]);
     let weights = dipaco_model::init(&config.model, 1).unwrap();
     let loss = |prefix: usize| {
         let mut plan = WorkerPlan::new(&config);
@@ -280,7 +280,7 @@ fn the_held_out_loss_does_not_count_the_prefix() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_and_path_specific_modules_do_not_depend_on_the_workers() {
-    let diloco = TopologyConfig { replicas: 2, levels: vec![dense_level()] };
+    let diloco = TopologyConfig::grid(2, vec![dense_level()]);
     let level = |modules, blocks: &str, embedding| LevelConfig {
         modules,
         blocks: blocks.into(),
@@ -288,10 +288,8 @@ async fn replicas_and_path_specific_modules_do_not_depend_on_the_workers() {
         head: !embedding,
         frozen: false,
     };
-    let specific = TopologyConfig {
-        replicas: 1,
-        levels: vec![level(Modules::Count(2), "0", true), level(Modules::Paths, "1", false)],
-    };
+    let specific =
+        TopologyConfig::grid(1, vec![level(Modules::Count(2), "0", true), level(Modules::Paths, "1", false)]);
     for (topology, paths, modules) in [(diloco, 2, 1), (specific, 2, 4)] {
         let mut bits = Vec::new();
         for workers in [1, 2] {
@@ -332,7 +330,7 @@ fn first_lease(config: &RunConfig, file: TokenFile) -> Result<(), PathError> {
 fn tokens_outside_of_the_vocabulary_end_the_training_of_a_path() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config();
-    config.topology = TopologyConfig { replicas: 1, levels: vec![dense_level()] };
+    config.topology = TopologyConfig::grid(1, vec![dense_level()]);
     let path = folder.path().join("shard.h5");
     let file = tokens(&path, 0, 30);
     first_lease(&config, TokenFile::open(&path).unwrap()).unwrap();

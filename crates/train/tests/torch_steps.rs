@@ -85,7 +85,7 @@ impl Reference {
             head: odd,
             frozen: false,
         };
-        let two = TopologyConfig { replicas: 1, levels: vec![level(false), level(true)] };
+        let two = TopologyConfig::grid(1, vec![level(false), level(true)]);
         [TopologyConfig::dense(blocks), two].map(|config| Topology::new(&config, blocks).unwrap())
     }
 

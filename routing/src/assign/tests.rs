@@ -32,7 +32,7 @@ fn every_document_is_in_the_shard_of_its_path_in_corpus_order() {
     let shards = ShardSet::open(&out).unwrap();
     assert_eq!(shards, assigned.shards);
     shards.check_router(&router).unwrap();
-    shards.check_trainable().unwrap();
+    shards.check_trainable(|_| true).unwrap();
     assert_eq!(shards.paths(), TOPICS);
     for shard in shards.shards() {
         let tokens = shards.open_shard(shard.path).unwrap();
@@ -114,7 +114,7 @@ fn paths_without_documents_are_found() {
     let out = folder.path().join("train");
     let shards = assign(&Histogram, "seed", &router, &file, &out, &mut silent).unwrap().shards;
     assert_eq!(shards.empty_paths().collect::<Vec<_>>(), [PathId(1), PathId(2)]);
-    let message = shards.check_trainable().unwrap_err().to_string();
+    let message = shards.check_trainable(|_| true).unwrap_err().to_string();
     assert!(
         message.contains("2 of 3 paths") && message.contains("1, 2") && message.contains("fewer paths"),
         "{message}"

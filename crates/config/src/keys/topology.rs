@@ -9,6 +9,18 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "Paths through each combination of modules. With more than 1, each combination is a DiLoCo group.",
     ),
     key(
+        "topology.paths",
+        "lists of modules",
+        "The paths, each as the index of its module in every level, as in [[0, 0], [1, 2]]. Empty for all combinations of \
+         modules. `dipaco extend` writes it. A listed topology has no replicas and no path-specific level.",
+    ),
+    key(
+        "topology.kept_paths",
+        "paths",
+        "The first so many paths are kept: nobody trains them, and no module of theirs changes. `dipaco extend` keeps the \
+         paths of the finished run. With kept paths a run has one phase of routing.",
+    ),
+    key(
         "topology.levels[].modules",
         "modules, or \"paths\"",
         "K, the number of modules of the level; \"paths\" gives every path its own module. The number of paths is the \

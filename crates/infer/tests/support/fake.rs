@@ -30,7 +30,7 @@ impl Fake {
             head: !embedding,
             frozen: false,
         };
-        let config = TopologyConfig { replicas: 1, levels: vec![level("0", true), level("1", false)] };
+        let config = TopologyConfig::grid(1, vec![level("0", true), level("1", false)]);
         let topology = Topology::new(&config, 2).unwrap();
         Arc::new(Self { topology, context, gate: Arc::default() })
     }

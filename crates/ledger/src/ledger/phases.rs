@@ -66,7 +66,7 @@ impl Ledger {
     }
 }
 
-/// Checks that every path has a shard with at least one document.
+/// Checks that every path has a shard, and every path that trains one with at least one document.
 ///
 /// # Errors
 /// [`LedgerError::ShardCount`] or [`LedgerError::EmptyShard`].
@@ -74,7 +74,7 @@ pub fn check_shards(topology: &Topology, shards: &[ShardRecord]) -> Result<(), L
     if shards.len() != topology.paths() as usize {
         return Err(LedgerError::ShardCount { shards: shards.len(), paths: topology.paths() });
     }
-    match topology.path_ids().find(|path| shards[path.index()].documents == 0) {
+    match topology.trained_paths().find(|path| shards[path.index()].documents == 0) {
         Some(path) => Err(LedgerError::EmptyShard { path }),
         None => Ok(()),
     }

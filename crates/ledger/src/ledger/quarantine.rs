@@ -57,7 +57,7 @@ impl Ledger {
         }
         let limit = self.plan.quarantine_after;
         // Where every path fails, the configuration is wrong: a run without training must not end as if it were complete.
-        let mut others_train = self.state.topology().path_ids().filter(|&other| other != path);
+        let mut others_train = self.state.topology().trained_paths().filter(|&other| other != path);
         let is_last = others_train.all(|other| self.state.is_quarantined(other));
         if is_last || limit == 0 || workers.len() < limit {
             return Ok(if others { FailureDecision::Retried } else { FailureDecision::Alone });

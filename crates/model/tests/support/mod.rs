@@ -44,8 +44,7 @@ pub(crate) fn two_levels() -> Topology {
         head: rest,
         frozen: false,
     };
-    Topology::new(&TopologyConfig { replicas: 1, levels: vec![level("0", true), level("1", false)] }, 2)
-        .unwrap()
+    Topology::new(&TopologyConfig::grid(1, vec![level("0", true), level("1", false)]), 2).unwrap()
 }
 
 /// One sequence on packed weights of a path.

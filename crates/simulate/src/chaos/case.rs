@@ -168,7 +168,7 @@ impl Case {
 
     /// True if a fragment belongs to a level that trains.
     pub(crate) fn trains(&self, fragment: FragmentId) -> bool {
-        self.topology.trains(fragment.module.level.into())
+        self.topology.module_trains(fragment.module)
     }
 
     /// The same training by one worker, without faults.
@@ -282,25 +282,25 @@ fn topology(random: &mut ChaCha8Rng) -> TopologyConfig {
     };
     let [kind, first, second] = [(); 3].map(|()| random.random_range(1..=3));
     match kind {
-        1 => TopologyConfig {
-            replicas: random.random_range(1..=4),
-            levels: vec![level(Modules::Count(1), "0..3", true, true)],
-        },
-        2 => TopologyConfig {
-            replicas: 1,
-            levels: vec![
+        1 => TopologyConfig::grid(
+            random.random_range(1..=4),
+            vec![level(Modules::Count(1), "0..3", true, true)],
+        ),
+        2 => TopologyConfig::grid(
+            1,
+            vec![
                 level(Modules::Count(first), "0", true, false),
                 level(Modules::Count(second), "1..3", false, true),
             ],
-        },
-        _ => TopologyConfig {
-            replicas: 1,
-            levels: vec![
+        ),
+        _ => TopologyConfig::grid(
+            1,
+            vec![
                 level(Modules::Count(first), "0", true, false),
                 level(Modules::Count(second), "1", false, false),
                 level(Modules::Paths, "2", false, true),
             ],
-        },
+        ),
     }
 }
 

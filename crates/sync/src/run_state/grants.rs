@@ -154,7 +154,9 @@ impl RunState {
                     self.holders.other(path, worker).is_none() && !self.leaves_to_others(path, worker)
                 };
                 let candidates: Vec<PathId> = free.filter(open).collect();
-                let steps: Vec<u64> = self.progress.paths.iter().map(|path| path.steps).collect();
+                // Kept paths have taken no steps in this run.
+                let taken = |path| if self.topology.path_trains(path) { self.path(path).steps } else { 0 };
+                let steps: Vec<u64> = self.topology.path_ids().map(taken).collect();
                 sampling.draw(&candidates, &steps, self.next_fence)
             }
         };

@@ -21,8 +21,7 @@ fn grid() -> Topology {
         head,
         frozen: false,
     };
-    let config =
-        TopologyConfig { replicas: 1, levels: vec![level("0", true, false), level("1", false, true)] };
+    let config = TopologyConfig::grid(1, vec![level("0", true, false), level("1", false, true)]);
     Topology::new(&config, 2).unwrap()
 }
 
@@ -126,7 +125,7 @@ fn a_frozen_level_is_taken_over_and_never_sent_or_waited_for() {
         head: true,
         frozen: false,
     };
-    let topology = Topology::new(&TopologyConfig { replicas: 1, levels: vec![level, trains] }, 1).unwrap();
+    let topology = Topology::new(&TopologyConfig::grid(1, vec![level, trains]), 1).unwrap();
     let quorum =
         Quorum { learners: 1, grace: Duration::ZERO, grace_share: 0.0, throttle: 0.0, dynamic_steps: true };
     for scheme in [Scheme::Synchronous, Scheme::Quorum(quorum)] {

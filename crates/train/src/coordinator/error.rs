@@ -30,6 +30,11 @@ pub enum CoordinatorError {
         "this run was trained with another configuration, seed model or shards, and going on would mix the two: continue it with its own configuration, or use another run directory"
     )]
     OtherTraining,
+    /// The run begins with the modules of a finished run, and the topology has changed since.
+    #[error(
+        "this run begins with the modules of another run (`dipaco extend`), and its topology has changed since then: set topology back to what `dipaco extend` wrote"
+    )]
+    OtherExtension,
     /// The text could not be divided for the next phase.
     #[error(transparent)]
     Reroute {

@@ -6,8 +6,8 @@ use dipaco_config::RunConfig;
 use dipaco_ledger::check_shards;
 use dipaco_model::{ModuleWeights, path_specs, split};
 use dipaco_store::{
-    CountRecord, FragmentRecord, Loaded, ModuleRecord, PathRecord, RunManifest, RunStore, ShardRecord,
-    TrainingRecord, names,
+    CountRecord, FragmentRecord, Loaded, ModuleRecord, ObjectRef, PathRecord, RunManifest, RunStore,
+    ShardRecord, TrainingRecord, names,
 };
 use dipaco_topology::Topology;
 
@@ -18,19 +18,20 @@ use dipaco_path::{Layout, module_files};
 use dipaco_protocol::WorkerPlan;
 
 /// Hash of all inputs of the trained weights except the shards: the configuration of model, topology, training, phases
-/// and outer step, the run's seed and the seed model.
+/// and outer step, the run's seed and the weights at the start ([`RunManifest::start_hash`]).
 ///
 /// # Errors
 /// When the configuration can't be written as JSON.
-pub fn training_origin(config: &RunConfig, seed_weights: &str) -> Result<String, CoordinatorError> {
+pub fn training_origin(config: &RunConfig, start: &str) -> Result<String, CoordinatorError> {
     let RunConfig { model, topology, train, routing, sync, outer, run, .. } = config;
     let inputs = (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed);
-    let text = serde_json::to_string(&(inputs, seed_weights));
+    let text = serde_json::to_string(&(inputs, start));
     let text = text.map_err(|source| CoordinatorError::ConfigJson { source })?;
     Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
 }
 
-/// Begins training: cuts the seed model into modules and writes version 0 of each.
+/// Begins training: cuts the seed model into modules and writes version 0 of each. An extension has version 0 of its modules
+/// already, and its kept paths are complete.
 ///
 /// A run that has begun before is continued if `resume` is true and all inputs of its weights are the same. `shards` are
 /// the shards of its current phase.
@@ -50,7 +51,8 @@ pub async fn start_training(
         tracing::warn!("{warning}");
     }
     let seed = manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(CoordinatorError::NoSeed)?;
-    let origin = training_origin(config, &seed.weights.hash)?;
+    let start = manifest.start_hash().ok_or(CoordinatorError::NoSeed)?;
+    let origin = training_origin(config, &start)?;
     if let Some(training) = &manifest.training {
         if training.origin != origin || training.shards != shards {
             return Err(CoordinatorError::OtherTraining);
@@ -65,31 +67,14 @@ pub async fn start_training(
     }
     let topology = Topology::new(&config.topology, config.model.blocks)?;
     check_shards(&topology, &shards)?;
-    let dense: Arc<[_]> = path_specs(&config.model).into();
-    let weights = read_module(store, &seed.weights, dense).await?;
     let plan = WorkerPlan::new(config);
-    let layout = Layout::of_plan(&plan, &topology)?;
-    plan.schedule()?;
-    let mut modules: Vec<_> =
-        topology.module_ids().map(|module| ModuleRecord { module, fragments: Vec::new() }).collect();
-    for (level, part) in (0u16..).zip(split(&config.model, &topology, &weights)?) {
-        for (number, fragment) in (0u32..).zip(layout.fragments(level)?) {
-            let values = fragment.gather(&part.values);
-            let file = module_files::encode(&ModuleWeights { specs: fragment.specs.clone(), values })?;
-            // The modules of a level begin equal, with an object each, because later versions are deleted module by module.
-            for record in modules.iter_mut().filter(|record| record.module.level == level) {
-                let name = names::weights(record.module, number, 0, 0);
-                let weights = store.put_replacing(&name, file.clone()).await?;
-                record.fragments.push(FragmentRecord {
-                    norms: Vec::new(),
-                    version: 0,
-                    weights,
-                    momentum: None,
-                    changes: Vec::new(),
-                    kept: Vec::new(),
-                });
-            }
-        }
+    let schedule = plan.schedule()?;
+    let modules = match &mut manifest.extension {
+        Some(extension) => std::mem::take(&mut extension.modules),
+        None => modules_of_seed(store, &plan, &topology, &seed.weights).await?,
+    };
+    if !modules.iter().map(|record| record.module).eq(topology.module_ids()) {
+        return Err(CoordinatorError::OtherExtension);
     }
     let fragments = topology.levels() * config.sync.fragments as usize;
     let path = PathRecord {
@@ -98,7 +83,9 @@ pub async fn start_training(
         counted: vec![CountRecord::default(); fragments],
         ..PathRecord::default()
     };
-    let paths = vec![path; topology.paths() as usize];
+    let kept = PathRecord { steps: schedule.total(), measured: true, ..path.clone() };
+    let of = |id| if topology.path_trains(id) { path.clone() } else { kept.clone() };
+    let paths = topology.path_ids().map(of).collect();
     manifest.training = Some(TrainingRecord {
         origin,
         rounds: config.train.rounds,
@@ -112,4 +99,31 @@ pub async fn start_training(
     // Last: no manifest names the objects above before this write. A start that ends early is repeated, and replaces them.
     let sequence = store.replace(&manifest, sequence).await?;
     Ok(OpenRun { manifest, sequence })
+}
+
+/// Cuts the seed into modules, and writes the objects of their fragments.
+async fn modules_of_seed(
+    store: &RunStore,
+    plan: &WorkerPlan,
+    topology: &Topology,
+    seed: &ObjectRef,
+) -> Result<Vec<ModuleRecord>, CoordinatorError> {
+    let dense: Arc<[_]> = path_specs(&plan.model).into();
+    let weights = read_module(store, seed, dense).await?;
+    let layout = Layout::of_plan(plan, topology)?;
+    let mut modules: Vec<_> =
+        topology.module_ids().map(|module| ModuleRecord { module, fragments: Vec::new() }).collect();
+    for (level, part) in (0u16..).zip(split(&plan.model, topology, &weights)?) {
+        for (number, fragment) in (0u32..).zip(layout.fragments(level)?) {
+            let values = fragment.gather(&part.values);
+            let file = module_files::encode(&ModuleWeights { specs: fragment.specs.clone(), values })?;
+            // The modules of a level begin equal, with an object each, because later versions are deleted module by module.
+            for record in modules.iter_mut().filter(|record| record.module.level == level) {
+                let name = names::weights(record.module, number, 0, 0);
+                let weights = store.put_replacing(&name, file.clone()).await?;
+                record.fragments.push(FragmentRecord::first(weights));
+            }
+        }
+    }
+    Ok(modules)
 }

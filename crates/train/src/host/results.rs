@@ -171,7 +171,7 @@ impl ResultIntake {
 
     /// Number of values of a fragment; `None` if the path does not train it.
     fn values(&self, path: PathId, fragment: FragmentId) -> Option<usize> {
-        let trains = self.topology.trains(fragment.module.level.into());
+        let trains = self.topology.module_trains(fragment.module);
         let through =
             trains && path.0 < self.topology.paths() && self.topology.goes_through(path, fragment.module);
         let fragment = self.layout.fragment(fragment.module.level, fragment.index).ok()?;
