@@ -68,6 +68,9 @@ pub(crate) enum Command {
     /// Take a run back to an earlier round.
     #[command(after_help = commands::rollback::EXAMPLES)]
     Rollback(commands::rollback::RollbackOptions),
+    /// Begin a run with the modules of a finished one: add paths for new text, or remove some.
+    #[command(after_help = commands::extend::EXAMPLES)]
+    Extend(commands::extend::ExtendOptions),
     /// Measure perplexity on validation text.
     #[command(after_help = commands::evaluate::EXAMPLES)]
     Evaluate(commands::evaluate::EvaluateOptions),

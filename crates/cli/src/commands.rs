@@ -8,6 +8,7 @@ pub(crate) mod dry_run;
 pub(crate) mod evaluate;
 pub(crate) mod experiment;
 pub(crate) mod export;
+pub(crate) mod extend;
 pub(crate) mod fetch_c4;
 pub(crate) mod launch;
 pub(crate) mod licences;

@@ -55,6 +55,7 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Launch(command) => commands::launch::run(&command),
         Command::Token(command) => commands::token::run(&command),
         Command::Rollback(options) => commands::rollback::run(&options, progress),
+        Command::Extend(options) => commands::extend::run(&options, progress),
         Command::Evaluate(options) => commands::evaluate::run(&options, progress),
         Command::Experiment(command) => commands::experiment::run(&command, progress),
         Command::Plan(options) => commands::plan::run(&options),

@@ -145,7 +145,8 @@ impl DryRun {
                 .map(|level| level.parameters.saturating_mul(level.modules.into()))
                 .fold(0, u64::saturating_add),
         };
-        let paths_per_worker = u64::from(topology.paths()).div_ceil(workers.max(1) as u64);
+        let trained = topology.trained_paths().len() as u64;
+        let paths_per_worker = trained.div_ceil(workers.max(1) as u64);
         Ok(Self {
             run: config.run.name.clone(),
             vocab_size: model.vocab_size,
@@ -159,7 +160,7 @@ impl DryRun {
             paths_per_worker,
             memory: memory(config, &topology, workers, available),
             wire: wire(parameters.trained, moments(config, &topology), paths_per_worker, config),
-            tokens: tokens(config, topology.paths()),
+            tokens: tokens(config, trained),
             speed: None,
             speed_from: "not measured".to_owned(),
             seconds: None,
@@ -288,10 +289,10 @@ fn moments(config: &RunConfig, topology: &Topology) -> u64 {
     MomentSpecs::new(&config.model, topology, config.train.optimizer).memory().moments
 }
 
-fn tokens(config: &RunConfig, paths: u32) -> TokenCounts {
+fn tokens(config: &RunConfig, paths: u64) -> TokenCounts {
     let train = &config.train;
     let step = (train.batch as u64).saturating_mul(train.sequence_tokens as u64);
-    let round = step.saturating_mul(train.inner_steps).saturating_mul(u64::from(paths));
+    let round = step.saturating_mul(train.inner_steps).saturating_mul(paths);
     TokenCounts { step, round, all: round.saturating_mul(u64::from(train.rounds)) }
 }
 

@@ -116,6 +116,33 @@ pub enum PipelineError {
         /// Hash of the tokenizer that the run was routed with.
         expected: String,
     },
+    /// A run can't extend itself.
+    #[error(
+        "{} is the run to extend, or has its store: name another directory with --run, and another run.store",
+        folder.display()
+    )]
+    ExtendsItself {
+        /// The directory.
+        folder: PathBuf,
+    },
+    /// The text of an extension was prepared with another tokenizer.
+    #[error(
+        "{} is not the tokenizer of the run to extend, {}: prepare the text with `dipaco prepare` after `dipaco extend`",
+        file.display(),
+        expected.display()
+    )]
+    NotTheKeptTokenizer {
+        /// The tokenizer's file.
+        file: PathBuf,
+        /// The tokenizer of the run to extend.
+        expected: PathBuf,
+    },
+    /// A setting differs from that of the run to extend, whose weights depend on it.
+    #[error("{key} differs from the run to extend, whose weights depend on it: leave it as it is")]
+    ExtendedSetting {
+        /// The key or section.
+        key: &'static str,
+    },
     /// The training replaces its weights faster than a reader can ask for them.
     #[error(
         "the training in {store} replaces its weights too fast to read them: try again after the training"
@@ -301,6 +328,9 @@ pub enum PipelineError {
     /// Coordinator, synchronizer, seed and router training.
     #[error(transparent)]
     Train(#[from] dipaco_train::TrainError),
+    /// A run can't be extended.
+    #[error(transparent)]
+    Extension(#[from] dipaco_train::ExtensionError),
     /// The seed can't be trained.
     #[error(transparent)]
     SeedTraining(#[from] dipaco_train::SeedError),
@@ -376,6 +406,8 @@ impl PipelineError {
             | Self::Path(dipaco_path::PathError::BuiltWithoutCuda)
             | Self::NoRun { .. }
             | Self::NoSuchPath { .. }
+            | Self::ExtendsItself { .. }
+            | Self::ExtendedSetting { .. }
             | Self::FolderBusy { .. }
             | Self::RunBusy { .. }
             | Self::OtherDefaults { .. }

@@ -32,6 +32,7 @@ pub mod device;
 pub mod dry_run;
 pub mod evaluate;
 pub mod experiment;
+pub mod extend;
 pub mod files;
 pub mod import;
 mod label_error;

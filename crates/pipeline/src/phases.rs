@@ -185,7 +185,7 @@ fn reroute(
     if let Some(warning) = small(run, config, phase)? {
         tracing::warn!("phase {phase}: {warning}");
     }
-    shard_records(run, phase)
+    shard_records(run, phase, config)
 }
 
 /// A warning when the shards of a phase are small for the number of rounds that use them.
@@ -196,7 +196,7 @@ pub fn small(run: &RunDirectory, config: &RunConfig, phase: u32) -> Result<Optio
     let boundaries: Vec<u32> = config.routing.phases.iter().map(|phase| phase.round).collect();
     let begin = (phase as usize).checked_sub(1).and_then(|index| boundaries.get(index)).copied().unwrap_or(0);
     let end = boundaries.get(phase as usize).copied().unwrap_or(config.train.rounds);
-    Ok(small_shards(&shard_records(run, phase)?, config, end.saturating_sub(begin)))
+    Ok(small_shards(&shard_records(run, phase, config)?, config, end.saturating_sub(begin)))
 }
 
 /// Begins a phase for a coordinator on this machine. The work ends soon after the coordinator does.

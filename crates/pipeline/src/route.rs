@@ -1,6 +1,7 @@
 //! Fitting the router of a run and dividing the text among the paths.
 
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
@@ -28,13 +29,28 @@ pub fn router(routing: &RoutingFolder) -> Result<Router, PipelineError> {
     if !file.exists() {
         return Err(PipelineError::NotRouted { folder: routing.root().to_owned() });
     }
+    read_router(file)
+}
+
+/// The router whose paths the run keeps; `None` for a run that extends no other run.
+fn kept_router(run: &RunDirectory, tokenizer_hash: &str) -> Result<Option<Router>, PipelineError> {
+    let file = run.kept_router();
+    if !file.exists() {
+        return Ok(None);
+    }
+    let kept = read_router(file)?;
+    kept.check_tokenizer(tokenizer_hash)?;
+    Ok(Some(kept))
+}
+
+fn read_router(file: PathBuf) -> Result<Router, PipelineError> {
     let failed = |source| PipelineError::Io { action: "read", path: file.clone(), source };
     let bytes = std::fs::read(&file).map_err(failed)?;
     Router::from_bytes(&bytes).map_err(|source| PipelineError::Router { file, source })
 }
 
-/// Fits the router of phase 0 on the seed's features of the training text. A router of the same text, seed and settings is
-/// left as it is. Returns the router and true if it is new. Blocks on the store.
+/// Fits the router of phase 0 on the seed's features of the training text. A run that extends another one keeps that run's
+/// centroids, and gets further ones for its new paths. A router of the same text, seed and settings is left as it is. Returns the router and true if it is new. Blocks on the store.
 ///
 /// # Errors
 /// When the run is not prepared or has no seed, when a file can't be written, or when `cancel` was set.
@@ -52,6 +68,11 @@ pub fn fit(
     let settings = router_settings(config, weights)?;
     let labels_hash = labels_hash(config)?;
     let origin = FitOrigin { labels_hash, ..origin_of(&file, seed_hash) };
+    let kept = kept_router(run, file.tokenizer_hash())?;
+    if let Some(kept) = kept.as_ref().filter(|kept| kept.paths() == paths) {
+        // Only paths were removed: there is nothing to fit.
+        return Ok((kept.clone(), publish_router(&routing, kept)?));
+    }
     if routing.router().exists() {
         let known = router(&routing)?;
         if known.fitted_on().has_inputs(&origin, &settings, None) && known.paths() == paths {
@@ -59,21 +80,52 @@ pub fn fit(
         }
     }
     let mut show = shown(progress, "features", cancel);
-    let vectors = token_vectors(&file, &settings, settings.kind, &mut show)?;
+    let vectors = vectors_of(kept.as_ref(), &file, &settings, &mut show)?;
     let wanted = Wanted { settings: &settings, kind: settings.kind, vectors: vectors.clone() };
     let model = wanted.features(run, config, weights, progress, cancel)?;
     let features = SampleFeatures::new(&model, seed_hash, &file, &settings, &routing.features())?;
     let points = features.all(&mut show)?;
-    let clusters = weights.topology().radices();
-    let dimension = model.dimension();
-    let fitted = dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
-    let router = match &vectors {
-        Some(vectors) => fitted.router.with_token_vectors(vectors)?,
-        None => fitted.router,
+    let router = match &kept {
+        Some(kept) => {
+            let added = paths.saturating_sub(kept.paths());
+            dipaco_routing::fit_added(kept, &points, added, origin, &settings, &mut show)?
+        }
+        None => {
+            let (clusters, dimension) = (weights.topology().radices(), model.dimension());
+            let fitted =
+                dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
+            match &vectors {
+                Some(vectors) => fitted.router.with_token_vectors(vectors)?,
+                None => fitted.router,
+            }
+        }
     };
     files::write(&routing.router(), router.to_bytes())?;
     features.remove()?;
     Ok((router, true))
+}
+
+/// Writes a router, unless it is there already. Returns true if it is new.
+pub(crate) fn publish_router(routing: &RoutingFolder, router: &Router) -> Result<bool, PipelineError> {
+    let file = routing.router();
+    if file.exists() && read_router(file.clone())?.hash() == router.hash() {
+        return Ok(false);
+    }
+    files::write(&file, router.to_bytes())?;
+    Ok(true)
+}
+
+/// The token vectors that the features of a text need: those of a kept router, or new ones.
+fn vectors_of(
+    kept: Option<&Router>,
+    file: &TokenFile,
+    settings: &RouterConfig,
+    progress: &mut ProgressFn<'_>,
+) -> Result<Option<TokenVectors>, PipelineError> {
+    match kept {
+        Some(kept) => Ok(kept.token_vectors()),
+        None => token_vectors(file, settings, settings.kind, progress),
+    }
 }
 
 /// The origin of a router that is fitted on the documents of `tokens`.
@@ -242,7 +294,8 @@ pub fn features_part(
     let file = token_file(run, &run.train_tokens())?;
     let settings = router_settings(config, weights)?;
     let mut show = shown(progress, "features", cancel);
-    let vectors = token_vectors(&file, &settings, settings.kind, &mut show)?;
+    let kept = kept_router(run, file.tokenizer_hash())?;
+    let vectors = vectors_of(kept.as_ref(), &file, &settings, &mut show)?;
     let wanted = Wanted { settings: &settings, kind: settings.kind, vectors };
     let model = wanted.features(run, config, weights, progress, cancel)?;
     let features =
@@ -274,14 +327,18 @@ pub fn check_tokenizer(run: &RunDirectory) -> Result<(), PipelineError> {
 ///
 /// # Errors
 /// [`PipelineError::NotRouted`] when there are none, [`PipelineError::Routing`] and [`PipelineError::Shards`] when one is
-/// damaged or empty.
-pub fn shard_records(run: &RunDirectory, phase: u32) -> Result<Vec<ShardRecord>, PipelineError> {
+/// damaged, or is empty although its path trains.
+pub fn shard_records(
+    run: &RunDirectory,
+    phase: u32,
+    config: &RunConfig,
+) -> Result<Vec<ShardRecord>, PipelineError> {
     let folder = run.routing(phase).train();
     if !folder.exists() {
         return Err(PipelineError::NotRouted { folder });
     }
     let shards = ShardSet::open(&folder)?;
-    shards.check_trainable(|_| true)?;
+    shards.check_trainable(|path| path.0 >= config.topology.kept_paths)?;
     for shard in shards.shards() {
         shards.open_shard(shard.path)?;
     }

@@ -83,6 +83,16 @@ impl RunDirectory {
         ImportedFolder::new(self.root.join("imported"))
     }
 
+    /// The router whose paths a run keeps that extends a finished run. Other runs have none.
+    pub fn kept_router(&self) -> PathBuf {
+        self.root.join("extended").join("router.bin")
+    }
+
+    /// The tokenizer of the finished run that this run extends. Other runs have none.
+    pub fn kept_tokenizer(&self) -> PathBuf {
+        self.root.join("extended").join("tokenizer.json")
+    }
+
     /// The address of the store of weights and manifests: a folder, or the URL of a remote store.
     pub fn store(&self) -> String {
         self.store.clone()

@@ -70,7 +70,7 @@ pub async fn train(
         return Ok(summary);
     }
     let phase = phases::current(run).await?;
-    let started = start_training(&store, config, shard_records(run, phase)?, options.resume).await?;
+    let started = start_training(&store, config, shard_records(run, phase, config)?, options.resume).await?;
     if let Some(training) = &started.manifest.training {
         let rounds = training.phase_end() - training.phase_begin();
         if let Some(warning) = small_shards(&training.shards, config, rounds) {

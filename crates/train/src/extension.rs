@@ -104,6 +104,14 @@ pub async fn extend_run(
     Ok(true)
 }
 
+/// Checks that a run is complete, so that it can be extended.
+///
+/// # Errors
+/// [`ExtensionError::NotTrained`] and [`ExtensionError::Unfinished`].
+pub fn check_finished(manifest: &RunManifest) -> Result<(), ExtensionError> {
+    finished(manifest).map(drop)
+}
+
 /// The seed and the training of a complete run.
 fn finished(manifest: &RunManifest) -> Result<(&SeedRecord, &TrainingRecord), ExtensionError> {
     let (Some(seed), Some(training)) = (&manifest.seed, &manifest.training) else {

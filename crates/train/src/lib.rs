@@ -33,7 +33,7 @@ pub use coordinator::{
 };
 pub use dipaco_ledger::LedgerError;
 pub use error::TrainError;
-pub use extension::{ExtensionError, ExtensionOptions, extend_run};
+pub use extension::{ExtensionError, ExtensionOptions, check_finished, extend_run};
 pub use host::{HostError, Revocations};
 pub use open_run::{OpenRun, open_run};
 pub use router::{

@@ -31,7 +31,10 @@ pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> 
     let repeats = |(path, shard): (u32, &ShardRecord)| {
         (shard_repeats(shard, &config.train, rounds), PathId(path), shard.documents)
     };
-    let mut often: Vec<_> = (0u32..).zip(shards).map(repeats).filter(|small| small.0 > REPEATS).collect();
+    // Nobody trains on the text of kept paths.
+    let kept = config.topology.kept_paths as usize;
+    let mut often: Vec<_> =
+        (0u32..).zip(shards).skip(kept).map(repeats).filter(|small| small.0 > REPEATS).collect();
     often.sort_by(|a, b| b.0.total_cmp(&a.0));
     let &(most, ..) = often.first()?;
     let named: Vec<_> = often

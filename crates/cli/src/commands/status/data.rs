@@ -45,7 +45,13 @@ impl Account {
     fn new(path: u32, record: &PathRecord, training: &TrainingRecord, config: &RunConfig) -> Self {
         let steps = record.steps;
         let begin = training.phase_begin_step();
-        let counted = record.counted.iter().map(|counted| counted.steps);
+        // A frozen level has no outer gradients, and nobody trains a kept path.
+        let kept = path < config.topology.kept_paths;
+        let fragments = config.sync.fragments.max(1) as usize;
+        let frozen =
+            |slot: usize| config.topology.levels.get(slot / fragments).is_some_and(|level| level.frozen);
+        let trained = record.counted.iter().enumerate().filter(|(slot, _)| !frozen(*slot));
+        let counted = trained.map(|(_, counted)| counted.steps);
         let most = counted.clone().max().unwrap_or(0);
         let least = counted.clone().min().unwrap_or(0);
         let waiting = record.gradients.iter().map(|g| (g.module.level, g.fragment, g.steps));
@@ -58,11 +64,11 @@ impl Account {
         let behind = if at_end { 0 } else { config.train.inner_steps };
         // The steps of a path in quarantine go on without training.
         let quarantined = record.quarantine.is_some();
-        let balanced = (quarantined || least + behind >= steps) && most <= steps + ahead;
+        let balanced = (quarantined || kept || least + behind >= steps) && most <= steps + ahead;
         Self {
             path,
             steps,
-            sequences: steps.saturating_sub(begin) * config.train.batch as u64,
+            sequences: if kept { 0 } else { steps.saturating_sub(begin) * config.train.batch as u64 },
             counted_steps: [least, most],
             waiting_steps: by_fragment.into_values().max().unwrap_or(0),
             counted_tokens: record.counted.iter().map(|counted| counted.tokens).max().unwrap_or(0),

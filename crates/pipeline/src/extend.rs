@@ -1,0 +1,207 @@
+//! Extending a finished run: a new run that begins with its modules, with further paths or without some.
+
+use std::path::{Path, PathBuf};
+
+use dipaco_config::RunConfig;
+use dipaco_routing::Router;
+use dipaco_telemetry::Progress;
+use dipaco_topology::{AddedPaths, DerivedTopology, ModuleId, PathId, Topology};
+use dipaco_train::{ExtensionOptions, check_finished, extend_run, open_run};
+use serde::Serialize;
+
+use crate::error::PipelineError;
+use crate::imported_files::CopiedFile;
+use crate::run::{Run, save_config};
+use crate::run_directory::RunDirectory;
+use crate::seed::run_id;
+use crate::store::{existing_store, open_store};
+use crate::weights::{Version, Weights};
+use crate::{files, prepared, route};
+
+/// What changes from the finished run to the new run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PathChange {
+    /// Further paths.
+    Add(AddedPaths),
+    /// These paths are gone.
+    Remove(Vec<PathId>),
+}
+
+/// A path of the new run.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExtendedPath {
+    /// The path.
+    pub path: PathId,
+    /// The path of the finished run that it is a copy of.
+    pub copy_of: PathId,
+    /// Its modules, one per level.
+    pub modules: Vec<String>,
+    /// The modules that train.
+    pub trained_modules: Vec<String>,
+}
+
+/// The new run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Extended {
+    /// True if this call made it.
+    pub new: bool,
+    /// All paths.
+    pub paths: Vec<ExtendedPath>,
+}
+
+/// Makes a run in the folder `root` that begins with the seed, the modules, the router and the tokenizer of the finished run
+/// in `from`. `config` is the configuration of the finished run with the user's changes; the topology and the places of the
+/// new run are set here. A run that was made by the same call is left as it is.
+///
+/// # Errors
+/// When the finished run is not complete or can't be read, `change` names a path or a level that does not exist, the router
+/// has no centroid for each path, `config` has another model, `root` holds another run or text of another tokenizer, or a
+/// file can't be written.
+pub async fn extend(
+    root: &Path,
+    config: &RunConfig,
+    from: &Path,
+    change: &PathChange,
+    progress: &Progress,
+) -> Result<Extended, PipelineError> {
+    let finished = Run::open(from)?;
+    let weights = Weights::open(&finished.directory, &finished.config, Version::Current).await?;
+    check_finished(weights.manifest())?;
+    let router = route::router(&finished.directory.routing(weights.manifest().phase()))?;
+    router.check_extendable()?;
+    let tokenizer = prepared::tokenizer(&finished.directory)?;
+    check_settings(config, &finished, tokenizer.vocab_size() as usize)?;
+    let topology = weights.topology();
+    let derived = match change {
+        PathChange::Add(added) => topology.with_paths(&config.topology, added)?,
+        PathChange::Remove(removed) => topology.without_paths(&config.topology, removed)?,
+    };
+    let mut config = new_config(config, &finished, &derived, change)?;
+    let run = RunDirectory::new(root).with_places(&config.run);
+    if same_place(run.root(), finished.directory.root()) || run.store() == finished.directory.store() {
+        return Err(PipelineError::ExtendsItself { folder: root.to_owned() });
+    }
+    if run.tokenizer().exists() && prepared::tokenizer(&run)?.hash() != tokenizer.hash() {
+        let (file, expected) = (run.tokenizer(), finished.directory.tokenizer());
+        return Err(PipelineError::NotTheKeptTokenizer { file, expected });
+    }
+    config.prepare.tokenizer =
+        Some(std::path::absolute(run.kept_tokenizer()).map_err(|source| PipelineError::Io {
+            action: "resolve",
+            path: run.kept_tokenizer(),
+            source,
+        })?);
+    config.prepare.end_of_text = Some(tokenizer.end_of_text_text());
+    let model = config.model.with_vocabulary(tokenizer.vocab_size() as usize)?;
+    let source = existing_store(&finished.directory)?.ok_or(PipelineError::NotTrained)?;
+    let options = ExtensionOptions {
+        config: RunConfig { model, ..config.clone() },
+        store: open_store(&run).await?,
+        source,
+        manifest: weights.manifest().clone(),
+        modules: derived.modules.clone(),
+    };
+    let opened = open_run(&options.store, || run_id(&config.run.name)).await?;
+    // First the store: the extension may be refused, and then nothing of the run has changed.
+    let copied = extend_run(&options, opened, progress).await?;
+    let new = copied || !run.config().exists();
+    if new {
+        copy_files(&run, &finished.directory, &router, change)?;
+        // Last: a run whose configuration is missing is completed by the same call.
+        save_config(&run, &config)?;
+    }
+    Ok(Extended { new, paths: paths(&config, &derived)? })
+}
+
+/// Checks that the user's changes leave what the weights depend on.
+fn check_settings(config: &RunConfig, finished: &Run, vocabulary: usize) -> Result<(), PipelineError> {
+    let theirs = &finished.config;
+    let differs = [
+        ("model", config.model.with_vocabulary(vocabulary)? != theirs.model),
+        ("topology", config.topology != theirs.topology),
+        ("sync.fragments", config.sync.fragments != theirs.sync.fragments),
+        ("sync.pattern", config.sync.pattern != theirs.sync.pattern),
+    ];
+    match differs.into_iter().find(|(_, differs)| *differs) {
+        Some((key, _)) => Err(PipelineError::ExtendedSetting { key }),
+        None => Ok(()),
+    }
+}
+
+/// The configuration of the new run, but for its tokenizer.
+fn new_config(
+    config: &RunConfig,
+    finished: &Run,
+    derived: &DerivedTopology,
+    change: &PathChange,
+) -> Result<RunConfig, PipelineError> {
+    let mut config = config.clone();
+    config.topology = derived.config.clone();
+    // A new phase would divide the text of kept paths anew, and needs reserved documents.
+    config.routing.phases.clear();
+    config.routing.router_share = 0.0;
+    config.run.directory = None;
+    if config.run.store == finished.config.run.store {
+        config.run.store = None;
+    }
+    if config.run.data == finished.config.run.data {
+        config.run.data = match change {
+            PathChange::Add(_) => None,
+            // The paths that stay were trained on this text, and are measured on it.
+            PathChange::Remove(_) => {
+                let path = finished.directory.data();
+                let absolute = std::path::absolute(&path);
+                Some(absolute.map_err(|source| PipelineError::Io { action: "resolve", path, source })?)
+            }
+        };
+    }
+    Ok(config)
+}
+
+/// True if two names are one existing folder.
+fn same_place(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| -> Option<PathBuf> { std::fs::canonicalize(path).ok() };
+    real(one).is_some_and(|one| Some(one) == real(other))
+}
+
+/// Copies tokenizer, router, and the small files of an imported model.
+fn copy_files(
+    run: &RunDirectory,
+    finished: &RunDirectory,
+    router: &Router,
+    change: &PathChange,
+) -> Result<(), PipelineError> {
+    let read = |path: PathBuf| {
+        std::fs::read(&path).map_err(|source| PipelineError::Io { action: "read", path, source })
+    };
+    files::write(&run.kept_tokenizer(), &read(finished.tokenizer())?)?;
+    for file in CopiedFile::ALL {
+        let theirs = finished.imported().file(file);
+        if theirs.exists() {
+            files::write(&run.imported().file(file), &read(theirs)?)?;
+        }
+    }
+    let PathChange::Remove(removed) = change else {
+        return files::write(&run.kept_router(), router.to_bytes());
+    };
+    let router = router.without_paths(removed)?;
+    files::write(&run.kept_router(), router.to_bytes())?;
+    route::publish_router(&run.routing(0), &router)?;
+    Ok(())
+}
+
+/// All paths of the new run.
+fn paths(config: &RunConfig, derived: &DerivedTopology) -> Result<Vec<ExtendedPath>, PipelineError> {
+    let topology = Topology::new(&config.topology, config.model.blocks)?;
+    let path = |(path, &copy_of): (PathId, &PathId)| {
+        let modules = topology.modules_of(path);
+        let trains = |module: &&ModuleId| topology.path_trains(path) && topology.module_trains(**module);
+        ExtendedPath {
+            path,
+            copy_of,
+            modules: modules.iter().map(ToString::to_string).collect(),
+            trained_modules: modules.iter().filter(trains).map(ToString::to_string).collect(),
+        }
+    };
+    Ok(topology.path_ids().zip(&derived.paths).map(path).collect())
+}

@@ -1,0 +1,155 @@
+//! Extending a finished run through the real binary: new paths for new text, old paths bit for bit.
+#![allow(clippy::unwrap_used)]
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use dipaco_tests::fixtures::corpus;
+use dipaco_tests::http::post;
+use dipaco_tests::process::{Output, command, output};
+use dipaco_tests::run::{Run, routed, snapshot, trained};
+use serde_json::{Value, json};
+
+/// Documents unlike the corpus: tables of sums.
+fn sums() -> String {
+    let mut text = String::new();
+    for number in 0u32..9000 {
+        let (one, other) = (number * 7919 % 1000, number * 104_729 % 1000);
+        let _ = writeln!(text, "{one:04} + {other:04} = {:04};", one + other);
+    }
+    text
+}
+
+/// Runs `dipaco extend` from one run to another.
+fn extend(to: &Run, from: &Run, words: &str) -> Output {
+    let mut extend = command(["extend"].into_iter().chain(words.split_whitespace()));
+    extend.arg("--run").arg(to.directory()).arg("--from").arg(from.directory());
+    output(extend)
+}
+
+/// The weights of an exported path.
+fn exported(run: &Run, path: u32) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("path");
+    let _ = run.dipaco(&format!("export --path {path} --out {}", out.display())).succeeded();
+    fs::read(out.join("model.safetensors")).unwrap()
+}
+
+fn bits_per_byte(rows: &Value) -> f64 {
+    rows[0]["bits_per_byte"].as_f64().unwrap_or_else(|| panic!("{rows}"))
+}
+
+fn new_text(folder: &Path) -> PathBuf {
+    let file = folder.join("sums.txt");
+    fs::write(&file, sums()).unwrap();
+    file
+}
+
+#[test]
+fn a_new_path_learns_new_text_and_every_old_path_keeps_its_bits() {
+    let old = trained();
+    let (before, new) = (snapshot(&old.directory()), Run::new());
+    let words = "--add 1 --level 1 --json --set train.rounds=4 --set train.inner_steps=10";
+    let made = extend(&new, old, words).succeeded().json();
+    assert_eq!(made["new"], true);
+    assert_eq!(
+        made["paths"][4],
+        json!({"path": 4, "copy_of": 1, "modules": ["0/0", "1/2"], "trained_modules": ["1/2"]})
+    );
+    assert_eq!(made["paths"][3]["trained_modules"], json!([]));
+    let again = extend(&new, old, words).succeeded().json();
+    assert_eq!(again["new"], false);
+    let _ = extend(&new, old, "--add 0").failed(1, &["has a seed or another extension already"]);
+
+    let _ = new.prepare([new_text(new.folder())]).succeeded();
+    let router = new.dipaco("route fit --json").succeeded().json();
+    assert_eq!((&router["paths"], &router["new"]), (&json!(5), &json!(true)));
+    let _ = new.dipaco("route fit").succeeded().says("was there already");
+    let _ = new.dipaco("route assign").succeeded();
+    let _ = new.dipaco("train --workers 2").succeeded();
+    let _ = new.dipaco("status --data").succeeded().says("every inner step counts once");
+    let _ = new.dipaco("train").succeeded().says("have been trained");
+
+    for path in 0..4 {
+        assert!(exported(&new, path) == exported(old, path), "path {path} has other bits");
+    }
+    assert!(exported(&new, 4) != exported(old, 1), "the new path has not been trained");
+    let steps: Vec<_> = new.status()["training"]["modules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|module| module["fragments"][0]["version"].clone())
+        .collect();
+    assert_eq!(steps, [0, 0, 0, 0, 4], "only the new module takes outer steps");
+
+    // Path 1 is where path 4 began.
+    let of =
+        |path: u32| bits_per_byte(&new.dipaco(&format!("evaluate --path {path} --json")).succeeded().json());
+    let (learnt, best) = (of(4), (0..4).map(of).fold(f64::INFINITY, f64::min));
+    assert!(learnt < best - 0.05, "path 4 has {learnt} bits per byte on its text, the best old path {best}");
+    let routed = new.dipaco("evaluate --json").succeeded().json();
+    let rows = routed.as_array().unwrap();
+    let routed = rows.iter().find(|row| row["model"] == "routed").unwrap()["bits_per_byte"].as_f64().unwrap();
+    assert!(routed < best, "{rows:?}");
+
+    let (one, other) = (new.serve(""), old.serve(""));
+    let route = |address: &str, prompt: &str| {
+        post(address, "/v1/route", &json!({"prompt": prompt})).json()["path"].as_u64().unwrap()
+    };
+    assert_eq!(route(&one.address, &sums()[..200]), 4);
+    let prompt = "fn main() { let mut numbers = Vec::new(); for number in 0..10 { numbers.push(number); } }";
+    assert_eq!(route(&one.address, prompt), route(&other.address, prompt));
+    drop(other);
+    assert_eq!(snapshot(&old.directory()), before, "the finished run stays as it is");
+
+    a_removed_path_leaves_the_run_as_it_was(&new, old);
+}
+
+/// `new` is `old` with a path 4.
+fn a_removed_path_leaves_the_run_as_it_was(new: &Run, old: &Run) {
+    let less = Run::new();
+    let _ = extend(&less, new, "--remove 4").succeeded().says("it is complete");
+    assert_eq!(less.weights(), old.weights());
+    let router = |run: &Run| fs::read(run.file("routing/router.bin")).unwrap();
+    let answer = |run: &Run| {
+        let server = run.serve("");
+        let ask = json!({"model": "e2e", "prompt": "fn main() {", "max_tokens": 8, "temperature": 0});
+        post(&server.address, "/v1/completions", &ask).json()["choices"].clone()
+    };
+    assert_eq!(answer(&less), answer(old));
+    assert_ne!(router(&less), router(new));
+    let _ = less.dipaco("train").succeeded().says("have been trained");
+    // Path 0 is gone, so path 1 of the old run is path 0.
+    let shifted = Run::new();
+    let _ = extend(&shifted, old, "--remove 0").succeeded();
+    assert!(exported(&shifted, 0) == exported(old, 1));
+    let _ = shifted.dipaco("export --path 3 --out never").failed(2, &["no path 3"]);
+}
+
+#[test]
+fn what_can_not_be_extended_is_refused_and_nothing_is_written() {
+    let (old, new) = (trained(), Run::new());
+    let refused = |from: &Run, words: &str, code: i32, says: &[&str]| {
+        let _ = extend(&new, from, words).failed(code, says);
+        assert!(!new.directory().exists(), "{words}");
+    };
+    refused(routed(), "--add 0", 1, &["has no trained paths", "dipaco train"]);
+    refused(&Run::new(), "--add 0", 2, &["no run in"]);
+    refused(old, "--add 4", 2, &["no path 4", "0 to 3"]);
+    refused(old, "--remove 7", 2, &["no path 7"]);
+    refused(old, "--add 0 --level 2", 2, &["no level 2"]);
+    refused(old, "--remove 0 --remove 1 --remove 2 --remove 3", 2, &["no path is left"]);
+    refused(old, "--add 0 --set model.context=128", 2, &["model differs"]);
+    refused(old, "", 2, &["--add"]);
+    let _ = extend(old, old, "--add 0").failed(2, &["is the run to extend"]);
+
+    // Text that was prepared with another tokenizer.
+    let _ = new.prepare(corpus()).succeeded();
+    let tokenizer = new.file("data/tokenizer.json");
+    if fs::read(&tokenizer).unwrap() == fs::read(old.file("data/tokenizer.json")).unwrap() {
+        fs::remove_dir_all(new.directory()).unwrap();
+        let _ = new.prepare([new_text(new.folder())]).succeeded();
+    }
+    let _ = extend(&new, old, "--add 0").failed(1, &["is not the tokenizer of the run to extend"]);
+}
