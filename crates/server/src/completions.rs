@@ -153,7 +153,7 @@ async fn accept(
         None => prompts.iter().map(|_| state.random.seed()).collect(),
     };
     let Sequences { mut requests, choices } = sequences(state, completion, &prompts, &seeds)?;
-    let client = state.keys.client(headers);
+    let client = state.keys.keys().client(headers);
     requests.iter_mut().for_each(|request| request.client = client);
     let tokens = requests.iter().map(admission::tokens).sum();
     let left = deadline.saturating_sub(began.elapsed());
