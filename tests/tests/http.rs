@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use dipaco_tests::http::{answer, connect, exchange, get, post, request};
+use dipaco_tests::http::{connect, exchange, get, post, request};
 use dipaco_tests::process::Signal;
 use dipaco_tests::python::python;
 use dipaco_tests::run::trained;
@@ -194,10 +194,22 @@ fn requests_need_a_key_if_keys_are_configured() {
     let server = trained().serve(&format!("--set serve.api_keys={}", keys.display()));
     assert_eq!(get(&server.address, "/health").status, 200);
     let _ = get(&server.address, "/v1/models").error(401);
-    let mut with_key = request("GET", "/v1/models", b"");
-    let at = with_key.windows(2).position(|pair| pair == b"\r\n").unwrap() + 2;
-    with_key.splice(at..at, b"authorization: Bearer secret\r\n".iter().copied());
-    let mut stream = connect(&server.address);
-    stream.write_all(&with_key).unwrap();
-    assert_eq!(answer(stream).status, 200);
+    let status = |address: &str, key: &str| {
+        let mut with_key = request("GET", "/v1/models", b"");
+        let at = with_key.windows(2).position(|pair| pair == b"\r\n").unwrap() + 2;
+        with_key.splice(at..at, format!("authorization: Bearer {key}\r\n").into_bytes());
+        exchange(address, &with_key).status
+    };
+    assert_eq!((status(&server.address, "secret"), status(&server.address, "new")), (200, 401));
+
+    // The server reads a changed file again, with and without a signal.
+    let mut server = server;
+    let address = server.address.clone();
+    std::fs::write(&keys, "new\n").unwrap();
+    server.process.signal(Signal::HUP);
+    server.process.until("the new key counts", || status(&address, "new") == 200);
+    assert_eq!(status(&address, "secret"), 401);
+    std::fs::write(&keys, "newer\n").unwrap();
+    server.process.until("the newest key counts", || status(&address, "newer") == 200);
+    assert_eq!(status(&address, "new"), 401);
 }

@@ -13,11 +13,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dipaco_infer::{
-    BoxError, Engine, EngineConfig, GenerateRequest, GenerationEvent, NoObserver, PathVersion, PrefixRouter,
-    RunModel, RunPaths, SamplingParams, ServedPath, TextCodec, TextStream, TokenizerInfo,
+    BoxError, Engine, EngineConfig, GenerateRequest, GenerationEvent, ModuleCache, ModuleKey, NoObserver,
+    PathModules, PathVersion, PrefixRouter, RunModel, RunPaths, SamplingParams, TextCodec, TextStream,
+    TokenizerInfo,
 };
 use dipaco_model::{ModelConfig, PackedModule, WeightFormat, init, parameters, path_specs, split};
-use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
+use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, Topology, TopologyConfig};
 
 const PROMPT: u32 = 32;
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -91,26 +92,23 @@ fn load(options: &Options) -> Result<RunModel, Box<dyn Error>> {
     let config = options.model()?;
     let topology = options.topology(config.blocks)?;
     // Module i of a level is that level of a random path with the seed i.
-    let mut columns = Vec::new();
-    for seed in 0..options.grid {
-        let modules = split(&config, &topology, &init(&config, seed.into())?)?;
-        let modules = modules.iter().enumerate().map(|(level, module)| {
-            Ok(Arc::new(PackedModule::new(&config, &topology, level, module, options.format)?))
-        });
-        columns.push(modules.collect::<Result<Vec<_>, Box<dyn Error>>>()?);
-    }
-    let levels = topology.clone();
-    let load = move |path: PathId| -> Result<ServedPath, BoxError> {
-        let modules = levels.modules_of(path).into_iter();
-        let modules = modules.map(|id| columns[id.index as usize][usize::from(id.level)].clone()).collect();
+    let paths = topology.path_ids().map(|path| {
         let mut version = PathVersion([0; 32]);
         version.0[..4].copy_from_slice(&path.0.to_le_bytes());
-        Ok(ServedPath { modules, version })
+        let key = |module: ModuleId| ModuleKey { level: module.level, content: [module.index as u8; 32] };
+        PathModules { version, modules: topology.modules_of(path).into_iter().map(key).collect() }
+    });
+    let paths: Vec<PathModules> = paths.collect();
+    let (model, levels, format) = (config.clone(), topology.clone(), options.format);
+    let load = move |path: PathId, level: u16| {
+        let module = levels.modules_of(path)[usize::from(level)];
+        let modules = split(&model, &levels, &init(&model, module.index.into())?)?;
+        Ok(PackedModule::new(&model, &levels, level.into(), &modules[usize::from(level)], format)?)
     };
     let refuse = |_: &[&[u32]]| Err("every request names its path".into());
     let router = PrefixRouter { prefix_tokens: 32, route: Box::new(refuse) };
-    let paths = RunPaths::new(topology.paths(), "random weights", Box::new(load));
-    paths.load_all()?;
+    let paths = RunPaths::new("random weights", &ModuleCache::new(None), paths, Box::new(load));
+    paths.preload()?;
     let model = RunModel::new(config, topology, Some(router), paths)?;
     Ok(model)
 }

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::job::{Job, most_events};
+use crate::loads;
 use crate::routes;
 use crate::runner;
 use crate::scheduler::{Arrival, Limits, Scheduler, SequenceId};
@@ -92,6 +93,7 @@ impl Engine {
             scheduler,
             waiting: BTreeMap::new(),
             unrouted: VecDeque::new(),
+            unloaded: VecDeque::new(),
             cancelled: Vec::new(),
             versions: Versions::default(),
             submissions: 0,
@@ -111,7 +113,7 @@ impl Engine {
             .thread_name(|number| format!("dipaco-step-{number}"))
             .build()
             .map_err(std::io::Error::other)?;
-        let mut engine = Self { shared, threads: Vec::with_capacity(2), slots };
+        let mut engine = Self { shared, threads: Vec::with_capacity(3), slots };
         let (shared, kv, step_tokens) = (Arc::clone(&engine.shared), config.kv_type, config.step_tokens);
         let (warm, warmed) = std::sync::mpsc::sync_channel(1);
         engine.spawn("dipaco-engine", move || {
@@ -126,6 +128,8 @@ impl Engine {
         })?;
         let shared = Arc::clone(&engine.shared);
         engine.spawn("dipaco-router", move || routes::run(&shared))?;
+        let shared = Arc::clone(&engine.shared);
+        engine.spawn("dipaco-loader", move || loads::run(&shared))?;
         // A thread that panics drops its end. Requests then learn of it.
         let _ = warmed.recv();
         Ok(engine)

@@ -8,6 +8,8 @@
 //! a module read its weights once. Keys and values lie in pages of a pool of fixed size. Sequences that begin alike on the
 //! same modules share pages. A sequence gets the same bits alone and among others.
 //!
+//! Modules need not be in memory before a sequence needs them. A sequence without its modules waits, and the others go on.
+//!
 //! The engine uses a model through the trait [`RoutedModel`] and a tokenizer through the trait [`TextCodec`]. [`RunModel`]
 //! is the model made of a run's modules. The engine knows no HTTP and reads no files.
 
@@ -19,7 +21,9 @@ mod engine;
 mod error;
 mod event;
 mod job;
+mod loads;
 mod model;
+mod module_cache;
 mod observer;
 mod params;
 mod routes;
@@ -41,9 +45,12 @@ pub use engine::{Engine, EngineConfig};
 pub use error::EngineError;
 pub use event::{FinishReason, Finished, GenerationEvent, SequenceEvent, StopReason};
 pub use model::{Executor, Generation, PathVersion, Route, RoutedModel, SequenceRows, ServedPath};
+pub use module_cache::{MemoryTooSmall, ModuleCache, ModuleKey, ModuleMemory};
 pub use observer::{NoObserver, Observer, Outcome, RequestSummary, StepSummary};
 pub use params::{GenerateRequest, SamplingParams};
-pub use run_model::{LoadPath, PrefixRouter, RoutePrefixes, RunModel, RunModelError, RunPaths};
+pub use run_model::{
+    LoadModule, PathModules, PrefixRouter, RoutePrefixes, RunModel, RunModelError, RunPaths,
+};
 pub use sampler::TokenSampler;
 pub use scheduler::Load;
 pub use score::{LOWEST_LOG_PROB, TokenScore, score};

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use dipaco_model::{PackedModule, Positions};
 use dipaco_topology::{PathId, Topology};
 
-use crate::{BoxError, KvType};
+use crate::module_cache::HeldModules;
+use crate::{BoxError, KvType, ModuleMemory};
 
 /// Decision of the router for an input.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,9 +31,29 @@ pub struct ServedPath {
     pub modules: Vec<Arc<PackedModule>>,
     /// The versions of the modules.
     pub version: PathVersion,
+    /// Keeps the modules in memory.
+    pub(crate) _held: Held,
+}
+
+/// Keeps the modules of a path in memory until its last clone is dropped.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Held {
+    _modules: Option<Arc<HeldModules>>,
+}
+
+impl Held {
+    pub(crate) fn new(modules: HeldModules) -> Self {
+        Self { _modules: Some(Arc::new(modules)) }
+    }
 }
 
 impl ServedPath {
+    /// A path of these modules, one for each level, that no cache has.
+    #[must_use]
+    pub fn new(modules: Vec<Arc<PackedModule>>, version: PathVersion) -> Self {
+        Self { modules, version, _held: Held::default() }
+    }
+
     /// Memory of the path's modules in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -46,7 +67,10 @@ pub trait Generation: Send + Sync {
     /// Fingerprint of the weights and of the program: the same fingerprint and seed give the same text.
     fn fingerprint(&self) -> Arc<str>;
 
-    /// Makes a path ready to run.
+    /// The path, if its modules are in memory. Never waits.
+    fn loaded(&self, path: PathId) -> Option<ServedPath>;
+
+    /// Makes a path ready to run. Loads what is not in memory, and may wait for room until other sequences have ended.
     ///
     /// # Errors
     /// When the path does not exist or its modules can't be loaded.
@@ -77,8 +101,8 @@ pub trait RoutedModel: Send + Sync {
     /// The newest generation of the paths.
     fn generation(&self) -> Arc<dyn Generation>;
 
-    /// Returns the memory of the loaded modules of the newest generation in bytes.
-    fn weight_bytes(&self) -> usize;
+    /// Returns the memory of the modules.
+    fn module_memory(&self) -> ModuleMemory;
 
     /// Returns the memory of a page of keys and values in bytes.
     fn page_bytes(&self, kv: KvType) -> usize;

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use dipaco_topology::PathId;
 
+use crate::loads::Routed;
 use crate::running::failed;
 use crate::scheduler::SequenceId;
 use crate::shared::{Shared, Unrouted, guarded};
@@ -38,7 +39,7 @@ impl RouteCache {
 }
 
 /// A path that was found, and the router's decision if it was asked.
-type Found = Result<(PathId, Option<Route>, ServedPath), EngineError>;
+type Found = Result<(PathId, Option<Route>), EngineError>;
 
 /// Finds the paths of admitted sequences until the engine ends.
 pub(crate) fn run(shared: &Shared) {
@@ -49,9 +50,13 @@ pub(crate) fn run(shared: &Shared) {
         let found: Vec<Found> = sequences.iter().map(|sequence| find(&cache, &failures, sequence)).collect();
         for (sequence, found) in sequences.into_iter().zip(found) {
             let Unrouted { id, prefix, generation, .. } = sequence;
-            // From here on, only the sequence itself keeps its weights in memory.
-            drop(generation);
-            shared.routed(id, found, prefix.is_some().then(|| began.elapsed()));
+            let took = prefix.is_some().then(|| began.elapsed());
+            match found {
+                Ok((path, route)) => {
+                    shared.give_modules(Routed { id, path, route, took, generation, overtaken: 0 });
+                }
+                Err(error) => shared.fail_waiting(id, error),
+            }
         }
     }
 }
@@ -96,9 +101,7 @@ fn find(cache: &RouteCache, failures: &BTreeMap<Arc<[u32]>, EngineError>, sequen
         },
         (None, None) => return Err(EngineError::EmptyPrompt),
     };
-    let prepare =
-        || sequence.generation.prepare(path).map_err(failed(format!("starting a sequence on path {path}")));
-    Ok((path, route, guarded(prepare)?))
+    Ok((path, route))
 }
 
 impl Shared {
@@ -117,38 +120,43 @@ impl Shared {
         }
     }
 
-    /// Records the path of a sequence, or ends it if it has none.
-    fn routed(&self, id: SequenceId, found: Found, took: Option<std::time::Duration>) {
+    /// Ends a waiting sequence that failed.
+    fn fail_waiting(&self, id: SequenceId, error: EngineError) {
+        let outcome = crate::job::outcome(&error);
+        self.end_waiting(self.lock(), id, outcome, Some(Err(error)));
+    }
+
+    /// Records the path and the modules of a sequence, or ends it if it has none.
+    pub(crate) fn placed(&self, routed: Routed, served: Result<ServedPath, EngineError>) {
+        let Routed { id, path, route, took, generation, .. } = routed;
+        // From here on, only the sequence itself keeps its weights in memory.
+        drop(generation);
         let mut state = self.lock();
         let Some(job) = state.waiting.get_mut(&id) else { return };
         job.routing = took;
-        let started = found.map(|(path, route, served)| {
-            let version = served.version;
-            job.place = Some((path, served));
-            // Sending fails only when the caller is gone. It takes the sequence out itself.
-            let _ = job.send(Ok(GenerationEvent::Started { path, route }));
-            version
-        });
-        match started {
-            Ok(version) if !job.is_empty() => {
-                let modules = state.versions.number(version);
-                state.scheduler.ready(id, modules);
-                self.changed(&state);
-            }
-            Ok(_) => {
-                let finished = Finished {
-                    reason: FinishReason::Length,
-                    stop: None,
-                    text: String::new(),
-                    generated_tokens: 0,
-                    cached_tokens: 0,
-                };
-                self.end_waiting(state, id, Outcome::Length, Some(Ok(finished)));
-            }
+        let served = match served {
+            Ok(served) => served,
             Err(error) => {
-                let outcome = crate::job::outcome(&error);
-                self.end_waiting(state, id, outcome, Some(Err(error)));
+                drop(state);
+                return self.fail_waiting(id, error);
             }
+        };
+        let version = served.version;
+        job.place = Some((path, served));
+        // Sending fails only when the caller is gone. It takes the sequence out itself.
+        let _ = job.send(Ok(GenerationEvent::Started { path, route }));
+        if !job.is_empty() {
+            let modules = state.versions.number(version);
+            state.scheduler.ready(id, modules);
+            return self.changed(&state);
         }
+        let finished = Finished {
+            reason: FinishReason::Length,
+            stop: None,
+            text: String::new(),
+            generated_tokens: 0,
+            cached_tokens: 0,
+        };
+        self.end_waiting(state, id, Outcome::Length, Some(Ok(finished)));
     }
 }

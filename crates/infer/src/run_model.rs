@@ -1,17 +1,20 @@
 //! The paths of a run and their router as a model.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dipaco_model::{KvPages, ModelConfig, ModelError, StepSequence, Stepper};
+use dipaco_model::{KvPages, ModelConfig, ModelError, PackedModule, StepSequence, Stepper};
 use dipaco_topology::{PathId, Topology};
 use thiserror::Error;
 
-use crate::{BoxError, Executor, Generation, KvType, Route, RoutedModel, SequenceRows, ServedPath};
+use crate::model::Held;
+use crate::{
+    BoxError, Executor, Generation, KvType, ModuleCache, ModuleKey, ModuleMemory, PathVersion, Route,
+    RoutedModel, SequenceRows, ServedPath,
+};
 
-/// Loads a path, composed of modules that it shares with other paths. May be called from several threads, and again for a
-/// path that failed to load before.
-pub type LoadPath = Box<dyn Fn(PathId) -> Result<ServedPath, BoxError> + Send + Sync>;
+/// Loads the module of a path on a level. May be called from several threads, and again for a module that failed to load or
+/// left the memory.
+pub type LoadModule = Box<dyn Fn(PathId, u16) -> Result<PackedModule, BoxError> + Send + Sync>;
 
 /// Errors of a run's model.
 #[derive(Debug, Error)]
@@ -72,57 +75,85 @@ pub struct PrefixRouter {
     pub route: RoutePrefixes,
 }
 
+/// The modules of a path with the weights of one moment, which need not be in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathModules {
+    /// A hash of the modules.
+    pub version: PathVersion,
+    /// One module for each level.
+    pub modules: Vec<ModuleKey>,
+}
+
 /// The paths of a run with the weights of one moment.
 pub struct RunPaths {
     fingerprint: Arc<str>,
-    load: LoadPath,
-    /// A path's lock is held while the path is loaded, so that it is loaded once.
-    paths: Vec<Mutex<Option<ServedPath>>>,
+    cache: Arc<ModuleCache>,
+    paths: Vec<PathModules>,
+    load: LoadModule,
 }
 
 impl RunPaths {
-    /// `paths` paths, without loading them. `fingerprint` is that of the weights and of the program.
+    /// Paths whose modules are in `cache` when they are needed, without loading them. `fingerprint` is that of the weights
+    /// and of the program.
     #[must_use]
-    pub fn new(paths: u32, fingerprint: &str, load: LoadPath) -> Self {
-        Self { fingerprint: fingerprint.into(), load, paths: (0..paths).map(|_| Mutex::default()).collect() }
+    pub fn new(
+        fingerprint: &str,
+        cache: &Arc<ModuleCache>,
+        paths: Vec<PathModules>,
+        load: LoadModule,
+    ) -> Self {
+        cache.name(paths.iter().flat_map(|path| &path.modules).copied());
+        Self { fingerprint: fingerprint.into(), cache: Arc::clone(cache), paths, load }
     }
 
-    /// Loads every path now, so that no request waits for a path and damaged files are found at the start.
+    /// Loads the paths in order, as many as fit the cache's limit, so that no request waits for them and damaged files are
+    /// found now. Returns their number.
     ///
     /// # Errors
     /// The first path that can't be loaded.
-    pub fn load_all(&self) -> Result<(), RunModelError> {
-        (0..).take(self.paths.len()).try_for_each(|path| self.path(PathId(path)).map(drop))
+    pub fn preload(&self) -> Result<usize, RunModelError> {
+        for (number, (id, path)) in (0..).map(PathId).zip(&self.paths).enumerate() {
+            if !self.cache.has_room(&path.modules) {
+                return Ok(number);
+            }
+            self.path(id)?;
+        }
+        Ok(self.paths.len())
     }
 
-    /// Returns a path, which is loaded on first use.
+    /// Returns a path. Loads the modules that are not in memory, and waits until there is room for them.
     ///
     /// # Errors
-    /// When the path does not exist or can't be loaded.
+    /// When the path does not exist, can't be loaded or never fits.
     pub fn path(&self, id: PathId) -> Result<ServedPath, RunModelError> {
-        let missing = || RunModelError::NoPath { path: id, paths: self.paths.len() as u32 };
-        let mut slot = lock(self.paths.get(id.index()).ok_or_else(missing)?);
-        if let Some(path) = &*slot {
-            return Ok(path.clone());
-        }
-        let path = (self.load)(id).map_err(|source| RunModelError::Load { path: id, source })?;
-        *slot = Some(path.clone());
-        Ok(path)
+        let PathModules { version, modules } = self.modules(id)?;
+        let load = |level| (self.load)(id, level);
+        let held = self.cache.hold(modules, &load);
+        let (modules, held) = held.map_err(|source| RunModelError::Load { path: id, source })?;
+        Ok(ServedPath { _held: Held::new(held), ..ServedPath::new(modules, *version) })
     }
 
-    /// Memory of the loaded modules in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        let loaded = self.paths.iter().filter_map(|path| lock(path).clone());
-        // Paths share modules: each is counted once.
-        let modules = loaded.flat_map(|path| path.modules).map(|module| (Arc::as_ptr(&module), module));
-        modules.collect::<BTreeMap<_, _>>().values().map(|module| module.bytes()).sum()
+    fn modules(&self, id: PathId) -> Result<&PathModules, RunModelError> {
+        let missing = || RunModelError::NoPath { path: id, paths: self.paths.len() as u32 };
+        self.paths.get(id.index()).ok_or_else(missing)
+    }
+}
+
+impl Drop for RunPaths {
+    fn drop(&mut self) {
+        self.cache.forget(self.paths.iter().flat_map(|path| &path.modules).copied());
     }
 }
 
 impl Generation for RunPaths {
     fn fingerprint(&self) -> Arc<str> {
         Arc::clone(&self.fingerprint)
+    }
+
+    fn loaded(&self, path: PathId) -> Option<ServedPath> {
+        let PathModules { version, modules } = self.modules(path).ok()?;
+        let (modules, held) = self.cache.loaded(modules)?;
+        Some(ServedPath { _held: Held::new(held), ..ServedPath::new(modules, *version) })
     }
 
     fn prepare(&self, path: PathId) -> Result<ServedPath, BoxError> {
@@ -217,8 +248,8 @@ impl RoutedModel for RunModel {
         self.newest()
     }
 
-    fn weight_bytes(&self) -> usize {
-        self.newest().bytes()
+    fn module_memory(&self) -> ModuleMemory {
+        self.newest().cache.memory()
     }
 
     fn page_bytes(&self, kv: KvType) -> usize {

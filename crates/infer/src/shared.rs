@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::job::Job;
+use crate::loads::Routed;
 use crate::scheduler::{Scheduler, SequenceId};
 use crate::versions::Versions;
 use crate::{
@@ -33,6 +34,8 @@ pub(crate) struct State {
     /// Sequences that have not left the queue.
     pub(crate) waiting: BTreeMap<SequenceId, Job>,
     pub(crate) unrouted: VecDeque<Unrouted>,
+    /// Sequences that wait for their modules. The first one's are being loaded.
+    pub(crate) unloaded: VecDeque<Routed>,
     /// Running sequences whose callers went away, with the reason.
     pub(crate) cancelled: Vec<(SequenceId, Outcome)>,
     pub(crate) versions: Versions,

@@ -3,37 +3,23 @@
 
 #[path = "support/fake.rs"]
 mod fake;
+#[path = "support/grid.rs"]
+mod grid;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_infer::{
-    BoxError, Engine, EngineConfig, EngineError, GenerateRequest, GenerationEvent, NoObserver, PathVersion,
-    PrefixRouter, RoutedModel, RunModel, RunPaths, SamplingParams, SequenceEvent, ServedPath,
+    Engine, EngineError, GenerateRequest, GenerationEvent, ModuleCache, RoutedModel, RunModel, RunPaths,
+    SamplingParams, SequenceEvent,
 };
-use dipaco_model::{
-    Device, ModelConfig, ModelError, Module, ModuleWeights, PackedModule, Path, TokenBatch, TokenError,
-    TokenRows, WeightFormat, init, split,
-};
+use dipaco_model::{Device, ModelError, Module, Path, TokenBatch, TokenError, TokenRows};
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
-use fake::{Bytes, Fake, VOCAB};
+use fake::VOCAB;
+use grid::{config, engine, keys, levels, model, packed, part};
 
-fn config() -> ModelConfig {
-    ModelConfig {
-        hidden_size: 16,
-        blocks: 2,
-        heads: 2,
-        head_dim: 8,
-        ffn_size: 32,
-        vocab_size: VOCAB,
-        context: 300,
-        init_std: Some(0.5),
-        ..ModelConfig::default()
-    }
-}
-
-type Loads = Arc<Mutex<BTreeMap<PathId, usize>>>;
+type Loads = Arc<Mutex<BTreeMap<ModuleId, usize>>>;
 
 /// A run of 2 × 2 paths. Module `level/index` is that level of a random model with the seed `index`.
 fn run() -> (Arc<RunModel>, Loads) {
@@ -41,43 +27,20 @@ fn run() -> (Arc<RunModel>, Loads) {
 }
 
 /// The paths of [`run`], with modules of other seeds in each round.
-fn paths(levels: &Topology, loads: &Loads, round: u32) -> RunPaths {
-    let (levels, loads, count) = (levels.clone(), Arc::clone(loads), levels.paths());
-    let load = move |id: PathId| {
-        *loads.lock().unwrap().entry(id).or_insert(0) += 1;
-        let modules = levels.modules_of(id).into_iter().map(|module| {
-            let part = part(&levels, module, round);
-            let level = module.level.into();
-            let packed = PackedModule::new(&config(), &levels, level, &part, WeightFormat::F32)?;
-            Ok::<_, BoxError>(Arc::new(packed))
-        });
-        let version = PathVersion([(id.0 + 4 * round) as u8; 32]);
-        Ok(ServedPath { modules: modules.collect::<Result<_, _>>()?, version })
+fn paths(levels: &Topology, cache: &Arc<ModuleCache>, loads: &Loads, round: u32) -> RunPaths {
+    let (own, loads) = (levels.clone(), Arc::clone(loads));
+    let load = move |path, level| {
+        let module = own.modules_of(path)[usize::from(level)];
+        *loads.lock().unwrap().entry(module).or_insert(0) += 1;
+        Ok(packed(&own, module, round))
     };
-    RunPaths::new(count, &format!("round {round}"), Box::new(load))
+    RunPaths::new(&format!("round {round}"), cache, keys(levels, round), Box::new(load))
 }
 
 fn run_of(round: u32) -> (Arc<RunModel>, Loads) {
-    let topology = Fake::new(1).topology().clone();
-    let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
-    let seed = Arc::new(Module::load(&init(&config(), 9).unwrap(), &Device::Cpu).unwrap());
-    let seed = Path::compose(&config(), &dense, &[seed]).unwrap();
-    // The signs of two components of the features give the path.
-    let route = move |prefix: &&[u32]| -> Result<(PathId, Vec<f32>), BoxError> {
-        let rows = TokenRows::new(*prefix, 1, VOCAB).map_err(ModelError::from)?;
-        let features = seed.features(&rows, &[prefix.len()])?;
-        Ok((PathId(u32::from(features[0] > 0.0) * 2 + u32::from(features[1] > 0.0)), features[..4].to_vec()))
-    };
-    let all = move |prefixes: &[&[u32]]| prefixes.iter().map(&route).collect();
-    let router = PrefixRouter { prefix_tokens: 32, route: Box::new(all) };
     let loads = Loads::default();
-    let paths = paths(&topology, &loads, round);
-    (Arc::new(RunModel::new(config(), topology, Some(router), paths).unwrap()), loads)
-}
-
-fn part(levels: &Topology, module: ModuleId, round: u32) -> ModuleWeights {
-    let whole = init(&config(), u64::from(module.index) + 100 * u64::from(round)).unwrap();
-    split(&config(), levels, &whole).unwrap().swap_remove(usize::from(module.level))
+    let paths = paths(&levels(), &ModuleCache::new(None), &loads, round);
+    (model(paths), loads)
 }
 
 /// A path as training and evaluation compute it.
@@ -85,11 +48,6 @@ fn composed(levels: &Topology, path: PathId) -> Path {
     let modules = levels.modules_of(path).into_iter().map(|module| part(levels, module, 0));
     let modules: Vec<_> = modules.map(|part| Module::load(&part, &Device::Cpu).unwrap().into()).collect();
     Path::compose(&config(), levels, &modules).unwrap()
-}
-
-fn engine(model: &Arc<RunModel>, slots: usize) -> Engine {
-    let config = EngineConfig { slots, ..EngineConfig::default() };
-    Engine::start(model.clone(), Arc::new(Bytes), Arc::new(NoObserver), &config).unwrap()
 }
 
 /// The path of a sequence, and its tokens with their scores.
@@ -128,7 +86,7 @@ fn request(number: u32) -> GenerateRequest {
 }
 
 #[tokio::test]
-async fn scores_are_those_of_the_composed_path_and_paths_are_loaded_once() {
+async fn scores_are_those_of_the_composed_path_and_modules_are_loaded_once() {
     let (model, loads) = run();
     let engine = engine(&model, 4);
     let mut taken = Vec::new();
@@ -150,8 +108,8 @@ async fn scores_are_those_of_the_composed_path_and_paths_are_loaded_once() {
     taken.sort_unstable();
     taken.dedup();
     assert!(taken.len() > 1, "the prompts were meant to take several paths: {taken:?}");
-    model.newest().load_all().unwrap();
-    let expected = model.topology().path_ids().map(|path| (path, 1)).collect();
+    assert_eq!(model.newest().preload().unwrap(), 4);
+    let expected = model.topology().module_ids().map(|module| (module, 1)).collect();
     assert_eq!(*loads.lock().unwrap(), expected);
 }
 
@@ -168,7 +126,10 @@ async fn the_same_bits_come_out_alone_and_among_others() {
 #[test]
 fn a_missing_router_or_path_is_named() {
     let (model, _) = run();
-    let gone = |paths| RunPaths::new(paths, "", Box::new(|_| Err("the disk is gone".into())));
+    let gone = |paths: usize| {
+        let paths = keys(model.topology(), 0)[..paths].to_vec();
+        RunPaths::new("", &ModuleCache::new(None), paths, Box::new(|_, _| Err("the disk is gone".into())))
+    };
     let topology = model.topology().clone();
     let error = RunModel::new(config(), topology, None, gone(4)).err().unwrap();
     assert!(error.to_string().contains("4 paths but no router"), "{error}");
@@ -192,14 +153,16 @@ async fn a_sequence_keeps_the_weights_of_its_submission_and_old_ones_are_freed()
     }
     assert_ne!(expected[0], expected[1]);
 
-    let (model, loads) = run();
+    let loads = Loads::default();
+    let cache = ModuleCache::new(None);
+    let model = model(paths(&levels(), &cache, &loads, 0));
     let engine = engine(&model, 8);
     let mut answers = Vec::new();
     let mut old = Vec::new();
     for round in 0..ROUNDS {
         if round > 0 {
-            let paths = paths(model.topology(), &loads, round);
-            paths.load_all().unwrap();
+            let paths = paths(model.topology(), &cache, &loads, round);
+            paths.preload().unwrap();
             let modules = model.newest().path(PathId(0)).unwrap().modules;
             old.extend(modules.iter().map(Arc::downgrade));
             model.replace(paths);
@@ -220,6 +183,7 @@ async fn a_sequence_keeps_the_weights_of_its_submission_and_old_ones_are_freed()
     }
     // The engine drops a sequence before it sends the last event.
     assert!(old.iter().all(|module| module.upgrade().is_none()), "modules of old rounds stay in memory");
+    assert_eq!((cache.memory().modules, cache.memory().evictions), (4, 0));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use dipaco_config::RunConfig;
 use dipaco_infer::{BoxError, Generation, RunModel, RunPaths};
+use dipaco_server::Preload;
 
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
@@ -17,19 +18,19 @@ pub(crate) struct Source {
     pub(crate) run: RunDirectory,
     pub(crate) config: RunConfig,
     pub(crate) version: Version,
-    pub(crate) modules: Arc<ServedModules>,
+    pub(crate) modules: ServedModules,
     /// The phase of the server's router.
     pub(crate) phase: u32,
 }
 
 impl Source {
-    /// All paths with these weights. Blocks on the store.
+    /// All paths with these weights, as far as `serve.preload` and `serve.memory` have them loaded. Blocks on the store.
     pub(crate) fn load(&self, weights: Weights) -> Result<RunPaths, PipelineError> {
         let fingerprint = fingerprint(&self.config, &weights)?;
-        let (count, modules) = (weights.topology().paths(), Arc::clone(&self.modules));
-        let load = move |path| modules.path(&weights, path).map_err(BoxError::from);
-        let paths = RunPaths::new(count, &fingerprint, Box::new(load));
-        paths.load_all()?;
+        let paths = self.modules.paths(weights, &fingerprint)?;
+        if self.config.serve.preload == Preload::All {
+            paths.preload()?;
+        }
         Ok(paths)
     }
 

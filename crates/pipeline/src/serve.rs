@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use dipaco_config::RunConfig;
-use dipaco_infer::{PrefixRouter, RunModel};
+use dipaco_infer::{ModuleMemory, PrefixRouter, RoutedModel, RunModel};
 use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
 use dipaco_routing::{Router, TextRouter};
 use dipaco_server::{ServeConfig, ServedRun, ServerState};
@@ -23,7 +23,8 @@ use crate::weights::{Version, Weights};
 
 /// Opens a run and starts its inference engine. Pass the result to [`dipaco_server::serve`]. `config` has its vocabulary.
 ///
-/// All weights are loaded before this returns, so a damaged file is reported before the first request. With
+/// With `serve.preload = "all"` the weights are loaded before this returns, as far as `serve.memory` has room for them, so a
+/// damaged file is reported before the first request. Otherwise only the first path is. With
 /// `serve.reload_seconds`, a task of the runtime takes up new weights until the server is gone.
 ///
 /// # Errors
@@ -40,7 +41,7 @@ pub async fn open(
     let phase = weights.manifest().phase();
     let router = router(&run.routing(phase))?;
     let codec = RunTextCodec::new(tokenizer(run)?, run.imported().end_tokens()?);
-    let modules = Arc::new(ServedModules::new(format(config.serve.format)));
+    let modules = ServedModules::new(format(config.serve.format), config.serve.memory());
     let source = Source { run: run.clone(), config: config.clone(), version, modules, phase };
     let source = Arc::new(source);
     let own = Arc::clone(&source);
@@ -75,7 +76,7 @@ pub async fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedR
     })
 }
 
-/// Loads the router and all paths, and the seed if the router reads its features. Blocks on the store.
+/// Loads the router and the paths, and the seed if the router reads its features. Blocks on the store.
 fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
     let (model, topology) = (weights.model().clone(), weights.topology().clone());
     router.check_paths(topology.paths())?;
@@ -100,7 +101,12 @@ fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, P
         }),
     };
     let paths = source.load(weights)?;
-    let (path_bytes, weight_bytes) = (paths.path(PathId(0))?.bytes(), paths.bytes());
-    tracing::info!(format = %format(source.config.serve.format), path_bytes, weight_bytes, "the weights are loaded");
-    Ok(RunModel::new(model, topology, Some(prefix), paths)?)
+    // Also without `serve.preload`: a path that exceeds `serve.memory` is an error of the start.
+    let path_bytes = paths.path(PathId(0))?.bytes();
+    let model = RunModel::new(model, topology, Some(prefix), paths)?;
+    let ModuleMemory { bytes, modules, .. } = model.module_memory();
+    tracing::info!(
+        format = %format(source.config.serve.format), path_bytes, weight_bytes = bytes, modules, "the weights are loaded"
+    );
+    Ok(model)
 }

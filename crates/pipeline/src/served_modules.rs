@@ -1,10 +1,9 @@
-//! The modules of a server in memory.
+//! The modules of a server: where they come from, and how they are packed.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use dipaco_config::RunConfig;
-use dipaco_infer::{PathVersion, ServedPath};
+use dipaco_infer::{ModuleCache, ModuleKey, PathModules, PathVersion, RunPaths};
 use dipaco_model::{PackedModule, WeightFormat};
 use dipaco_server::{KvType, WeightType};
 use dipaco_store::ObjectRef;
@@ -13,50 +12,53 @@ use dipaco_topology::PathId;
 use crate::error::PipelineError;
 use crate::weights::{PathModule, Weights};
 
-/// Loads paths for serving. A module is in memory once, however many paths and versions of the run use it, and until the last
-/// of them is gone.
+/// Loads modules for serving. A module is in memory once, however many paths and versions of the run use it.
 #[derive(Debug)]
 pub(crate) struct ServedModules {
     format: WeightFormat,
-    /// By the content.
-    loaded: Mutex<BTreeMap<[u8; 32], Weak<PackedModule>>>,
+    cache: Arc<ModuleCache>,
 }
 
 impl ServedModules {
-    pub(crate) fn new(format: WeightFormat) -> Self {
-        Self { format, loaded: Mutex::default() }
+    /// `memory` is the largest number of bytes of modules.
+    pub(crate) fn new(format: WeightFormat, memory: Option<usize>) -> Self {
+        Self { format, cache: ModuleCache::new(memory) }
     }
 
-    /// A path. Its version is a hash over the objects of its modules. Blocks on the store.
-    pub(crate) fn path(&self, weights: &Weights, path: PathId) -> Result<ServedPath, PipelineError> {
-        let (mut modules, mut hasher) = (Vec::new(), blake3::Hasher::new());
-        for PathModule { version, objects } in weights.modules_of(path)? {
-            let content = content(&objects);
-            hasher.update(&content);
-            modules.push(self.module(weights, version.module.level, content, &objects)?);
-        }
-        Ok(ServedPath { modules, version: PathVersion(hasher.finalize().into()) })
+    /// All paths with these weights, without loading them.
+    pub(crate) fn paths(&self, weights: Weights, fingerprint: &str) -> Result<RunPaths, PipelineError> {
+        let paths = weights.topology().path_ids().map(|path| path_modules(&weights, path));
+        let paths = paths.collect::<Result<_, _>>()?;
+        let format = self.format;
+        let load = move |path, level| Ok(load(&weights, path, level, format)?);
+        Ok(RunPaths::new(fingerprint, &self.cache, paths, Box::new(load)))
     }
+}
 
-    fn module(
-        &self,
-        weights: &Weights,
-        level: u16,
-        content: [u8; 32],
-        objects: &[&ObjectRef],
-    ) -> Result<Arc<PackedModule>, PipelineError> {
-        // The lock is held while loading: two paths that want the same module at the same time load it once.
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = loaded.get(&content).and_then(Weak::upgrade) {
-            return Ok(module);
-        }
-        let (model, topology) = (weights.model(), weights.topology());
-        let values = weights.assemble(level, objects)?;
-        let module = Arc::new(PackedModule::new(model, topology, level.into(), &values, self.format)?);
-        loaded.retain(|_, module| module.strong_count() > 0);
-        loaded.insert(content, Arc::downgrade(&module));
-        Ok(module)
+/// The modules of a path. Its version is a hash over their objects.
+fn path_modules(weights: &Weights, path: PathId) -> Result<PathModules, PipelineError> {
+    let (mut modules, mut hasher) = (Vec::new(), blake3::Hasher::new());
+    for PathModule { version, objects } in weights.modules_of(path)? {
+        let content = content(&objects);
+        hasher.update(&content);
+        modules.push(ModuleKey { level: version.module.level, content });
     }
+    Ok(PathModules { version: PathVersion(hasher.finalize().into()), modules })
+}
+
+/// Reads, verifies and packs the module of a path on a level. Blocks on the store.
+fn load(
+    weights: &Weights,
+    path: PathId,
+    level: u16,
+    format: WeightFormat,
+) -> Result<PackedModule, PipelineError> {
+    let mut modules = weights.modules_of(path)?.into_iter();
+    let module = modules.find(|module| module.version.module.level == level);
+    let module =
+        module.ok_or(PipelineError::Internal { what: "a path has no module of a level", source: None })?;
+    let values = weights.assemble(level, &module.objects)?;
+    Ok(PackedModule::new(weights.model(), weights.topology(), level.into(), &values, format)?)
 }
 
 fn content(objects: &[&ObjectRef]) -> [u8; 32] {

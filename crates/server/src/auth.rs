@@ -10,7 +10,7 @@ use crate::state::ServerError;
 
 /// The API keys of a server. Only their hashes are kept, and hashes are compared in constant time, so neither a log nor
 /// the time of an answer reveals anything about a key.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiKeys(Vec<Hash>);
 
 impl ApiKeys {
@@ -30,6 +30,11 @@ impl ApiKeys {
             .map_err(|source| ServerError::KeyFile { path: path.to_owned(), source })?;
         let keys = Self::from_text(&text);
         if keys.0.is_empty() { Err(ServerError::NoKeys { path: path.to_owned() }) } else { Ok(keys) }
+    }
+
+    /// Number of keys.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
     }
 
     /// Checks the API key of a request. A server without keys accepts every request.

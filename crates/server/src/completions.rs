@@ -152,7 +152,7 @@ async fn accept(
         // Equal prompts of a request without a seed get different texts.
         None => prompts.iter().map(|_| state.random.seed()).collect(),
     };
-    let client = state.keys.client(headers);
+    let client = state.keys.keys().client(headers);
     let Sequences { requests, choices } = sequences(state, completion, &prompts, &seeds, client)?;
     let tokens = requests.iter().map(admission::tokens).sum();
     let left = deadline.saturating_sub(began.elapsed());

@@ -16,20 +16,22 @@ pub(crate) async fn health(State(state): State<Arc<ServerState>>) -> Result<Json
 }
 
 pub(crate) async fn metrics(State(state): State<Arc<ServerState>>) -> impl IntoResponse {
-    let text = state.metrics.render(state.engine.load(), state.engine.model().weight_bytes());
+    let text = state.metrics.render(state.engine.load(), state.engine.model().module_memory());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
 pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
     let ServerState { config, run, engine, .. } = state.as_ref();
     let (model, topology) = (engine.model(), engine.model().topology());
+    let memory = model.module_memory();
     let levels: Vec<u32> = (0..topology.levels()).map(|level| topology.modules_in(level)).collect();
     Json(json!({
         "model": run.name, "version": run.version, "system_fingerprint": &*model.generation().fingerprint(), "created": run.created,
         "max_model_len": model.context(), "vocab_size": model.vocab_size(),
         "paths": topology.paths(), "modules_per_level": levels, "route_prefix_tokens": model.prefix_tokens(),
         "path_parameters": run.path_parameters, "total_parameters": run.total_parameters,
-        "format": config.format, "kv_type": config.kv_type, "weight_bytes": model.weight_bytes(),
+        "format": config.format, "kv_type": config.kv_type, "weight_bytes": memory.bytes, "weight_bytes_limit": memory.limit,
+        "modules_loaded": memory.modules,
         "limits": {
             "slots": engine.slots(), "queued_requests": config.queued_requests, "queued_tokens": config.queued_tokens,
             "choices": config.max_choices, "body_bytes": config.body_limit, "request_seconds": config.request_timeout,

@@ -4,7 +4,7 @@
 //! [`serve()`] then answers until the shutdown token is cancelled: completions (plain and as server-sent events),
 //! the run and its paths as models, the route of a text, the tokenizer, health and metrics. The engine of `dipaco-infer`
 //! computes; this package reads requests, limits them, and writes answers. It knows nothing of training and opens no
-//! run. It reads one file, the API keys.
+//! run. It reads one file, the API keys, and follows its changes.
 
 #![forbid(unsafe_code)]
 
@@ -18,6 +18,7 @@ mod cors;
 mod error;
 mod fields;
 mod info;
+mod key_file;
 mod loading;
 mod metrics;
 mod models;
@@ -33,7 +34,7 @@ mod write_limit;
 
 pub use auth::ApiKeys;
 pub use chat_template::{ChatTemplate, EncodeChat};
-pub use dipaco_settings::{KvType, ServeConfig, WeightType};
+pub use dipaco_settings::{KvType, Preload, ServeConfig, WeightType};
 pub use loading::while_loading;
 pub use metrics::Metrics;
 pub use serve::serve;

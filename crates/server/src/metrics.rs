@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use dipaco_infer::{Load, Observer, Outcome, RequestSummary, StepSummary};
+use dipaco_infer::{Load, ModuleMemory, Observer, Outcome, RequestSummary, StepSummary};
 use dipaco_telemetry::{Exposition, Histogram, MetricKind, label};
 
 const TOKEN_SECONDS: &[f64] = &[
@@ -137,14 +137,20 @@ impl Metrics {
         *http.entry((method, handler, status)).or_insert(0) += 1;
     }
 
-    /// The metrics as text for Prometheus. `weight_bytes` is the memory of the loaded modules.
+    /// The metrics as text for Prometheus. `weights` is the memory of the modules.
     #[must_use]
-    pub fn render(&self, load: Load, weight_bytes: usize) -> String {
+    pub fn render(&self, load: Load, weights: ModuleMemory) -> String {
         use MetricKind::{Counter, Gauge};
         let mut out = Exposition::new(self.labels.clone());
         let count = |value: &AtomicU64| value.load(Ordering::Relaxed);
         out.metric("build_info", Gauge, "The binary.", [(label("version", &self.version), 1)]);
-        out.value("weight_bytes", Gauge, "Memory of the loaded modules.", weight_bytes);
+        out.value("weight_bytes", Gauge, "Memory of the loaded modules.", weights.bytes);
+        let help = "Largest memory of modules (serve.memory); 0 for no limit.";
+        out.value("weight_limit_bytes", Gauge, help, weights.limit.unwrap_or(0));
+        out.value("modules_loaded", Gauge, "Modules in memory.", weights.modules);
+        out.value("module_loads_total", Counter, "Modules read from the store.", weights.loads);
+        let help = "Modules that left the memory to make room for others.";
+        out.value("module_evictions_total", Counter, help, weights.evictions);
         out.value("num_requests_running", Gauge, "Sequences that hold a slot.", load.running);
         out.value("num_requests_waiting", Gauge, "Sequences in the queue.", load.waiting);
         let usage = load.used_pages as f64 / load.pages.max(1) as f64;

@@ -30,6 +30,7 @@ pub(crate) fn router(state: Arc<ServerState>) -> Router {
         .route("/metrics", get(info::metrics))
         .route("/health", get(info::health))
         .route("/v1/health", get(info::health))
+        .route("/ready", get(info::health))
         .route("/ping", get(info::health))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
@@ -63,7 +64,7 @@ async fn common(State(state): State<Arc<ServerState>>, mut request: Request, nex
     let handler = handler(request.uri().path());
     let mut counted = Counted::new(&state, method(request.method()), handler);
     let public = handler == "/health";
-    let refused = if public { Ok(()) } else { state.keys.check(request.headers()) };
+    let refused = if public { Ok(()) } else { state.keys.keys().check(request.headers()) };
     let refused = refused.and_then(|()| {
         let open = public || handler == "/metrics" || !state.draining();
         if open { Ok(()) } else { Err(ApiError::shutting_down()) }
@@ -116,7 +117,7 @@ fn handler(path: &str) -> &'static str {
         "/metrics",
     ];
     match path {
-        "/health" | "/v1/health" | "/ping" => "/health",
+        "/health" | "/v1/health" | "/ready" | "/ping" => "/health",
         _ if path.starts_with("/v1/models/") => "/v1/models/{name}",
         _ => KNOWN.into_iter().find(|known| *known == path).unwrap_or("other"),
     }

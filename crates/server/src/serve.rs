@@ -28,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 ///
 /// After the cancellation, `/health` answers with 503 and new requests are refused with 503. Running requests have
 /// `serve.drain_timeout` to finish. After that time streams end with an error event and other requests with 503, and
-/// connections that do not read their answer are closed. axum's graceful shutdown would wait for open streams without a
+/// connections that do not read their answer are closed. Until then the API keys follow their file. axum's graceful shutdown would wait for open streams without a
 /// limit.
 ///
 /// # Errors
@@ -42,6 +42,9 @@ pub async fn serve(
     let room = Arc::new(Semaphore::new(state.config.max_connections));
     let timeout = settings::seconds(state.config.read_timeout);
     let mut connections = JoinSet::new();
+    // Ends with this function.
+    let mut following = JoinSet::new();
+    following.spawn(Arc::clone(&state.keys).follow());
     loop {
         let stream = tokio::select! {
             biased;

@@ -14,8 +14,9 @@ use crate::admission::{Admission, Observers};
 use crate::blocking::Blocking;
 use crate::body::BodyMemory;
 use crate::error::ApiError;
+use crate::key_file::KeyFile;
 use crate::random::Random;
-use crate::{ApiKeys, ChatTemplate, Metrics, ServeConfig, settings};
+use crate::{ChatTemplate, Metrics, ServeConfig, settings};
 
 /// Errors of a server's start.
 #[derive(Debug, Error)]
@@ -88,7 +89,7 @@ pub struct ServerState {
     pub(crate) run: ServedRun,
     pub(crate) engine: Engine,
     pub(crate) codec: Arc<dyn TextCodec>,
-    pub(crate) keys: ApiKeys,
+    pub(crate) keys: Arc<KeyFile>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) admission: Arc<Admission>,
     pub(crate) blocking: Blocking,
@@ -110,7 +111,7 @@ impl ServerState {
         codec: Arc<dyn TextCodec>,
     ) -> Result<Arc<Self>, ServerError> {
         config.check()?;
-        let keys = config.api_keys.as_deref().map(ApiKeys::load).transpose()?.unwrap_or_default();
+        let keys = Arc::new(KeyFile::open(config.api_keys.as_deref())?);
         // A pretrained model may have more rows than its tokenizer has entries.
         if codec.vocab_size() > model.vocab_size() {
             return Err(ServerError::Vocabulary { tokenizer: codec.vocab_size(), model: model.vocab_size() });

@@ -22,4 +22,4 @@ mod serve;
 
 pub use error::SettingError;
 pub use evaluation::{EvaluationConfig, RouteUnit};
-pub use serve::{KvType, ServeConfig, WeightType};
+pub use serve::{KvType, Preload, ServeConfig, WeightType};

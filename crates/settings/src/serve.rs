@@ -38,6 +38,17 @@ pub enum KvType {
     Bf16,
 }
 
+/// Which modules are loaded before the server answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Preload {
+    /// Those of all paths, as many as `serve.memory` has room for.
+    #[default]
+    All,
+    /// Those of the first path.
+    None,
+}
+
 /// Section `[serve]`: the HTTP server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -46,6 +57,10 @@ pub struct ServeConfig {
     pub address: SocketAddr,
     /// Key `serve.format`.
     pub format: WeightType,
+    /// Key `serve.memory`.
+    pub memory: usize,
+    /// Key `serve.preload`.
+    pub preload: Preload,
     /// Key `serve.reload_seconds`.
     pub reload_seconds: f64,
     /// Key `serve.kv_type`.
@@ -89,6 +104,8 @@ impl Default for ServeConfig {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 8000)),
             format: WeightType::F32,
+            memory: 0,
+            preload: Preload::All,
             reload_seconds: 0.0,
             kv_type: KvType::F32,
             kv_bytes: 0,
@@ -121,6 +138,12 @@ struct Count {
 }
 
 impl ServeConfig {
+    /// Largest number of bytes of modules in memory; `None` for no limit.
+    #[must_use]
+    pub fn memory(&self) -> Option<usize> {
+        (self.memory > 0).then_some(self.memory)
+    }
+
     /// Checks the values.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ mod bandwidth;
 mod chaos;
 mod goodput;
 mod report;
+mod serve;
 mod speeds;
 
 use clap::Subcommand;
@@ -12,6 +13,7 @@ use dipaco_telemetry::Progress;
 use self::bandwidth::BandwidthOptions;
 use self::chaos::ChaosOptions;
 use self::goodput::GoodputOptions;
+use self::serve::ServeOptions;
 use self::speeds::SpeedsOptions;
 use crate::error::CliError;
 
@@ -26,6 +28,9 @@ pub(crate) enum SimulateCommand {
     /// Compute the cost of learners of different speeds, by whom outer steps wait for.
     #[command(after_help = speeds::EXAMPLES)]
     Speeds(SpeedsOptions),
+    /// Compute what a server of many paths gains when it batches sequences by module.
+    #[command(after_help = serve::EXAMPLES)]
+    Serve(ServeOptions),
     /// Play small runs in which processes die, messages get lost and disks are slow, and check each of them.
     #[command(after_help = chaos::EXAMPLES)]
     Chaos(ChaosOptions),
@@ -36,6 +41,7 @@ pub(crate) fn run(command: &SimulateCommand, progress: &Progress) -> Result<(), 
         SimulateCommand::Bandwidth(options) => bandwidth::run(options),
         SimulateCommand::Goodput(options) => goodput::run(options),
         SimulateCommand::Speeds(options) => speeds::run(options),
+        SimulateCommand::Serve(options) => serve::run(options),
         SimulateCommand::Chaos(options) => chaos::run(options, progress),
     }
 }

@@ -17,6 +17,20 @@ pub(super) const KEYS: &[KeyDoc] = &[
          last two are llama.cpp's. They also round activations to 8 bits, and need sizes that are multiples of 32.",
     ),
     free(
+        "serve.memory",
+        "bytes",
+        "Largest memory of modules; 0 sets no limit. Modules are then read from the store when a sequence needs them, and those \
+         that were used longest ago leave the memory. A limit below the modules of one path is refused at the start. Keys and \
+         values (`serve.kv_bytes`) and the seed of the router are not counted. While a module is read, its f32 weights take \
+         memory twice besides.",
+    ),
+    free(
+        "serve.preload",
+        "name",
+        "Modules that are loaded before the server answers: \"all\", as many as `serve.memory` has room for, or \"none\" but \
+         those of the first path. Damaged modules that are not preloaded fail the requests that need them.",
+    ),
+    free(
         "serve.reload_seconds",
         "seconds",
         "Time between two looks for new weights of a training that goes on beside the server; 0 never looks. New weights are \
@@ -100,7 +114,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "serve.api_keys",
         "path",
         "File with API keys, one a line; lines that begin with `#` are comments. With it, every request except `/health` \
-         needs the header `Authorization: Bearer KEY`. When it is not set, everyone who can reach the address is served.",
+         needs the header `Authorization: Bearer KEY`. The server reads a changed file again. When it is not set, everyone who can reach the address is served.",
     ),
     free(
         "serve.chat_template",

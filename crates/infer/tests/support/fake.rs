@@ -4,8 +4,8 @@
 use std::sync::{Arc, Condvar, Mutex};
 
 use dipaco_infer::{
-    BoxError, Executor, Generation, KvType, PathVersion, Positions, Route, RoutedModel, SequenceRows,
-    ServedPath, TextCodec, TextStream, TokenizerInfo,
+    BoxError, Executor, Generation, KvType, ModuleMemory, PathVersion, Positions, Route, RoutedModel,
+    SequenceRows, ServedPath, TextCodec, TextStream, TokenizerInfo,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
@@ -94,8 +94,8 @@ impl RoutedModel for Fake {
         Arc::new(FakePaths)
     }
 
-    fn weight_bytes(&self) -> usize {
-        4096
+    fn module_memory(&self) -> ModuleMemory {
+        ModuleMemory { bytes: 4096, modules: 4, loads: 4, ..ModuleMemory::default() }
     }
 
     fn page_bytes(&self, _: KvType) -> usize {
@@ -114,8 +114,13 @@ impl Generation for FakePaths {
         "fp_test".into()
     }
 
+    fn loaded(&self, path: PathId) -> Option<ServedPath> {
+        // Every other path is in memory from the start.
+        path.0.is_multiple_of(2).then(|| self.prepare(path).unwrap())
+    }
+
     fn prepare(&self, path: PathId) -> Result<ServedPath, BoxError> {
-        Ok(ServedPath { modules: Vec::new(), version: PathVersion([path.0 as u8; 32]) })
+        Ok(ServedPath::new(Vec::new(), PathVersion([path.0 as u8; 32])))
     }
 }
 

@@ -1,0 +1,158 @@
+//! The API keys of a running server, which follow their file.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use crate::{ApiKeys, ServerError};
+
+/// Time between two looks at the file.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// The keys of a file.
+#[derive(Debug)]
+pub(crate) struct KeyFile {
+    /// `None` for a server without keys.
+    path: Option<PathBuf>,
+    keys: RwLock<Arc<ApiKeys>>,
+}
+
+impl KeyFile {
+    /// Reads the keys of a file, or has no keys without one.
+    ///
+    /// # Errors
+    /// As [`ApiKeys::load`].
+    pub(crate) fn open(path: Option<&Path>) -> Result<Self, ServerError> {
+        let keys = path.map(ApiKeys::load).transpose()?.unwrap_or_default();
+        Ok(Self { path: path.map(Path::to_owned), keys: RwLock::new(Arc::new(keys)) })
+    }
+
+    /// The keys that are valid now.
+    pub(crate) fn keys(&self) -> Arc<ApiKeys> {
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Reads the file again. Returns true if it has other keys than before.
+    ///
+    /// # Errors
+    /// As [`ApiKeys::load`]. The keys stay as they were: a file that an editor is just writing must neither lock everybody
+    /// out nor let everybody in.
+    pub(crate) fn refresh(&self) -> Result<bool, ServerError> {
+        let Some(path) = &self.path else { return Ok(false) };
+        let new = ApiKeys::load(path)?;
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = **keys != new;
+        if changed {
+            *keys = Arc::new(new);
+        }
+        Ok(changed)
+    }
+
+    /// Reads the file again every second and after a SIGHUP. Ends only if there is no file.
+    pub(crate) async fn follow(self: Arc<Self>) {
+        if self.path.is_none() {
+            return;
+        }
+        let mut hangup = Hangup::new();
+        let mut failed = None;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(PERIOD) => {}
+                () = hangup.received() => tracing::info!("SIGHUP: reading the API keys again"),
+            }
+            let own = Arc::clone(&self);
+            let refreshed = tokio::task::spawn_blocking(move || own.refresh()).await;
+            let problem = match refreshed {
+                Ok(Ok(changed)) => {
+                    if changed {
+                        tracing::info!(
+                            keys = self.keys().count(),
+                            "the API keys are those of the changed file"
+                        );
+                    }
+                    None
+                }
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(error) => Some(error.to_string()),
+            };
+            if problem != failed
+                && let Some(problem) = &problem
+            {
+                tracing::warn!(problem, "the API keys stay as they were: their file can't be used");
+            }
+            failed = problem;
+        }
+    }
+}
+
+/// The signal SIGHUP. Without a handler it would end the program.
+struct Hangup {
+    #[cfg(unix)]
+    signal: Option<tokio::signal::unix::Signal>,
+}
+
+impl Hangup {
+    #[cfg(unix)]
+    fn new() -> Self {
+        let signal = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup());
+        let signal = signal.inspect_err(|error| tracing::warn!(%error, "SIGHUP can't be received"));
+        Self { signal: signal.ok() }
+    }
+
+    #[cfg(not(unix))]
+    fn new() -> Self {
+        Self {}
+    }
+
+    async fn received(&mut self) {
+        #[cfg(unix)]
+        if let Some(signal) = &mut self.signal
+            && signal.recv().await.is_some()
+        {
+            return;
+        }
+        std::future::pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs;
+
+    use axum::http::{HeaderMap, header};
+
+    use super::*;
+
+    fn accepted(keys: &KeyFile, key: &str) -> bool {
+        let headers =
+            HeaderMap::from_iter([(header::AUTHORIZATION, format!("Bearer {key}").parse().unwrap())]);
+        keys.keys().check(&headers).is_ok()
+    }
+
+    #[test]
+    fn keys_follow_their_file_and_removed_ones_stop_working() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        fs::write(&path, "alpha\nbeta\n").unwrap();
+        let keys = KeyFile::open(Some(&path)).unwrap();
+        assert!(accepted(&keys, "alpha") && accepted(&keys, "beta") && !accepted(&keys, "gamma"));
+        assert!(!keys.refresh().unwrap());
+        fs::write(&path, "beta\ngamma\n").unwrap();
+        assert!(keys.refresh().unwrap());
+        assert!(!accepted(&keys, "alpha") && accepted(&keys, "beta") && accepted(&keys, "gamma"));
+        // An empty or missing file neither opens the server to all nor locks its users out.
+        fs::write(&path, "# none\n").unwrap();
+        assert!(matches!(keys.refresh(), Err(ServerError::NoKeys { .. })));
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(keys.refresh(), Err(ServerError::KeyFile { .. })));
+        assert!(!accepted(&keys, "alpha") && accepted(&keys, "gamma"));
+    }
+
+    #[test]
+    fn a_server_without_a_file_stays_open() {
+        let keys = KeyFile::open(None).unwrap();
+        assert!(!keys.refresh().unwrap() && accepted(&keys, "any"));
+    }
+}
