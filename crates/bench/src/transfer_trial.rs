@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use dipaco_protocol::WorkerPlan;
 use dipaco_protocol::{FetchSource, LeaseResult, PIECE_BYTES, PIECES_AT_ONCE, Request, Response};
 use dipaco_train::client::{ClientError, Identity, LeaseKey, Session, TokenSource, Transfer};
-use dipaco_train::host::{PieceOutcome, UploadedPiece, Uploads};
+use dipaco_train::host::{AdmittedUpload, PieceOutcome, UploadedPiece, Uploads};
 
 use crate::BenchError;
 
@@ -84,8 +84,10 @@ impl TrialServer {
                 self.uploads.retain(|earlier| earlier.key.fence >= lease.fence);
                 let claim = LeaseClaim { key: lease, worker: ProcessId::local("trial") };
                 let uploaded = UploadedPiece { claim, item, digest, offset };
-                let upload =
-                    self.uploads.find(&uploaded).unwrap_or_else(|key| self.uploads.begin(key, &uploaded, 0));
+                let upload = self
+                    .uploads
+                    .find(&uploaded)
+                    .unwrap_or_else(|key| self.uploads.begin(key, &uploaded, AdmittedUpload::default()));
                 match self.uploads.add_piece(&upload, offset, piece).await? {
                     PieceOutcome::Answer(answer) => (answer, None),
                     PieceOutcome::Complete(mut complete) => {

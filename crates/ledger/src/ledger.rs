@@ -33,7 +33,7 @@ pub use outer_steps::{Orders, ReducedGradient, StepRecording};
 pub use phases::{PhaseBoundary, check_shards};
 pub use quarantine::{FailureDecision, TrainingFailure};
 use results::ReceivedResult;
-pub use results::{Recording, StoredResult};
+pub use results::{ExpectedResult, Recording, StoredResult};
 
 /// The decisions of a coordinator: the state machine of the run, the objects that make it up, and the owners of its
 /// modules.

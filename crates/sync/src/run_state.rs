@@ -60,15 +60,20 @@ pub enum Commit<T> {
     Refused(LeaseError),
 }
 
-/// An outer gradient that a current lease is to send.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpectedSend<'a> {
-    /// The lease.
-    pub lease: &'a Lease,
+/// An outer gradient that a lease sends, as [`RunState::expects`] found. Only that function makes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExpectedSend {
+    /// The path of the lease.
+    pub path: PathId,
+    /// Fencing number of the lease. No two leases have the same.
+    pub fence: Fence,
     /// The send to which the outer gradient belongs.
     pub send: ScheduledSend,
     /// Inner steps in the outer gradient.
     pub steps: u64,
+    /// Tokens in the outer gradient.
+    pub tokens: u64,
 }
 
 /// An outer gradient that counts before the end of its lease.

@@ -97,7 +97,9 @@ impl Replicas {
                     let gradient = learner::send(base, &self.local[i][slot..=slot])[0];
                     self.sent.insert((send.fragment, path, send.number), gradient);
                     if step < lease.to {
-                        let counted = self.rounds.contribute(&lease.claim(), send.fragment, send.number, 0);
+                        let expected =
+                            self.rounds.expects(&lease.claim(), send.fragment, send.number, 0).unwrap();
+                        let counted = self.rounds.contribute(&expected);
                         assert!(matches!(counted, Commit::Accepted(_)));
                     }
                 }

@@ -14,5 +14,7 @@ pub use error::HostError;
 pub(crate) use peer::{Answer, OTHER_ROLE, Peer, Role, refused};
 pub(crate) use results::{Admission, ObjectPiece, ResultIntake, ResultReceiver, read_piece};
 pub use revocations::Revocations;
-pub use uploads::{CompleteUpload, PieceOutcome, ReceivedContent, Upload, UploadKey, UploadedPiece, Uploads};
+pub use uploads::{
+    AdmittedUpload, CompleteUpload, PieceOutcome, ReceivedContent, Upload, UploadKey, UploadedPiece, Uploads,
+};
 pub(crate) use verified_gradients::VerifiedGradients;

@@ -1,8 +1,8 @@
 //! Results of leases in the ledger.
 
 use dipaco_sync::{
-    Commit, Contribution, EarlyContribution, FragmentId, Guard, LeaseClaim, LeaseError, LeaseKey, LeaseTask,
-    OutOfProportion,
+    Commit, Contribution, EarlyContribution, ExpectedSend, FragmentId, Guard, LeaseClaim, LeaseError,
+    LeaseKey, LeaseTask, OutOfProportion,
 };
 
 use super::{FailureDecision, Ledger, TrainingFailure};
@@ -16,6 +16,26 @@ pub struct StoredResult {
     pub object: ObjectRef,
     /// Euclidean norm of an outer gradient; 0 for a state.
     pub norm: f64,
+}
+
+/// A result that a current lease makes, as [`Ledger::expects`] found. Only that function makes it.
+#[derive(Clone, Debug)]
+pub struct ExpectedResult {
+    claim: LeaseClaim,
+    item: LeaseResult,
+    hash: String,
+    /// Inner steps of the path after which the worker makes the result.
+    to: u64,
+    /// The send of an outer gradient; `None` for a state.
+    send: Option<ExpectedSend>,
+}
+
+impl ExpectedResult {
+    /// Inner steps of the path after which the worker makes the result.
+    #[must_use]
+    pub fn to(&self) -> u64 {
+        self.to
+    }
 }
 
 /// A result of a granted lease that is in the store.
@@ -59,25 +79,31 @@ pub(super) struct Contributor<'a> {
 }
 
 impl Ledger {
-    /// Inner steps of the path after which its worker makes this result.
+    /// Checks that a lease makes this result.
     ///
     /// # Errors
     /// When the claim names no current lease, the lease does not expect the result, or has another content of it.
-    pub fn expects(&self, claim: &LeaseClaim, item: LeaseResult, hash: &str) -> Result<u64, ResultError> {
-        let to = match item {
+    pub fn expects(
+        &self,
+        claim: &LeaseClaim,
+        item: LeaseResult,
+        hash: &str,
+    ) -> Result<ExpectedResult, ResultError> {
+        let (to, send) = match item {
             LeaseResult::OuterGradient { fragment, number, tokens } => {
-                self.state.expects(claim, fragment, number, tokens)?.send.step
+                let expected = self.state.expects(claim, fragment, number, tokens)?;
+                (expected.send.step, Some(expected))
             }
             LeaseResult::State => {
                 let lease = self.state.check(claim)?;
                 if lease.task != LeaseTask::Train {
                     return Err(ResultError::Measures);
                 }
-                lease.to
+                (lease.to, None)
             }
         };
         self.check_content(claim, item, hash)?;
-        Ok(to)
+        Ok(ExpectedResult { claim: claim.clone(), item, hash: hash.to_owned(), to, send })
     }
 
     /// Checks that a lease has no other content of a result.
@@ -91,6 +117,26 @@ impl Ledger {
         }
     }
 
+    /// Records that a result of a lease is in the store, as [`Self::record_result`] does. The result was not checked before
+    /// it was stored, or another process checked it.
+    ///
+    /// # Errors
+    /// When the ledger contradicts itself.
+    pub fn check_and_record(
+        &mut self,
+        claim: &LeaseClaim,
+        item: LeaseResult,
+        stored: StoredResult,
+    ) -> Result<Recording, LedgerError> {
+        match self.expects(claim, item, &stored.object.hash) {
+            Ok(expected) => self.record_result(&expected, stored),
+            Err(error) => {
+                self.discard(claim, stored.object);
+                Ok(Recording::Rejected(error))
+            }
+        }
+    }
+
     /// Records that a result of a lease is in the store. An outer gradient that is sent before the end of its lease
     /// counts at once. The object is deleted if it does not count.
     ///
@@ -98,14 +144,14 @@ impl Ledger {
     /// When the ledger contradicts itself.
     pub fn record_result(
         &mut self,
-        claim: &LeaseClaim,
-        item: LeaseResult,
+        expected: &ExpectedResult,
         stored: StoredResult,
     ) -> Result<Recording, LedgerError> {
+        let ExpectedResult { claim, item, .. } = expected;
         let StoredResult { object, norm } = stored;
         let lease = (claim.key.path, claim.key.fence);
         let received = ReceivedResult { object: object.clone(), tokens: item.tokens(), norm };
-        match self.decide(claim, item, &received) {
+        match self.decide(expected, &received) {
             Ok(Decision::Counts(fragment, EarlyContribution { contribution, to })) => {
                 let contributor = Contributor { token: &claim.worker.token, to };
                 self.count(fragment, contribution, &received, contributor)?;
@@ -114,11 +160,7 @@ impl Ledger {
             Ok(Decision::CountsWithLease) => {}
             Ok(Decision::Duplicate) => self.delete_unused([object.name]),
             Err(error) => {
-                // The same content with another number of tokens has the name of the result that counts.
-                let same = |result: &ReceivedResult| result.object.name == object.name;
-                if !self.received.get(&lease).is_some_and(|received| received.values().any(same)) {
-                    self.delete_unused([object.name]);
-                }
+                self.discard(claim, object);
                 let ResultError::OutOfProportion(failure) = error else {
                     return Ok(Recording::Rejected(error));
                 };
@@ -130,25 +172,41 @@ impl Ledger {
         Ok(Recording::Recorded)
     }
 
-    /// Decides on a result that is in the store. Its lease may have ended since [`Ledger::expects`].
+    /// Deletes the object of a result that does not count.
+    fn discard(&mut self, claim: &LeaseClaim, object: ObjectRef) {
+        // The same content with another number of tokens has the name of the result that counts.
+        let same = |result: &ReceivedResult| result.object.name == object.name;
+        let received = self.received.get(&(claim.key.path, claim.key.fence));
+        if !received.is_some_and(|received| received.values().any(same)) {
+            self.delete_unused([object.name]);
+        }
+    }
+
+    /// Decides on a result that is in the store. Since [`Ledger::expects`] its lease may have ended, or another content of
+    /// the result may have been recorded.
     fn decide(
         &mut self,
-        claim: &LeaseClaim,
-        item: LeaseResult,
+        expected: &ExpectedResult,
         received: &ReceivedResult,
     ) -> Result<Decision, ResultError> {
+        let ExpectedResult { claim, item, hash, send, .. } = expected;
         let LeaseKey { path, fence, .. } = claim.key;
+        let item = *item;
+        if received.object.hash != *hash {
+            return Err(ResultError::OtherContent { item: item.name() });
+        }
         if self.closed {
             return Err(LeaseError::Lost { path, step: 0, fence }.into());
         }
-        self.check_content(claim, item, &received.object.hash)?;
-        let LeaseResult::OuterGradient { fragment, number, tokens } = item else {
-            self.state.check(claim)?;
+        self.check_content(claim, item, hash)?;
+        let Some(send) = send else {
+            self.state.current(path, fence)?;
             return Ok(Decision::CountsWithLease);
         };
+        let fragment = send.send.fragment;
         let counted = self.objects.fragments.get(&fragment).map_or(&[][..], |objects| &objects.norms);
         self.guard.check(fragment, counted, received.norm)?;
-        match self.state.contribute(claim, fragment, number, tokens) {
+        match self.state.contribute(send) {
             Commit::Accepted(Some(counted)) => Ok(Decision::Counts(fragment, counted)),
             Commit::Accepted(None) => Ok(Decision::CountsWithLease),
             Commit::Duplicate => Ok(Decision::Duplicate),

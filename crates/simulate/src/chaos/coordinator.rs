@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use dipaco_ledger::{
-    FailureDecision, GrantedLease, LeaseCompletion, LeaseReport, LeaseResult, Ledger, ObjectRef,
-    OuterStepOrder, Recording, ResultError, RunManifest, SavedCheckpoint, StoredResult, StoredRun,
+    ExpectedResult, FailureDecision, GrantedLease, LeaseCompletion, LeaseReport, LeaseResult, Ledger,
+    ObjectRef, OuterStepOrder, Recording, ResultError, RunManifest, SavedCheckpoint, StoredResult, StoredRun,
     TrainingFailure, TrainingRecord,
 };
 use dipaco_sync::{Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, ProcessId};
@@ -122,6 +122,8 @@ pub(crate) struct StoringResult {
     pub(crate) to: Requester,
     claim: LeaseClaim,
     item: LeaseResult,
+    /// `None` if the planted bug lets the result pass.
+    expected: Option<ExpectedResult>,
     stored: StoredResult,
     pub(crate) content: Content,
 }
@@ -300,12 +302,13 @@ impl SimulatedCoordinator {
     fn upload(&self, to: &Requester, lease: LeaseKey, item: LeaseResult, content: Content) -> Handled {
         let claim = self.claim(lease, &to.process);
         let hash = content.under(String::new()).hash;
-        let end = match self.ledger.expects(&claim, item, &hash) {
-            Ok(end) => end,
+        let expected = match self.ledger.expects(&claim, item, &hash) {
+            Ok(expected) => Some(expected),
             // The planted bug: whatever a lease may have is written.
-            Err(ResultError::OtherContent { .. }) if self.bug == Some(Bug::OverwrittenObject) => 0,
+            Err(ResultError::OtherContent { .. }) if self.bug == Some(Bug::OverwrittenObject) => None,
             Err(error) => return Handled::Answer(refused(&error)),
         };
+        let end = expected.as_ref().map_or(0, ExpectedResult::to);
         let norm = match (&content, item) {
             (Content::Gradient(gradient), LeaseResult::OuterGradient { .. }) => gradient.norm(),
             (Content::State(state), LeaseResult::State)
@@ -322,7 +325,7 @@ impl SimulatedCoordinator {
             _ => item.object_name(lease, end, &hash),
         };
         let stored = StoredResult { object: content.under(name), norm };
-        Handled::Store(Box::new(StoringResult { to: to.clone(), claim, item, stored, content }))
+        Handled::Store(Box::new(StoringResult { to: to.clone(), claim, item, expected, stored, content }))
     }
 
     /// Records a result that is in the store.
@@ -330,8 +333,11 @@ impl SimulatedCoordinator {
     /// # Errors
     /// When the ledger contradicts itself.
     pub(crate) fn record(&mut self, result: StoringResult) -> Result<ChaosReply, String> {
-        let StoringResult { claim, item, stored, .. } = result;
-        let recording = self.ledger.record_result(&claim, item, stored);
+        let StoringResult { claim, item, expected, stored, .. } = result;
+        let recording = match expected {
+            Some(expected) => self.ledger.record_result(&expected, stored),
+            None => self.ledger.check_and_record(&claim, item, stored),
+        };
         Ok(match recording.map_err(|error| error.to_string())? {
             Recording::Recorded => ChaosReply::Done,
             Recording::Rejected(error) => refused(&error),

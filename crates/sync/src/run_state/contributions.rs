@@ -9,7 +9,7 @@ use super::{Commit, EarlyContribution, ExpectedSend, LeaseOutcome, RunState};
 use crate::{Contribution, FragmentId, Lease, LeaseClaim, LeaseError, LeaseTask, ScheduledSend};
 
 impl RunState {
-    /// The current lease that sends an outer gradient, and the send to which the gradient belongs.
+    /// The send of the current lease to which an outer gradient belongs.
     ///
     /// # Errors
     /// When the lease is not current, expects no such outer gradient, or trains fewer tokens for it.
@@ -19,7 +19,7 @@ impl RunState {
         fragment: FragmentId,
         number: u32,
         tokens: u64,
-    ) -> Result<ExpectedSend<'_>, LeaseError> {
+    ) -> Result<ExpectedSend, LeaseError> {
         let lease = self.check(claim)?;
         let (path, fence) = (lease.path, lease.fence);
         let send = lease.sends.iter().find(|send| (send.fragment, send.number) == (fragment, number));
@@ -31,7 +31,7 @@ impl RunState {
         if tokens > most {
             return Err(LeaseError::Tokens { path, fence, fragment, number, tokens, most });
         }
-        Ok(ExpectedSend { lease, send, steps })
+        Ok(ExpectedSend { path, fence, send, steps, tokens })
     }
 
     /// Inner steps in an outer gradient.
@@ -47,18 +47,18 @@ impl RunState {
     /// need not wait for the end; the caller makes it durable before it answers. It counts even if the lease is lost
     /// later: the successor uploads the same bits again, and they are a duplicate. Returns the accepted contribution,
     /// or `None` for an outer gradient of the lease's end, which counts with the lease.
-    pub fn contribute(
-        &mut self,
-        claim: &LeaseClaim,
-        fragment: FragmentId,
-        number: u32,
-        tokens: u64,
-    ) -> Commit<Option<EarlyContribution>> {
-        let (lease, send, steps) = match self.expects(claim, fragment, number, tokens) {
-            Ok(ExpectedSend { lease, send, steps }) if send.step < lease.to => (lease.clone(), send, steps),
-            Ok(_) => return Commit::Accepted(None),
+    ///
+    /// The lease may have ended since [`RunState::expects`]. Nothing else of it can have changed: no two leases have the
+    /// same fencing number, and a lease keeps its worker, its secret and its sends.
+    pub fn contribute(&mut self, expected: &ExpectedSend) -> Commit<Option<EarlyContribution>> {
+        let ExpectedSend { path, fence, send, steps, tokens } = *expected;
+        let lease = match self.current(path, fence) {
+            Ok(lease) => lease.clone(),
             Err(error) => return Commit::Refused(error),
         };
+        if send.step == lease.to {
+            return Commit::Accepted(None);
+        }
         match self.count(&lease, send, steps, tokens) {
             Commit::Accepted(contribution) => {
                 Commit::Accepted(Some(EarlyContribution { contribution, to: lease.to }))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dipaco_topology::PathId;
 
 use super::RunState;
-use crate::{Fence, Lease, LeaseClaim, LeaseError, LeaseLimits};
+use crate::{Fence, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseLimits};
 
 impl RunState {
     /// Renews a lease whose worker has taken `taken` inner steps for it, and returns its new deadline. A lease without
@@ -24,7 +24,7 @@ impl RunState {
         let LeaseLimits { silence, standstill, .. } = self.plan.limits;
         let of_path = [self.leases.get_mut(&path), self.following.get_mut(&path)];
         let Some(lease) = of_path.into_iter().flatten().find(|lease| lease.admits(claim)) else {
-            return Err(self.lost(claim));
+            return Err(self.lost(path, claim.key.fence));
         };
         if taken > lease.taken {
             lease.taken = taken;
@@ -44,11 +44,19 @@ impl RunState {
     /// # Errors
     /// When the claim names no current lease, or another process holds the lease.
     pub fn check(&self, claim: &LeaseClaim) -> Result<&Lease, LeaseError> {
-        self.leases.get(&claim.key.path).filter(|lease| lease.admits(claim)).ok_or_else(|| self.lost(claim))
+        let LeaseKey { path, fence, .. } = claim.key;
+        self.leases.get(&path).filter(|lease| lease.admits(claim)).ok_or_else(|| self.lost(path, fence))
     }
 
-    pub(super) fn lost(&self, claim: &LeaseClaim) -> LeaseError {
-        let (path, fence) = (claim.key.path, claim.key.fence);
+    /// Returns the current lease with a fencing number; for a claim that [`RunState::check`] has accepted before.
+    ///
+    /// # Errors
+    /// When the lease has ended.
+    pub fn current(&self, path: PathId, fence: Fence) -> Result<&Lease, LeaseError> {
+        self.leases.get(&path).filter(|lease| lease.fence == fence).ok_or_else(|| self.lost(path, fence))
+    }
+
+    pub(super) fn lost(&self, path: PathId, fence: Fence) -> LeaseError {
         match self.progress.paths.get(path.index()) {
             Some(done) => LeaseError::Lost { path, step: done.steps, fence },
             None => LeaseError::NoSuchPath { path, paths: self.topology.paths() },

@@ -24,7 +24,7 @@ impl RunState {
         let path = claim.key.path;
         let of_path = [self.leases.get(&path), self.following.get(&path)];
         if !of_path.into_iter().flatten().any(|lease| lease.admits(claim)) {
-            return Err(self.lost(claim));
+            return Err(self.lost(claim.key.path, claim.key.fence));
         }
         let failed = self.failed.entry(path).or_default();
         // A new process of the worker is the same machine.

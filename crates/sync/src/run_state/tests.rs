@@ -13,6 +13,22 @@ const LEASE: Duration = Duration::from_secs(60);
 /// H.
 const STEPS: u64 = 10;
 
+impl RunState {
+    /// Checks an outer gradient and counts it at once.
+    fn contribute_claimed(
+        &mut self,
+        claim: &LeaseClaim,
+        fragment: FragmentId,
+        number: u32,
+        tokens: u64,
+    ) -> Commit<Option<EarlyContribution>> {
+        match self.expects(claim, fragment, number, tokens) {
+            Ok(expected) => self.contribute(&expected),
+            Err(error) => Commit::Refused(error),
+        }
+    }
+}
+
 fn grid() -> Topology {
     let level = |blocks: &str, embedding, head| LevelConfig {
         modules: Modules::Count(2),

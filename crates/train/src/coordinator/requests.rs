@@ -135,7 +135,7 @@ impl RequestHandler for CoordinatorRequests {
             Request::Expected { claim, item, digest } => {
                 let piece = UploadedPiece { claim, item, digest, offset: 0 };
                 Ok(match self.admit(&piece).await? {
-                    Admission::Expected { .. } => (Response::Done, None),
+                    Admission::Expected(_) => (Response::Done, None),
                     Admission::Rejected(response) => (response, None),
                 })
             }

@@ -9,14 +9,16 @@ use dipaco_model::parameters;
 use dipaco_net::Exchange;
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, StoreError};
-use dipaco_sync::{FragmentId, LeaseClaim};
+use dipaco_sync::FragmentId;
 use dipaco_topology::{ModuleId, PathId, Topology};
 
 use crate::TrainError;
 use crate::blocking::{blocking, joined};
 use crate::host::HostError;
 use crate::host::peer::{Answer, OTHER_ROLE, Peer, Role};
-use crate::host::uploads::{CompleteUpload, PieceOutcome, ReceivedContent, UploadedPiece, Uploads};
+use crate::host::uploads::{
+    AdmittedUpload, CompleteUpload, PieceOutcome, ReceivedContent, Upload, UploadedPiece, Uploads,
+};
 use crate::host::verified_gradients::VerifiedGradients;
 use dipaco_path::module_files::check_state;
 use dipaco_path::{FRAGMENT_STATE_PARTS, Layout, MomentSpecs, PathError};
@@ -33,11 +35,10 @@ pub(crate) trait ResultReceiver: Send + Sync + 'static {
     /// Returns whether a lease is out and asks for the result of a piece. Asked once for each upload.
     fn admit(&self, piece: &UploadedPiece) -> impl Future<Output = Result<Admission, Self::Error>> + Send;
 
-    /// Records a result that is in the store, and returns the answer to its worker.
+    /// Records the result of an upload, which is in the store, and returns the answer to its worker.
     fn record(
         &self,
-        claim: &LeaseClaim,
-        item: LeaseResult,
+        upload: &Upload,
         stored: StoredResult,
     ) -> impl Future<Output = Result<Response, Self::Error>> + Send;
 }
@@ -45,10 +46,7 @@ pub(crate) trait ResultReceiver: Send + Sync + 'static {
 /// The decision about an upload.
 pub(crate) enum Admission {
     /// The lease expects the result.
-    Expected {
-        /// Inner steps of the path at the end of the lease.
-        to: u64,
-    },
+    Expected(AdmittedUpload),
     /// The result is not wanted; the worker gets this answer.
     Rejected(Response),
 }
@@ -95,7 +93,7 @@ async fn accept<R: ResultReceiver>(
     let upload = match intake.uploads.find(&piece) {
         Ok(upload) => upload,
         Err(key) => match host.admit(&piece).await? {
-            Admission::Expected { to } => intake.uploads.begin(key, &piece, to),
+            Admission::Expected(admitted) => intake.uploads.begin(key, &piece, admitted),
             Admission::Rejected(response) => return Ok(response),
         },
     };
@@ -103,9 +101,8 @@ async fn accept<R: ResultReceiver>(
         PieceOutcome::Answer(response) => return Ok(response),
         PieceOutcome::Complete(complete) => complete,
     };
-    let response = match intake.check_and_store(upload.to, &piece, &complete).await? {
-        // Decided again when it is recorded: the lease may have ended since the upload began.
-        Storing::Stored(stored) => host.record(&piece.claim, piece.item, stored).await?,
+    let response = match intake.check_and_store(upload.admitted.to, &piece, &complete).await? {
+        Storing::Stored(stored) => host.record(&upload, stored).await?,
         Storing::Refused(refusal) => refusal,
     };
     complete.finish(response.clone());

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use dipaco_ledger::ExpectedResult;
 use dipaco_sync::{Fence, LeaseClaim, LeaseKey, ProcessId};
 use dipaco_topology::PathId;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
@@ -72,13 +73,21 @@ impl UploadKey {
     }
 }
 
+/// The decision to take an upload.
+#[derive(Clone, Debug, Default)]
+pub struct AdmittedUpload {
+    /// Inner steps of the path after which its worker makes the result; 0 if this process does not know.
+    pub to: u64,
+    /// The ledger's check of the result; `None` if the ledger is in another process.
+    pub expected: Option<ExpectedResult>,
+}
+
 /// The upload of one result.
 pub struct Upload {
-    claim: LeaseClaim,
-    item: LeaseResult,
+    pub(crate) claim: LeaseClaim,
+    pub(crate) item: LeaseResult,
     digest: ContentDigest,
-    /// Inner steps of the path at the end of the lease.
-    pub to: u64,
+    pub(crate) admitted: AdmittedUpload,
     progress: Arc<tokio::sync::Mutex<UploadProgress>>,
 }
 
@@ -131,15 +140,14 @@ impl Uploads {
     }
 
     /// Begins the upload to which a piece belongs, unless another piece has begun it meanwhile. [`Self::find`] gave the
-    /// key, and the lease leads to inner step `to`. Another content of the same result replaces an upload that is not
-    /// complete: the worker may have made the result again. The caller has checked that the lease expects the result, and
-    /// that it may have the announced length.
-    pub fn begin(&self, key: UploadKey, piece: &UploadedPiece, to: u64) -> Arc<Upload> {
+    /// key. Another content of the same result replaces an upload that is not complete: the worker may have made the result
+    /// again. The caller has checked that the lease expects the result, and that it may have the announced length.
+    pub fn begin(&self, key: UploadKey, piece: &UploadedPiece, admitted: AdmittedUpload) -> Arc<Upload> {
         let mut uploads = self.uploads();
         match uploads.get(&key) {
             Some(upload) if upload.has(piece) => upload.clone(),
             _ => {
-                let upload = Arc::new(Upload::new(piece, to));
+                let upload = Arc::new(Upload::new(piece, admitted));
                 uploads.insert(key, upload.clone());
                 upload
             }
@@ -265,13 +273,13 @@ impl Uploads {
 }
 
 impl Upload {
-    fn new(piece: &UploadedPiece, to: u64) -> Self {
+    fn new(piece: &UploadedPiece, admitted: AdmittedUpload) -> Self {
         let UploadedPiece { claim, item, digest, .. } = piece.clone();
         // The caller has bounded the announced length, so this set is as long as the model's files have pieces.
         let missing =
             (0..).step_by(PIECE_BYTES as usize).take_while(|&at| digest.piece(at).is_some()).collect();
         let progress = UploadProgress { received: ReceivedPieces::default(), missing, last: 0, answer: None };
-        Self { claim, item, digest, to, progress: Arc::new(tokio::sync::Mutex::new(progress)) }
+        Self { claim, item, digest, admitted, progress: Arc::new(tokio::sync::Mutex::new(progress)) }
     }
 
     /// True if a piece is one of this upload: it has the lease's secret, and announces the same content.

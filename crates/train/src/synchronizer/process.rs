@@ -20,13 +20,12 @@ use crate::client::{
     Identity, LONG_CALL_TIMEOUT, NextIdentity, SHORT_CALL_TIMEOUT, Session, TokenSource, instance,
 };
 use crate::host::{
-    Admission, Answer, ObjectPiece, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations,
-    UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
+    Admission, AdmittedUpload, Answer, ObjectPiece, Peer, RequestHandler, ResultIntake, ResultReceiver,
+    Revocations, Upload, UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
 };
 use crate::synchronizer::{Synchronizer, SynchronizerError};
 use dipaco_path::{Layout, TrainDevice, numerics};
-use dipaco_protocol::{FetchSource, LeaseResult, RUN_COMPLETE, Request, Response};
-use dipaco_sync::LeaseClaim;
+use dipaco_protocol::{FetchSource, RUN_COMPLETE, Request, Response};
 
 /// Time for which the coordinator keeps a request for outer steps open, in milliseconds.
 const WAIT_MS: u64 = 15_000;
@@ -235,19 +234,14 @@ impl ResultReceiver for SynchronizerProcess {
         let UploadedPiece { claim, item, digest, .. } = piece.clone();
         Ok(match self.ask_coordinator(&Request::Expected { claim, item, digest }).await? {
             // The name of an outer gradient does not contain the step at which its lease ends.
-            Response::Done => Admission::Expected { to: 0 },
+            Response::Done => Admission::Expected(AdmittedUpload::default()),
             answer => Admission::Rejected(answer),
         })
     }
 
-    async fn record(
-        &self,
-        claim: &LeaseClaim,
-        item: LeaseResult,
-        stored: StoredResult,
-    ) -> Result<Response, SynchronizerError> {
-        let StoredResult { object, norm } = stored;
-        self.ask_coordinator(&Request::Stored { claim: claim.clone(), item, object, norm }).await
+    async fn record(&self, upload: &Upload, stored: StoredResult) -> Result<Response, SynchronizerError> {
+        let (claim, item, StoredResult { object, norm }) = (upload.claim.clone(), upload.item, stored);
+        self.ask_coordinator(&Request::Stored { claim, item, object, norm }).await
     }
 }
 

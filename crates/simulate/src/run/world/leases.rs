@@ -49,7 +49,9 @@ impl RunWorld<'_> {
         send: ScheduledSend,
     ) -> Result<(), SimulateError> {
         let Some(claim) = self.claim(number, fence) else { return Ok(()) };
-        if let Commit::Refused(error) = self.run_state.contribute(&claim, send.fragment, send.number, 0) {
+        let expected = self.run_state.expects(&claim, send.fragment, send.number, 0);
+        let expected = expected.map_err(|error| self.refused(number, &error))?;
+        if let Commit::Refused(error) = self.run_state.contribute(&expected) {
             return Err(self.refused(number, &error));
         }
         self.step();

@@ -17,12 +17,12 @@ fn what_is_sent_early_counts_before_its_lease_is_complete() {
     for l in &leases {
         for send in &l.sends {
             let accepted = Contribution { path: l.path, number: 1, base: 0, steps: 3, tokens: 7 };
-            let contributed = rounds.contribute(&l.claim(), send.fragment, 1, 7);
+            let contributed = rounds.contribute_claimed(&l.claim(), send.fragment, 1, 7);
             let counted = EarlyContribution { contribution: accepted, to: l.to };
             assert_eq!(contributed, Commit::Accepted(Some(counted)));
-            assert_eq!(rounds.contribute(&l.claim(), send.fragment, 1, 7), Commit::Duplicate);
+            assert_eq!(rounds.contribute_claimed(&l.claim(), send.fragment, 1, 7), Commit::Duplicate);
         }
-        let other = rounds.contribute(&l.claim(), l.sends[0].fragment, 2, 7);
+        let other = rounds.contribute_claimed(&l.claim(), l.sends[0].fragment, 2, 7);
         assert!(matches!(other, Commit::Refused(LeaseError::NotAsked { .. })));
     }
     let due = step_all(&mut rounds, at(0));
@@ -45,12 +45,18 @@ fn what_is_sent_early_counts_before_its_lease_is_complete() {
 fn the_successor_of_a_lost_lease_brings_what_counts_already_once_more() {
     let mut rounds = streaming();
     let lost = lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[])));
-    assert!(matches!(rounds.contribute(&lost.claim(), lost.sends[0].fragment, 1, 0), Commit::Accepted(_)));
+    assert!(matches!(
+        rounds.contribute_claimed(&lost.claim(), lost.sends[0].fragment, 1, 0),
+        Commit::Accepted(_)
+    ));
     rounds.expire(at(100));
     let heir = lease(rounds.grant(at(100), &request(&ProcessId::local("v"), &[])));
     assert_eq!((heir.path, &heir.sends), (lost.path, &lost.sends));
-    assert_eq!(rounds.contribute(&heir.claim(), heir.sends[0].fragment, 1, 0), Commit::Duplicate);
-    assert!(matches!(rounds.contribute(&heir.claim(), heir.sends[1].fragment, 1, 0), Commit::Accepted(_)));
+    assert_eq!(rounds.contribute_claimed(&heir.claim(), heir.sends[0].fragment, 1, 0), Commit::Duplicate);
+    assert!(matches!(
+        rounds.contribute_claimed(&heir.claim(), heir.sends[1].fragment, 1, 0),
+        Commit::Accepted(_)
+    ));
     assert!(matches!(commit(&mut rounds, &heir), Commit::Accepted(_)));
 }
 
@@ -61,7 +67,10 @@ fn versions_are_kept_while_a_path_trains_on_them() {
         (0..4).map(|_| lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[])))).collect();
     for l in &leases {
         for s in &l.sends {
-            assert!(matches!(rounds.contribute(&l.claim(), s.fragment, s.number, 0), Commit::Accepted(_)));
+            assert!(matches!(
+                rounds.contribute_claimed(&l.claim(), s.fragment, s.number, 0),
+                Commit::Accepted(_)
+            ));
         }
     }
     step_all(&mut rounds, at(0));
@@ -83,8 +92,11 @@ fn an_outer_gradient_has_at_most_the_tokens_of_its_steps() {
     let (claim, send) = (granted.claim(), granted.sends[0]);
     assert_eq!(send.step, 3);
     for tokens in [3 * 64 + 1, u64::MAX] {
-        let refused = rounds.contribute(&claim, send.fragment, send.number, tokens);
+        let refused = rounds.contribute_claimed(&claim, send.fragment, send.number, tokens);
         assert!(matches!(refused, Commit::Refused(LeaseError::Tokens { most: 192, .. })), "{refused:?}");
     }
-    assert!(matches!(rounds.contribute(&claim, send.fragment, send.number, 192), Commit::Accepted(Some(_))));
+    assert!(matches!(
+        rounds.contribute_claimed(&claim, send.fragment, send.number, 192),
+        Commit::Accepted(Some(_))
+    ));
 }

@@ -22,7 +22,7 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
     for l in &leases {
         for send in &l.sends {
             assert!(matches!(
-                rounds.contribute(&l.claim(), send.fragment, send.number, 1),
+                rounds.contribute_claimed(&l.claim(), send.fragment, send.number, 1),
                 Commit::Accepted(_)
             ));
         }
@@ -53,7 +53,7 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
     assert_eq!(again.fence, next.fence, "a late retry too");
     for send in &next.sends {
         assert!(matches!(
-            rounds.contribute(&next.claim(), send.fragment, send.number, 1),
+            rounds.contribute_claimed(&next.claim(), send.fragment, send.number, 1),
             Commit::Accepted(_)
         ));
     }
@@ -83,7 +83,7 @@ fn what_a_following_lease_begins_with_is_kept() {
     let sends = |rounds: &mut RunState, lease: &Lease| {
         for send in &lease.sends {
             assert!(matches!(
-                rounds.contribute(&lease.claim(), send.fragment, send.number, 1),
+                rounds.contribute_claimed(&lease.claim(), send.fragment, send.number, 1),
                 Commit::Accepted(_)
             ));
         }

@@ -55,14 +55,17 @@ fn only_the_process_that_got_a_lease_uses_it() {
         assert!(rounds.check(claim).is_err());
         assert!(rounds.heartbeat(at(1), claim, 1).is_err());
         assert!(rounds.follow(at(1), claim, secret).is_err());
-        let contributed = rounds.contribute(claim, send.fragment, send.number, 0);
+        let contributed = rounds.contribute_claimed(claim, send.fragment, send.number, 0);
         assert!(matches!(contributed, Commit::Refused(LeaseError::Lost { .. })));
         let committed = rounds.commit(at(1), claim, &LeaseOutcome::default());
         assert!(matches!(committed, Commit::Refused(LeaseError::Lost { .. })));
     }
     assert_eq!(rounds.leases().next().unwrap().deadline, LEASE, "no other process renewed it");
     for send in &granted.sends {
-        assert!(matches!(rounds.contribute(&own, send.fragment, send.number, 0), Commit::Accepted(Some(_))));
+        assert!(matches!(
+            rounds.contribute_claimed(&own, send.fragment, send.number, 0),
+            Commit::Accepted(Some(_))
+        ));
     }
     assert!(matches!(commit(&mut rounds, &granted), Commit::Accepted(_)));
     // The retry of another process is no duplicate.

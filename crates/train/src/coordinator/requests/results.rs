@@ -11,7 +11,9 @@ use dipaco_telemetry::Event;
 
 use super::CoordinatorRequests;
 use crate::coordinator::error::CoordinatorError;
-use crate::host::{Admission, Answer, ResultIntake, ResultReceiver, UploadedPiece, refused};
+use crate::host::{
+    Admission, AdmittedUpload, Answer, ResultIntake, ResultReceiver, Upload, UploadedPiece, refused,
+};
 use dipaco_protocol::{ContentDigest, LeaseReport, LeaseResult, Response};
 
 impl ResultReceiver for CoordinatorRequests {
@@ -23,20 +25,32 @@ impl ResultReceiver for CoordinatorRequests {
 
     async fn admit(&self, piece: &UploadedPiece) -> Result<Admission, CoordinatorError> {
         Ok(match self.ledger().expects(&piece.claim, piece.item, &piece.digest.hash) {
-            Ok(to) => Admission::Expected { to },
+            Ok(expected) => {
+                Admission::Expected(AdmittedUpload { to: expected.to(), expected: Some(expected) })
+            }
             Err(error) => Admission::Rejected(refusal(&error)),
         })
     }
 
-    /// Records that a result is in the store, and waits until that is on the disk. A result for the end of a lease counts
-    /// only with [`complete_lease`](Self::complete_lease).
-    async fn record(
+    /// Records that a result is in the store. Its lease may have ended since the upload began. A result for the end of a
+    /// lease counts only with [`complete_lease`](Self::complete_lease).
+    async fn record(&self, upload: &Upload, stored: StoredResult) -> Result<Response, CoordinatorError> {
+        let recording = self.change(|ledger| match &upload.admitted.expected {
+            Some(expected) => ledger.record_result(expected, stored),
+            None => ledger.check_and_record(&upload.claim, upload.item, stored),
+        })?;
+        self.recorded(&upload.claim, upload.item, recording).await
+    }
+}
+
+impl CoordinatorRequests {
+    /// Waits until a recorded result is on the disk, and returns the answer.
+    async fn recorded(
         &self,
         claim: &LeaseClaim,
         item: LeaseResult,
-        stored: StoredResult,
+        recording: Recording,
     ) -> Result<Response, CoordinatorError> {
-        let recording = self.change(|ledger| ledger.record_result(claim, item, stored))?;
         self.notify_synchronizers();
         self.on_disk().await?;
         Ok(match recording {
@@ -57,9 +71,7 @@ impl ResultReceiver for CoordinatorRequests {
             }
         })
     }
-}
 
-impl CoordinatorRequests {
     /// Records a result that a synchronizer has stored.
     pub(super) async fn record_remote_result(
         &self,
@@ -74,7 +86,8 @@ impl CoordinatorRequests {
             let reason = format!("{name} is not the object of {} of this lease", item.name());
             return Ok(Response::Refused { reason });
         }
-        self.record(claim, item, stored).await
+        let recording = self.change(|ledger| ledger.check_and_record(claim, item, stored))?;
+        self.recorded(claim, item, recording).await
     }
 
     /// Ends a lease whose training diverged after inner step `step` of the path.

@@ -8,9 +8,8 @@ use super::*;
 use crate::TrainError;
 use crate::host::HostError;
 use crate::host::results::{Admission, ResultIntake, ResultReceiver};
+use crate::host::uploads::Upload;
 use dipaco_ledger::StoredResult;
-use dipaco_protocol::LeaseResult;
-use dipaco_sync::LeaseClaim;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -36,7 +35,7 @@ impl ResultReceiver for Buggy {
         unreachable!("this host takes no results")
     }
 
-    async fn record(&self, _: &LeaseClaim, _: LeaseResult, _: StoredResult) -> Result<Response, BuggyError> {
+    async fn record(&self, _: &Upload, _: StoredResult) -> Result<Response, BuggyError> {
         unreachable!("this host takes no results")
     }
 }

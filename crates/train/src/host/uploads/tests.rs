@@ -61,7 +61,10 @@ impl Collector {
         let content = Bytes::from_owner(Counted(bytes.to_vec(), self.in_memory.clone()));
         let (digest, offset) = (digest.clone(), offset as u64);
         let piece = UploadedPiece { claim: claim(), item, digest, offset };
-        let upload = self.uploads.find(&piece).unwrap_or_else(|key| self.uploads.begin(key, &piece, 0));
+        let upload = self
+            .uploads
+            .find(&piece)
+            .unwrap_or_else(|key| self.uploads.begin(key, &piece, AdmittedUpload::default()));
         self.uploads.add_piece(&upload, piece.offset, content).await.unwrap()
     }
 
