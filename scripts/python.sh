@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs into .venv what the tests with clients written in Python need: PyTorch and transformers (an exported path
 # gives the same logits there), xllamacpp (llama.cpp gives the same tokens), h5py (token files are ordinary HDF5) and openai
-# (a client as users have it), moto (a server that speaks S3)
-# and kubernetes-validate (the schemas of its manifests).
+# (a client as users have it), moto (a server that speaks S3), kubernetes-validate (the schemas of its manifests),
+# auditwheel (the judgement about the tag of a wheel) and tensorboard (reads its own event files; without the packages of
+# its server).
 # Does nothing where they are there.
 #
 # PyTorch comes with the libraries of its GPU build, which it can't be loaded without, but without Triton, which only
@@ -10,8 +11,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 torch="torch==2.15.0"
-others="transformers==5.23.0 safetensors==0.8.0 h5py==3.16.0 numpy==2.4.6 openai==3.52.0 xllamacpp==2026.10.11549 moto[server]==5.2.5 kubernetes-validate==1.37.0"
-want="$torch without triton, $others"
+others="transformers==5.23.0 safetensors==0.8.0 h5py==3.16.0 numpy==2.4.6 openai==3.52.0 xllamacpp==2026.10.11549 moto[server]==5.2.5 kubernetes-validate==1.37.0 auditwheel==6.8.2 protobuf==7.36.2 absl-py==2.5.1"
+tensorboard="tensorboard==2.21.0"
+want="$torch without triton, $others, $tensorboard alone"
 get() { .venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile "$@"; }
 if [ "$(cat .venv/installed 2>/dev/null)" != "$want" ]; then
   rm -rf .venv
@@ -26,5 +28,6 @@ for one in map(Requirement, requires("torch")):
         print(str(one).replace(" ", ""))')
   for one in $needed; do get "$one"; done
   get $others
+  get --no-deps "$tensorboard"
   printf '%s' "$want" > .venv/installed
 fi

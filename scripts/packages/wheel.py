@@ -1,0 +1,65 @@
+"""The wheel: the binary as a script of a package without Python code (the binary distribution format of PyPA)."""
+import base64
+import hashlib
+import sys
+import time
+import zipfile
+
+# The oldest glibc that wheels of today promise to run on (PEP 600). A smaller number in the tag would reach nobody.
+OLDEST_GLIBC = (2, 28)
+
+METADATA = """\
+Metadata-Version: 2.4
+Name: dipaco
+Version: {version}
+Summary: Trains and serves a modular language model the DiPaCo way: many small paths through shared modules.
+License-Expression: MIT OR Apache-2.0
+License-File: LICENSE-APACHE
+License-File: LICENSE-MIT
+License-File: THIRD-PARTY.txt
+Classifier: Operating System :: POSIX :: Linux
+Classifier: Topic :: Scientific/Engineering :: Artificial Intelligence
+Description-Content-Type: text/markdown
+
+"""
+
+
+def write_wheel(binary, root, out, seconds):
+    """Writes the wheel into the folder `out`; returns its path. Its tag names the glibc that the binary needs."""
+    major, minor = max(binary.glibc, OLDEST_GLIBC)
+    if binary.glibc > OLDEST_GLIBC:
+        print(f"the wheel asks for glibc {major}.{minor}, because the binary needs:\n{binary.newer_than(OLDEST_GLIBC)}",
+              end="", file=sys.stderr)
+    tag = f"py3-none-manylinux_{major}_{minor}_{binary.wheel_processor}"
+    name = f"dipaco-{binary.version}"
+    info = f"{name}.dist-info"
+    files = [
+        (f"{name}.data/scripts/dipaco", 0o755, binary.path.read_bytes()),
+        (f"{info}/METADATA", 0o644, (METADATA.format(version=binary.version) + readme(root)).encode()),
+        (f"{info}/WHEEL", 0o644,
+         f"Wheel-Version: 1.0\nGenerator: scripts/package.py\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()),
+        (f"{info}/licenses/LICENSE-APACHE", 0o644, (root / "LICENSE-APACHE").read_bytes()),
+        (f"{info}/licenses/LICENSE-MIT", 0o644, (root / "LICENSE-MIT").read_bytes()),
+        (f"{info}/licenses/THIRD-PARTY.txt", 0o644, binary.output("licences").encode()),
+    ]
+    record = [f"{name},sha256={digest(content)},{len(content)}\n" for name, _, content in files]
+    files.append((f"{info}/RECORD", 0o644, "".join([*record, f"{info}/RECORD,,\n"]).encode()))
+    path = out / f"{name}-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, mode, content in files:
+            entry = zipfile.ZipInfo(name, time.gmtime(seconds)[:6])
+            entry.external_attr = (0o100000 | mode) << 16
+            entry.create_system = 3  # Unix: pip reads the mode.
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            wheel.writestr(entry, content)
+    return path
+
+
+def readme(root):
+    """The first paragraphs of the README. The rest links to pages that the wheel does not have."""
+    return (root / "README.md").read_text().split("```")[0]
+
+
+def digest(content):
+    """The hash of a file as RECORD has it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

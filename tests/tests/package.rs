@@ -1,0 +1,151 @@
+//! The packages: they hold the program, its licences and its services, and the same binary gives the same bytes.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use dipaco_tests::fixtures::root;
+use dipaco_tests::process::{Output, binary, clean, output};
+use dipaco_tests::python::interpreter;
+
+/// Calls a program of this machine.
+fn call(program: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> Output {
+    output(clean(Command::new(program), args))
+}
+
+/// Calls the packer for the program under test. All packages of one test name the same time.
+fn pack(kinds: &[&str], out: &Path) -> Output {
+    let mut command = clean(Command::new("python3"), [root().join("scripts/package.py")]);
+    command.arg("--binary").arg(binary()).arg("--out").arg(out).args(kinds);
+    command.env("SOURCE_DATE_EPOCH", "1700000000").env("PYTHONDONTWRITEBYTECODE", "1");
+    output(command)
+}
+
+/// The path in the last line of the packer's output.
+fn packed(output: Output) -> PathBuf {
+    PathBuf::from(output.succeeded().stdout.lines().last().unwrap())
+}
+
+/// The files below a folder, by their path in it.
+fn files(folder: &Path) -> BTreeSet<String> {
+    let listed = call("find", &[folder.to_str().unwrap(), "-type", "f", "-printf", "%P\\n"]).succeeded();
+    listed.stdout.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_wheel_installs_the_program_with_its_licences() {
+    let folder = tempfile::tempdir().unwrap();
+    let wheel = packed(pack(&["wheel"], folder.path()));
+    let again = packed(pack(&["wheel"], &folder.path().join("again")));
+    assert!(fs::read(&wheel).unwrap() == fs::read(again).unwrap(), "the same binary gives the same wheel");
+
+    let venv = folder.path().join("venv");
+    let _ = call("python3", &["-m", "venv", venv.to_str().unwrap()]).succeeded();
+    let pip = ["install", "--quiet", "--no-index", "--disable-pip-version-check", wheel.to_str().unwrap()];
+    let _ = call(venv.join("bin/pip"), &pip).succeeded();
+    let program = venv.join("bin/dipaco");
+    assert!(fs::read(&program).unwrap() == fs::read(binary()).unwrap());
+    let version = call(&program, &["--version"]).succeeded().stdout;
+    assert!(wheel.file_name().unwrap().to_str().unwrap().starts_with(&version.trim().replace(' ', "-")));
+    let _ = call(&program, &["--help"]).succeeded().says("quickstart");
+    let shown = call(venv.join("bin/pip"), &["show", "--files", "dipaco"]).succeeded().stdout;
+    for file in ["LICENSE-APACHE", "LICENSE-MIT", "THIRD-PARTY.txt"] {
+        assert!(shown.contains(&format!("licenses/{file}")), "{shown}");
+    }
+
+    // The judgement of PyPA's own tool about the tag.
+    let Some(python) = interpreter("auditwheel") else { return };
+    let judged = call(python, &["-m", "auditwheel", "show", wheel.to_str().unwrap()]).succeeded().stdout;
+    let judged = judged.split_whitespace().collect::<Vec<_>>().join(" ");
+    let tag = wheel.file_stem().unwrap().to_str().unwrap().rsplit_once("-none-").unwrap().1;
+    assert!(judged.contains(&format!("consistent with the following platform tag: \"{tag}\"")), "{judged}");
+}
+
+#[test]
+fn a_binary_for_newer_systems_is_refused_with_its_symbols() {
+    let folder = tempfile::tempdir().unwrap();
+    // Every binary with a `main` imports a symbol that is newer than this version.
+    let refused = pack(&["wheel", "--glibc", "2.1"], folder.path());
+    let _ = refused.failed(1, &["needs a newer glibc than 2.1:", "__libc_start_main", "leave out --glibc"]);
+    assert!(files(folder.path()).is_empty(), "a refused binary is not packed");
+    let elsewhere = pack(&["wheel", "--binary", "/etc/passwd"], folder.path());
+    let _ = elsewhere.failed(1, &["/etc/passwd"]);
+}
+
+#[test]
+fn the_debian_package_brings_services_that_systemd_understands() {
+    let folder = tempfile::tempdir().unwrap();
+    let package = packed(pack(&["deb"], folder.path()));
+    let again = packed(pack(&["deb"], &folder.path().join("again")));
+    assert!(
+        fs::read(&package).unwrap() == fs::read(again).unwrap(),
+        "the same binary gives the same package"
+    );
+
+    let package = package.to_str().unwrap();
+    let fields = call("dpkg-deb", &["-I", package]).succeeded().stdout;
+    assert!(fields.contains("Depends: libc6 (>= 2."), "{fields}");
+    let listed = call("dpkg-deb", &["-c", package]).succeeded().stdout;
+    for line in listed.lines() {
+        assert!(line.contains(" root/root "), "{line}");
+        assert_eq!(line.starts_with("-rwx"), line.ends_with("./usr/bin/dipaco"), "{line}");
+    }
+    let tree = folder.path().join("tree");
+    let _ = call("dpkg-deb", &["-R", package, tree.to_str().unwrap()]).succeeded();
+    let version = call(tree.join("usr/bin/dipaco"), &["--version"]).succeeded().stdout;
+    assert!(
+        fields.contains(&format!("Version: {}", version.trim().trim_start_matches("dipaco "))),
+        "{fields}"
+    );
+    let found = files(&tree);
+    for file in [
+        "doc/dipaco/copyright",
+        "doc/dipaco/LICENSE-APACHE.gz",
+        "doc/dipaco/THIRD-PARTY.txt.gz",
+        "bash-completion/completions/dipaco",
+    ] {
+        assert!(found.contains(&format!("usr/share/{file}")), "{file}: {found:?}");
+    }
+    for script in ["postinst", "prerm"] {
+        let _ = call("sh", &["-n", tree.join("DEBIAN").join(script).to_str().unwrap()]).succeeded();
+    }
+
+    // The services lie beside the targets of this machine, which they name.
+    let units = tree.join("usr/lib/systemd/system");
+    let services: Vec<PathBuf> = fs::read_dir(&units).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(services.len(), 3);
+    let own = Path::new("/usr/lib/systemd/system");
+    if !own.exists() || clean(Command::new("systemd-analyze"), ["--version"]).output().is_err() {
+        eprintln!("this machine has no systemd: its judgement is left out");
+        return;
+    }
+    for entry in fs::read_dir(own).unwrap() {
+        let file = entry.unwrap().path();
+        if file.extension().is_some_and(|ending| ending == "target" || ending == "slice") {
+            fs::copy(&file, units.join(file.file_name().unwrap())).unwrap();
+        }
+    }
+    for service in services {
+        let name = service.file_name().unwrap().to_str().unwrap().replace('@', "@a-run");
+        let tree = format!("--root={}", tree.display());
+        let judged = call("systemd-analyze", &["verify", &tree, "--man=no", &name]).succeeded();
+        assert_eq!(judged.stderr, "", "{name}");
+    }
+}
+
+#[test]
+fn the_folder_of_the_container_has_what_its_dockerfile_copies() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = packed(pack(&["container"], folder.path()));
+    let recipe = fs::read_to_string(context.join("Dockerfile")).unwrap();
+    let mut copied = BTreeSet::from(["Dockerfile".to_owned()]);
+    for line in recipe.lines().filter_map(|line| line.strip_prefix("COPY ")) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        copied.extend(words[..words.len() - 1].iter().map(|word| (*word).to_owned()));
+    }
+    assert_eq!(files(&context), copied);
+    let _ = call(context.join("dipaco"), &["--version"]).succeeded();
+    assert!(recipe.contains("\nUSER 65532:65532\n") && recipe.contains("\nHEALTHCHECK "), "{recipe}");
+}
