@@ -330,7 +330,7 @@ class Package:
                         tested.is_test = True
 
     def definitions(self):
-        """The types of the package: name, file and `scope`, the module in which the type can be named; None for dependents too."""
+        """The types of the package: name, file, and the module in which the type can be named; None for dependents too."""
         for parts, source in self.sources.items():
             root = parts[-1] in ("lib.rs", "main.rs") or parts[0] != "src"
             module = () if root else self.module(parts)

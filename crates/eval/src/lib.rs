@@ -6,9 +6,9 @@
 //! counts nothing. The end-of-text token is predicted like any other token.
 //!
 //! A routed model is scored on the shards written by `dipaco_routing::assign`, each shard by its own path. With a
-//! [`ChunkRouting`] the router chooses the path of every chunk of W tokens (§2.4.3), from its scores after the last token of
-//! the chunk before. So no token influences the choice of the path that scores it. A newly chosen path reads the sequence
-//! from its beginning; nothing is carried from path to path.
+//! [`ChunkRouting`] the router chooses the path of every chunk of W tokens (§2.4.3), from its scores after the last token
+//! of the chunk before. So no token influences the choice of the path that scores it. A newly chosen path reads the
+//! sequence from its beginning; nothing is carried from path to path.
 //!
 //! Sums are taken in f64, path by path and in the order of the documents. So the result depends neither on the number of
 //! threads nor on the number of paths in memory.

@@ -1,8 +1,8 @@
 //! Inference engine without HTTP: queue, routing, incremental decoding, sampling and log-probabilities.
 //!
 //! A request holds a prompt of token ids. The engine admits it to a bounded queue and picks its path from the first tokens,
-//! unless the caller pins a path. It sends [`GenerationEvent`]s. A caller that drops its [`Submission`] frees its places within one
-//! step.
+//! unless the caller pins a path. It sends [`GenerationEvent`]s. A caller that drops its [`Submission`] frees its places
+//! within one step.
 //!
 //! Many sequences run at a time. One step of the engine takes rows of all of them through the model, so sequences that share
 //! a module read its weights once. Keys and values lie in pages of a pool of fixed size. Sequences that begin alike on the

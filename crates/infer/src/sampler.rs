@@ -19,9 +19,17 @@ pub struct TokenSampler {
     /// The logits (V) after bias and penalties, in memory that all tokens share.
     adjusted: Vec<f32>,
     /// The tokens that can still be drawn with their weights, in memory that all tokens share.
-    weights: Vec<(u32, f64)>,
+    weights: Vec<WeightedToken>,
     /// The weights of all tokens (V), in memory that all tokens share.
     all: Vec<f32>,
+}
+
+/// A token that can be drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct WeightedToken {
+    id: u32,
+    /// Proportional to its probability.
+    weight: f64,
 }
 
 impl TokenSampler {
@@ -103,7 +111,7 @@ impl TokenSampler {
         let possible = (0u32..).zip(&*all).zip(&*adjusted);
         let possible =
             possible.filter(|((_, weight), logit)| **weight >= min_p && **logit > f32::NEG_INFINITY);
-        weights.extend(possible.map(|((id, &weight), _)| (id, f64::from(weight))));
+        weights.extend(possible.map(|((id, &weight), _)| WeightedToken { id, weight: f64::from(weight) }));
         if top_k > 0 && top_k < weights.len() {
             weights.select_nth_unstable_by(top_k, heavier);
             weights.truncate(top_k);
@@ -113,24 +121,24 @@ impl TokenSampler {
         } else if top_k > 0 {
             weights.sort_unstable_by(heavier);
         }
-        let mut left = draw * weights.iter().map(|w| w.1).sum::<f64>();
-        let drawn = weights.iter().find(|&&(_, w)| {
-            left -= w;
+        let mut left = draw * weights.iter().map(|token| token.weight).sum::<f64>();
+        let drawn = weights.iter().find(|token| {
+            left -= token.weight;
             left < 0.0
         });
-        drawn.or(weights.last()).map(|&(id, _)| id)
+        drawn.or(weights.last()).map(|token| token.id)
     }
 }
 
 /// Heavier tokens first, lower ids first among equals.
-fn heavier(a: &(u32, f64), b: &(u32, f64)) -> Ordering {
-    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+fn heavier(a: &WeightedToken, b: &WeightedToken) -> Ordering {
+    b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
 }
 
 /// Keeps the smallest set of heaviest tokens that has the fraction `top_p` of the weight, heaviest first. Usually these are
 /// few of many, so only a few are sorted.
-fn keep_nucleus(weights: &mut Vec<(u32, f64)>, top_p: f64) {
-    let nucleus = top_p * weights.iter().map(|w| w.1).sum::<f64>();
+fn keep_nucleus(weights: &mut Vec<WeightedToken>, top_p: f64) {
+    let nucleus = top_p * weights.iter().map(|token| token.weight).sum::<f64>();
     let mut sorted = 64;
     loop {
         let some = sorted.min(weights.len());
@@ -139,8 +147,8 @@ fn keep_nucleus(weights: &mut Vec<(u32, f64)>, top_p: f64) {
         }
         weights[..some].sort_unstable_by(heavier);
         let mut reached = 0.0;
-        let last = weights[..some].iter().position(|&(_, w)| {
-            reached += w;
+        let last = weights[..some].iter().position(|token| {
+            reached += token.weight;
             reached >= nucleus
         });
         match last {
@@ -203,15 +211,16 @@ mod tests {
     #[test]
     fn a_nucleus_of_many_tokens_is_that_of_a_full_sort() {
         // Weights that fall slowly, so that the nucleus is larger than the first sorted part.
-        let all: Vec<(u32, f64)> = (0..3000).map(|i| (i, 1.0 / f64::from(i * 7919 % 3000 + 100))).collect();
+        let token = |id| WeightedToken { id, weight: 1.0 / f64::from(id * 7919 % 3000 + 100) };
+        let all: Vec<WeightedToken> = (0..3000).map(token).collect();
         for top_p in [0.001, 0.3, 0.9, 0.999_999] {
             let mut sorted = all.clone();
             sorted.sort_unstable_by(heavier);
-            let total: f64 = all.iter().map(|w| w.1).sum();
+            let total: f64 = all.iter().map(|token| token.weight).sum();
             let mut reached = 0.0;
             let count = sorted.iter().take_while(|w| {
                 let before = reached < top_p * total;
-                reached += w.1;
+                reached += w.weight;
                 before
             });
             let count = count.count();

@@ -364,7 +364,8 @@ impl Scheduler {
         prefix
     }
 
-    /// Starts a waiting sequence behind the pages of its prefix. Returns false if its known tokens do not fit the free pages.
+    /// Starts a waiting sequence behind the pages of its prefix. Returns false if its known tokens do not fit the free
+    /// pages.
     fn start(&mut self, id: SequenceId, prefix: CachedPrefix, plan: &mut Plan) -> bool {
         let Some(sequence) = self.sequences.get(&id) else { return false };
         let CachedPrefix { pages, contents } = prefix;

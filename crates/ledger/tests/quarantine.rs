@@ -1,89 +1,15 @@
 //! A path whose training fails for several workers goes into quarantine, and the others go on without it.
 #![allow(clippy::unwrap_used)]
 
-use std::time::Duration;
+mod support;
 
 use dipaco_ledger::{
-    CountRecord, FailureDecision, FragmentRecord, LeaseCompletion, LeaseReport, LeaseResult, Ledger,
-    LedgerPlan, ModuleRecord, ObjectRef, OuterStepDone, PathRecord, Recording, RunManifest, ShardRecord,
-    StepRecording, StoredResult, StoredRun, TrainingFailure, TrainingRecord,
+    FailureDecision, LeaseCompletion, LeaseReport, LeaseResult, Ledger, OuterStepDone, Recording,
+    RunManifest, StepRecording, StoredResult, TrainingFailure,
 };
-use dipaco_sync::{
-    FragmentId, Grant, Lease, LeaseLimits, LeaseRequest, LeaseSecret, ProcessId, Reason, Rescale, Schedule,
-    Scheme, Weighting,
-};
-use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
-
-const NOW: Duration = Duration::ZERO;
-const MODULE: ModuleId = ModuleId { level: 0, index: 0 };
-const FRAGMENT: FragmentId = FragmentId { module: MODULE, index: 0 };
-
-fn object(name: &str) -> ObjectRef {
-    ObjectRef::of(name, name.as_bytes())
-}
-
-/// Three paths through one module, two rounds of three steps.
-fn start() -> RunManifest {
-    let fragment = FragmentRecord {
-        version: 0,
-        weights: object("modules/0"),
-        momentum: None,
-        changes: Vec::new(),
-        kept: Vec::new(),
-        norms: Vec::new(),
-    };
-    let path = PathRecord {
-        sent: vec![0],
-        adopted: vec![0],
-        counted: vec![CountRecord::default()],
-        ..PathRecord::default()
-    };
-    let shard =
-        |path: u32| ShardRecord { file: format!("{path}"), hash: "h".into(), documents: 3, tokens: 100 };
-    let training = TrainingRecord {
-        origin: "origin".into(),
-        rounds: 2,
-        inner_steps: 3,
-        boundaries: Vec::new(),
-        phase: 0,
-        shards: (0..3).map(shard).collect(),
-        modules: vec![ModuleRecord { module: MODULE, fragments: vec![fragment] }],
-        paths: vec![path; 3],
-    };
-    RunManifest { training: Some(training), ..RunManifest::new("run".into()) }
-}
-
-fn take_over(manifest: RunManifest) -> Ledger {
-    let topology = Topology::new(&TopologyConfig { replicas: 3, ..TopologyConfig::dense(1) }, 1).unwrap();
-    let plan = LedgerPlan {
-        schedule: Schedule::new(3, 1, 0, vec![6]).unwrap(),
-        scheme: Scheme::Synchronous,
-        limits: LeaseLimits::of_silence(Duration::from_secs(1)),
-        state_every: 9,
-        checkpoints: 0,
-        sampling: None,
-        weighting: Weighting::ShardSize,
-        rescale: Rescale::SQRT_PATHS,
-        guard: 10.0,
-        quarantine_after: 2,
-        one_by_one: false,
-        compares: false,
-    };
-    Ledger::take_over(StoredRun { manifest, checkpoints: Vec::new(), names: Vec::new() }, topology, plan)
-        .unwrap()
-}
-
-fn ask(ledger: &mut Ledger, worker: &str) -> Grant {
-    let worker = ProcessId::local(worker);
-    ledger.grant(NOW, &LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default() })
-}
-
-fn lease(ledger: &mut Ledger, worker: &str) -> Lease {
-    match ask(ledger, worker) {
-        Grant::Lease(lease) => *lease,
-        other => panic!("no lease for {worker}: {other:?}"),
-    }
-}
+use dipaco_sync::{Grant, Lease, Reason};
+use dipaco_topology::PathId;
+use support::{FRAGMENT, NOW, ask, lease, object, start, take_over};
 
 fn diverges(ledger: &mut Ledger, lease: &Lease) -> FailureDecision {
     ledger.training_failed(&lease.claim(), &TrainingFailure::Diverged { step: lease.from }).unwrap()

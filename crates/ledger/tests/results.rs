@@ -1,0 +1,62 @@
+//! A result is checked before it is stored, and may not count any more when it is.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::time::Duration;
+
+use dipaco_ledger::{ExpectedResult, LeaseResult, Ledger, Recording, ResultError, StoredResult};
+use dipaco_sync::{Lease, LeaseError};
+use support::{FRAGMENT, ask, lease, object, start, take_over};
+
+/// The outer gradient of a lease, and its state.
+fn results(lease: &Lease) -> [LeaseResult; 2] {
+    let number = lease.sends[0].number;
+    [LeaseResult::OuterGradient { fragment: FRAGMENT, number, tokens: 1 }, LeaseResult::State]
+}
+
+fn stored(content: &str) -> StoredResult {
+    StoredResult { object: object(content), norm: 1.0 }
+}
+
+fn expected(ledger: &Ledger, lease: &Lease, item: LeaseResult, content: &str) -> ExpectedResult {
+    ledger.expects(&lease.claim(), item, &object(content).hash).unwrap()
+}
+
+#[test]
+fn a_result_does_not_count_when_its_lease_ended_while_it_was_stored() {
+    let mut ledger = take_over(start());
+    let lost = lease(&mut ledger, "a");
+    let admitted = results(&lost).map(|item| expected(&ledger, &lost, item, "content"));
+    ledger.expire(Duration::from_secs(9));
+    for expected in &admitted {
+        let recording = ledger.record_result(expected, stored("content")).unwrap();
+        let gone = matches!(recording, Recording::Rejected(ResultError::Lease(LeaseError::Lost { .. })));
+        assert!(gone, "{recording:?}");
+    }
+    // Nor when another process holds the path meanwhile.
+    for worker in ["b", "c", "d"] {
+        ask(&mut ledger, worker);
+    }
+    for expected in &admitted {
+        let recording = ledger.record_result(expected, stored("content")).unwrap();
+        assert!(matches!(recording, Recording::Rejected(_)), "{recording:?}");
+    }
+}
+
+#[test]
+fn the_content_that_is_recorded_first_stays() {
+    let mut ledger = take_over(start());
+    let lease = lease(&mut ledger, "a");
+    for item in results(&lease) {
+        let (first, second) =
+            (expected(&ledger, &lease, item, "first"), expected(&ledger, &lease, item, "second"));
+        assert!(matches!(ledger.record_result(&first, stored("first")).unwrap(), Recording::Recorded));
+        let recording = ledger.record_result(&second, stored("second")).unwrap();
+        assert!(matches!(recording, Recording::Rejected(ResultError::OtherContent { .. })), "{recording:?}");
+        // Nor does a check of one content let another pass.
+        let recording = ledger.record_result(&first, stored("third")).unwrap();
+        assert!(matches!(recording, Recording::Rejected(ResultError::OtherContent { .. })), "{recording:?}");
+        assert!(matches!(ledger.record_result(&first, stored("first")).unwrap(), Recording::Recorded));
+    }
+}

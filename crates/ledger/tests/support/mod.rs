@@ -1,0 +1,91 @@
+//! A small run for the tests of the ledger.
+
+use std::time::Duration;
+
+use dipaco_ledger::{
+    CountRecord, FragmentRecord, Ledger, LedgerPlan, ModuleRecord, ObjectRef, PathRecord, RunManifest,
+    ShardRecord, StoredRun, TrainingRecord,
+};
+use dipaco_sync::{
+    FragmentId, Grant, Lease, LeaseLimits, LeaseRequest, LeaseSecret, ProcessId, Rescale, Schedule, Scheme,
+    Weighting,
+};
+use dipaco_topology::{ModuleId, Topology, TopologyConfig};
+
+/// The time of all calls but those that say otherwise.
+pub const NOW: Duration = Duration::ZERO;
+/// The only module.
+pub const MODULE: ModuleId = ModuleId { level: 0, index: 0 };
+/// Its only fragment.
+pub const FRAGMENT: FragmentId = FragmentId { module: MODULE, index: 0 };
+
+/// An object of this name and content.
+pub fn object(name: &str) -> ObjectRef {
+    ObjectRef::of(name, name.as_bytes())
+}
+
+/// Three paths through one module, two rounds of three steps.
+pub fn start() -> RunManifest {
+    let fragment = FragmentRecord {
+        version: 0,
+        weights: object("modules/0"),
+        momentum: None,
+        changes: Vec::new(),
+        kept: Vec::new(),
+        norms: Vec::new(),
+    };
+    let path = PathRecord {
+        sent: vec![0],
+        adopted: vec![0],
+        counted: vec![CountRecord::default()],
+        ..PathRecord::default()
+    };
+    let shard =
+        |path: u32| ShardRecord { file: format!("{path}"), hash: "h".into(), documents: 3, tokens: 100 };
+    let training = TrainingRecord {
+        origin: "origin".into(),
+        rounds: 2,
+        inner_steps: 3,
+        boundaries: Vec::new(),
+        phase: 0,
+        shards: (0..3).map(shard).collect(),
+        modules: vec![ModuleRecord { module: MODULE, fragments: vec![fragment] }],
+        paths: vec![path; 3],
+    };
+    RunManifest { training: Some(training), ..RunManifest::new("run".into()) }
+}
+
+/// The ledger of a manifest.
+pub fn take_over(manifest: RunManifest) -> Ledger {
+    let topology = Topology::new(&TopologyConfig { replicas: 3, ..TopologyConfig::dense(1) }, 1).unwrap();
+    let plan = LedgerPlan {
+        schedule: Schedule::new(3, 1, 0, vec![6]).unwrap(),
+        scheme: Scheme::Synchronous,
+        limits: LeaseLimits::of_silence(Duration::from_secs(1)),
+        state_every: 9,
+        checkpoints: 0,
+        sampling: None,
+        weighting: Weighting::ShardSize,
+        rescale: Rescale::SQRT_PATHS,
+        guard: 10.0,
+        quarantine_after: 2,
+        one_by_one: false,
+        compares: false,
+    };
+    Ledger::take_over(StoredRun { manifest, checkpoints: Vec::new(), names: Vec::new() }, topology, plan)
+        .unwrap()
+}
+
+/// Asks for a lease.
+pub fn ask(ledger: &mut Ledger, worker: &str) -> Grant {
+    let worker = ProcessId::local(worker);
+    ledger.grant(NOW, &LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default() })
+}
+
+/// The lease that a worker gets.
+pub fn lease(ledger: &mut Ledger, worker: &str) -> Lease {
+    match ask(ledger, worker) {
+        Grant::Lease(lease) => *lease,
+        other => panic!("no lease for {worker}: {other:?}"),
+    }
+}
