@@ -72,10 +72,12 @@ fn same_values(run: &Run, read: &serde_json::Value) {
             "round_completed" => "training".to_owned(),
             _ => continue,
         };
+        // A lease without inner steps, at the end of a run, has no loss.
+        let Some(loss) = event["loss"].as_f64() else { continue };
         let step = event["round"].as_u64().unwrap() + 1;
         let curve = expected.entry(folder).or_default();
         curve.retain(|known, _| *known < step);
-        curve.insert(step, event["loss"].as_f64().unwrap());
+        curve.insert(step, loss);
     }
     assert_eq!(expected.len(), 5, "four paths and their mean");
     for (folder, curve) in expected {

@@ -114,7 +114,9 @@ impl TensorBoard {
         // A line without a time is not from a run.
         let Some(time) = seconds_since_1970(&record.time) else { return Ok(()) };
         let values = |values: &[(&'static str, Option<f64>)]| -> Vec<(&'static str, f64)> {
-            values.iter().filter_map(|(tag, value)| Some((*tag, (*value)?))).collect()
+            // A lease without inner steps, at the end of a run, has no loss.
+            let finite = |value: &Option<f64>| value.filter(|value| value.is_finite());
+            values.iter().filter_map(|(tag, value)| Some((*tag, finite(value)?))).collect()
         };
         let (folder, step, values) = match record.event {
             Event::SeedStep { step, loss, learning_rate, gradient_norm, tokens_per_second } => {
