@@ -73,7 +73,7 @@ fn masked(data: &[u8]) -> [u8; 4] {
 }
 
 fn key(out: &mut Vec<u8>, field: u64, wire_type: u64) {
-    varint(out, field << 3 | wire_type);
+    varint(out, (field << 3) | wire_type);
 }
 
 fn bytes(out: &mut Vec<u8>, field: u64, content: &[u8]) {
