@@ -3,7 +3,7 @@
 # gives the same logits there), xllamacpp (llama.cpp gives the same tokens), h5py (token files are ordinary HDF5) and openai
 # (a client as users have it), moto (a server that speaks S3), kubernetes-validate (the schemas of its manifests),
 # auditwheel (the judgement about the tag of a wheel) and tensorboard (reads its own event files; without the packages of
-# its server).
+# its server), and datatrove (runs deploy/datatrove).
 # Does nothing where they are there.
 #
 # PyTorch comes with the libraries of its GPU build, which it can't be loaded without, but without Triton, which only
@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 torch="torch==2.15.0"
-others="transformers==5.23.0 safetensors==0.8.0 h5py==3.16.0 numpy==2.4.6 openai==3.52.0 xllamacpp==2026.10.11549 moto[server]==5.2.5 kubernetes-validate==1.37.0 auditwheel==6.8.2 protobuf==7.36.2 absl-py==2.5.1"
+others="transformers==5.23.0 safetensors==0.8.0 h5py==3.16.0 numpy==2.4.6 openai==3.52.0 xllamacpp==2026.10.11549 moto[server]==5.2.5 kubernetes-validate==1.37.0 auditwheel==6.8.2 protobuf==7.36.2 datatrove==0.10.1 absl-py==2.5.1"
 tensorboard="tensorboard==2.21.0"
 want="$torch without triton, $others, $tensorboard alone"
 get() { .venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile "$@"; }

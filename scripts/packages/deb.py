@@ -48,7 +48,7 @@ def write_deb(binary, root, out, seconds):
             os.utime(file, (seconds, seconds))
         # gzip: the bytes of xz depend on the number of threads.
         subprocess.run(
-            ["dpkg-deb", "--root-owner-group", "-Zgzip", "--build", str(tree), str(path)],
+            ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z6", "--build", str(tree), str(path)],
             env={**os.environ, "SOURCE_DATE_EPOCH": str(seconds)}, check=True, stdout=subprocess.DEVNULL)
     return path
 

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 pub mod fixtures;
+pub mod grafana;
 pub mod http;
 pub mod object_store;
 pub mod process;

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 
-use dipaco_tests::fixtures::root;
-use dipaco_tests::process::{clean, dipaco, output};
-use dipaco_tests::python::python;
+use dipaco_tests::fixtures::{corpus, root};
+use dipaco_tests::process::{binary, clean, dipaco, output};
+use dipaco_tests::python::{interpreter, python};
+use dipaco_tests::run::{Run, routed};
 
 /// Asserts that a command has each option, by its help.
 fn has_options(words: &[&str]) {
@@ -71,4 +72,19 @@ fn the_exit_codes_of_the_page_are_those_of_the_help() {
     let help = dipaco("--help").succeeded().stdout;
     let help = help.split("Exit codes:").nth(1).unwrap().split("Data goes").next().unwrap();
     assert_eq!(codes(table, &['|']), codes(help, &[' ', '\n']));
+}
+
+#[test]
+fn datatrove_prepares_and_routes_to_the_same_shards() {
+    let Some(python) = interpreter("datatrove") else { return };
+    let run = Run::new();
+    let path = format!("{}:{}", binary().parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let mut command = clean(Command::new(python), [root().join("deploy/datatrove/corpus.py")]);
+    command.arg("--run").arg(run.directory()).args(["--tasks", "2"]).args(corpus());
+    command.env("PATH", path).env("DIPACO_CONFIG", run.config()).env("PYTHONDONTWRITEBYTECODE", "1");
+    let _ = output(command).succeeded();
+    for file in ["routing/train/shards.json", "routing/validation/shards.json"] {
+        assert_eq!(fs::read(run.file(file)).unwrap(), fs::read(routed().file(file)).unwrap(), "{file}");
+    }
+    assert!(run.file("datatrove/assign/completions/00001").exists(), "the parts were tasks of datatrove");
 }

@@ -1,6 +1,7 @@
 //! `dipaco bench serve` against the real server.
 #![allow(clippy::unwrap_used)]
 
+use dipaco_tests::grafana::{exported, metrics_of_row};
 use dipaco_tests::process::dipaco;
 use dipaco_tests::run::trained;
 use serde_json::{Value, json};
@@ -39,6 +40,9 @@ fn a_closed_loop_measures_every_request() {
     assert!(own <= number(&found["seconds"]) * number(&found["cores"]) + 0.05, "{own}");
     // The server has seen the paths that the requests named, the warm-up included.
     let metrics = dipaco_tests::http::get(&server.address, "/metrics").body;
+    let (asked, exported) = (metrics_of_row("Serving"), exported(&metrics));
+    let unknown: Vec<_> = asked.difference(&exported).collect();
+    assert!(unknown.is_empty(), "deploy/grafana asks for {unknown:?}");
     let routed = metrics.lines().filter(|line| line.starts_with("dipaco_routed_requests_total"));
     let counts: Vec<f64> = routed.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
     assert!(counts.len() > 1 && counts.iter().sum::<f64>() == 14.0, "{counts:?}");

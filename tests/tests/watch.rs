@@ -1,10 +1,15 @@
 //! The HTTP port of a coordinator: probes, metrics, and a page that needs nothing from elsewhere.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 
+use dipaco_tests::fixtures::root;
+use dipaco_tests::grafana::{exported, metrics_of_row};
 use dipaco_tests::http::{exchange, get, request};
 use dipaco_tests::process::{Process, Signal};
+use dipaco_tests::python::python;
+use dipaco_tests::run::{Run, snapshot};
 use dipaco_tests::training::untrained;
 
 /// The address of the page in the coordinator's log.
@@ -35,10 +40,73 @@ fn metrics(text: &str) -> BTreeSet<String> {
     names
 }
 
+/// Asserts that the page lists exactly these metrics, and that the dashboard asks for no others. The loss on validation
+/// text comes later than the first leases, if at all.
+fn documented(exported: &BTreeSet<String>) {
+    let page = fs::read_to_string(root().join("docs/deploy.md")).unwrap();
+    let cells = page.lines().filter_map(|line| line.strip_prefix("| `dipaco_")?.split('|').next());
+    let names = cells.flat_map(|cell| cell.split('`')).filter(|name| !name.contains([' ', ',']));
+    let names = names.filter(|name| !name.is_empty()).map(|name| name.trim_start_matches("dipaco_"));
+    let listed: BTreeSet<String> = names.map(|name| format!("dipaco_{name}")).collect();
+    let later = BTreeSet::from(["dipaco_validation_loss_nats".to_owned()]);
+    let now: BTreeSet<String> = exported.difference(&later).cloned().collect();
+    assert_eq!(listed.difference(&later).cloned().collect::<BTreeSet<_>>(), now);
+    let asked = metrics_of_row("Training");
+    let unknown: Vec<_> = asked.difference(&listed).collect();
+    assert!(unknown.is_empty(), "deploy/grafana asks for {unknown:?}");
+}
+
+/// Every file below `folder` by its path in it, with the hash of its content.
+fn snapshots(folder: &std::path::Path) -> BTreeMap<String, u64> {
+    let files = snapshot(folder).into_iter();
+    files.map(|(file, hash)| (file.strip_prefix(folder).unwrap().display().to_string(), hash)).collect()
+}
+
+/// Asserts that TensorBoard shows the loss of each path and of each round as `metrics.jsonl` has it. A step that was
+/// repeated counts with its last value.
+fn same_values(run: &Run, read: &serde_json::Value) {
+    let mut expected: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
+    for line in fs::read_to_string(run.file("metrics.jsonl")).unwrap().lines() {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+        let folder = match event["event"].as_str().unwrap() {
+            "path_completed" => format!("path-{}", event["path"]),
+            "round_completed" => "training".to_owned(),
+            _ => continue,
+        };
+        // A lease without inner steps, at the end of a run, has no loss.
+        let Some(loss) = event["loss"].as_f64() else { continue };
+        let step = event["round"].as_u64().unwrap() + 1;
+        let curve = expected.entry(folder).or_default();
+        curve.retain(|known, _| *known < step);
+        curve.insert(step, loss);
+    }
+    assert_eq!(expected.len(), 5, "four paths and their mean");
+    for (folder, curve) in expected {
+        let points = read[&folder]["loss"].as_array().unwrap_or_else(|| panic!("no {folder}: {read}"));
+        let points: BTreeMap<u64, f64> =
+            points.iter().map(|point| (point[0].as_u64().unwrap(), point[1].as_f64().unwrap())).collect();
+        assert_eq!(points.keys().collect::<Vec<_>>(), curve.keys().collect::<Vec<_>>(), "{folder}");
+        for (step, value) in curve {
+            assert!(
+                (points[&step] - value).abs() < 1e-6 * value,
+                "{folder} {step}: {} {value}",
+                points[&step]
+            );
+        }
+    }
+    assert!(
+        read["module-0-1"]["outer_gradient_norm"].as_array().is_some_and(|points| points.len() == 3),
+        "{read}"
+    );
+    assert!(read["seed"]["seed/loss"].as_array().is_some_and(|points| !points.is_empty()), "{read}");
+}
+
 #[test]
 fn a_training_can_be_watched_by_probes_prometheus_and_people_also_after_a_restart() {
     let run = untrained();
-    let mut first = run.coordinator("--listen 127.0.0.1:0 --http 0");
+    let curves = run.folder().join("curves");
+    let start = format!("--listen 127.0.0.1:0 --http 0 --tensorboard {}", curves.display());
+    let mut first = run.coordinator(&start);
     let http = address(&mut first);
     assert_eq!(get(&http, "/health").status, 200);
     let workers = ["<i>a", "b"].map(|name| run.worker(name));
@@ -46,7 +114,9 @@ fn a_training_can_be_watched_by_probes_prometheus_and_people_also_after_a_restar
         first.line_with(" committed ");
     }
     assert_eq!(get(&http, "/ready").status, 200);
-    let names = metrics(&get(&http, "/metrics").body);
+    let text = get(&http, "/metrics").body;
+    documented(&exported(&text));
+    let names = metrics(&text);
     for name in
         ["ready", "rounds_done", "path_loss_nats", "path_steps", "udp_bytes_total", "workers_connected"]
     {
@@ -75,7 +145,7 @@ fn a_training_can_be_watched_by_probes_prometheus_and_people_also_after_a_restar
 
     first.signal(Signal::KILL);
     let _ = first.finish().killed();
-    let mut second = run.coordinator("--listen 127.0.0.1:0 --http 0 --resume");
+    let mut second = run.coordinator(&format!("{start} --resume"));
     let http = address(&mut second);
     let again = get(&http, "/status.json").json();
     assert!(again["history"]["training"].as_array().unwrap().starts_with(&losses), "{again}");
@@ -86,4 +156,12 @@ fn a_training_can_be_watched_by_probes_prometheus_and_people_also_after_a_restar
     }
     let watched = run.dipaco("status --watch").succeeded();
     let _ = watched.says("paths: 3 of 3 rounds").says("<i>a");
+
+    // The files of the training are those that are made of its events afterwards.
+    let made = run.dipaco("tensorboard --json").succeeded().json();
+    assert_eq!(snapshots(&run.file("tensorboard")), snapshots(&curves), "{made}");
+    let read = python("tensorboard", "tensorboard_values.py", &[curves.to_str().unwrap()]);
+    if let Some(read) = read {
+        same_values(&run, &read);
+    }
 }

@@ -83,6 +83,9 @@ pub(crate) enum Command {
     /// Draw charts of runs and experiments, as SVG and PNG.
     #[command(after_help = commands::plot::EXAMPLES)]
     Plot(commands::plot::PlotOptions),
+    /// Write the events of a run as curves for TensorBoard.
+    #[command(after_help = commands::tensorboard::EXAMPLES)]
+    Tensorboard(commands::tensorboard::TensorboardOptions),
     /// Simulate large runs: bandwidth between sites, goodput under failures, learners of different speeds.
     #[command(subcommand)]
     Simulate(commands::simulate::SimulateCommand),

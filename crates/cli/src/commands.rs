@@ -23,6 +23,7 @@ pub(crate) mod serve;
 pub(crate) mod simulate;
 pub(crate) mod status;
 pub(crate) mod synchronizer;
+pub(crate) mod tensorboard;
 pub(crate) mod token;
 pub(crate) mod train;
 pub(crate) mod worker;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use dipaco_config::ConfigError;
 use dipaco_experiment::ExperimentError;
+use dipaco_monitor::TensorBoardError;
 use dipaco_telemetry::LogsError;
 use thiserror::Error;
 
@@ -77,6 +78,9 @@ pub(crate) enum CliError {
     /// A step of a run.
     #[error(transparent)]
     Step(PipelineError),
+    /// Files for TensorBoard.
+    #[error(transparent)]
+    TensorBoard(#[from] TensorBoardError),
     /// An experiment, or its results.
     #[error(transparent)]
     Experiment(#[from] ExperimentError),
@@ -136,6 +140,7 @@ impl CliError {
             Self::Experiment(error) if error.is_configuration() => USAGE,
             Self::Step(_)
             | Self::Bench(_)
+            | Self::TensorBoard(_)
             | Self::Io { .. }
             | Self::Listen { .. }
             | Self::Experiment(_)
@@ -156,6 +161,7 @@ impl CliError {
             Self::Doctor { .. } => Some("the remedy below each failed check".into()),
             Self::Io { source, .. } => io_remedy(source).map(str::to_owned),
             Self::Config(ConfigError::Read { source, .. }) => io_remedy(source).map(str::to_owned),
+            Self::TensorBoard(TensorBoardError::Io { source, .. }) => io_remedy(source).map(str::to_owned),
             Self::Config(_) => Some("`dipaco config keys` explains every key".into()),
             Self::Listen { source, .. } => match source.kind() {
                 io::ErrorKind::AddrInUse => {
@@ -174,6 +180,7 @@ impl CliError {
             Self::Logs(_)
             | Self::Interrupted
             | Self::Bench(_)
+            | Self::TensorBoard(_)
             | Self::Step(_)
             | Self::Experiment(_)
             | Self::NoCrates { .. }

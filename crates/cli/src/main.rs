@@ -60,6 +60,7 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Experiment(command) => commands::experiment::run(&command, progress),
         Command::Plan(options) => commands::plan::run(&options),
         Command::Plot(options) => commands::plot::run(&options),
+        Command::Tensorboard(options) => commands::tensorboard::run(&options),
         Command::Simulate(command) => commands::simulate::run(&command, progress),
         Command::Serve(options) => commands::serve::run(&options, progress),
         Command::Export(options) => commands::export::run(&options),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use dipaco_config::RunConfig;
-use dipaco_monitor::Monitor;
+use dipaco_monitor::{Monitor, TensorBoard, follow};
 use dipaco_net::{Clock, Limits, RunAuthority, Server};
 use dipaco_path::DeviceChoice;
 use dipaco_telemetry::{Events, Progress};
@@ -46,6 +46,8 @@ pub struct TrainOptions {
     pub device: DeviceChoice,
     /// TCP address at which the training can be watched over HTTP; nowhere when absent.
     pub http: Option<SocketAddr>,
+    /// Folder of files for TensorBoard, which are written during the training; none when absent.
+    pub tensorboard: Option<PathBuf>,
 }
 
 /// Trains until the run is complete or `cancel` is triggered. `config` has its vocabulary.
@@ -85,8 +87,12 @@ pub async fn train(
     // Ends with this function, however it ends.
     let _watched = watching.clone().drop_guard();
     if let Some(address) = options.http {
-        watch(address, monitor.clone(), watching).await?;
+        watch(address, monitor.clone(), watching.clone()).await?;
     }
+    let board = options
+        .tensorboard
+        .as_deref()
+        .map(|folder| tokio::spawn(follow(TensorBoard::new(&run.events(), folder), watching.clone())));
     let setup = CoordinatorOptions {
         config: config.clone(),
         store,
@@ -115,6 +121,11 @@ pub async fn train(
         Err(error) = validate_in_turn(run, config), if validates => Err(error),
     };
     workers.stop().await;
+    watching.cancel();
+    if let Some(board) = board {
+        // It logs its own errors.
+        let _ = board.await;
+    }
     let summary = result?;
     let manifest = manifest(run).await?;
     if let Some(warning) = manifest.and_then(|manifest| manifest.training.as_ref().and_then(rising_losses)) {

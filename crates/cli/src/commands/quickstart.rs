@@ -256,6 +256,7 @@ impl Quickstart<'_> {
             stop_at_phase: false,
             device: self.device.choice(),
             http: None,
+            tensorboard: None,
         };
         let token = self.interrupt.token();
         let summary = runtime::run(async { Ok(train(run, config, &how, self.progress, token).await?) })?;

@@ -1,6 +1,7 @@
 //! `dipaco train` and `dipaco coordinator`: train the paths of a run.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::Args;
 use dipaco_config::RunConfig;
@@ -27,13 +28,16 @@ Examples:
   dipaco coordinator --run runs/big --listen 0.0.0.0:7440 --advertise host.example:7440
   dipaco worker --join join.token                      on each other machine, with the file runs/big/secrets/join.token";
 
-/// The option to watch a training.
-#[derive(Clone, Copy, Debug, Args)]
+/// The options to watch a training.
+#[derive(Clone, Debug, Args)]
 struct WatchOptions {
     /// Address of a page about the training, with /health, /ready, /metrics and /status.json. A port alone is a port of
     /// this machine's loopback. Everybody who reaches the address can read, and nobody can change anything.
     #[arg(long, env = "DIPACO_HTTP", value_name = "[ADDRESS:]PORT", value_parser = http_address)]
     http: Option<SocketAddr>,
+    /// Folder of files for TensorBoard, which grow during the training. `dipaco tensorboard` writes the same files later.
+    #[arg(long, env = "DIPACO_TENSORBOARD", value_name = "DIR")]
+    tensorboard: Option<PathBuf>,
 }
 
 /// Reads `PORT` or `ADDRESS:PORT`.
@@ -121,6 +125,7 @@ pub(crate) fn run(options: &TrainArguments, progress: &Progress) -> Result<(), C
         stop_at_phase: options.stop_at_phase,
         device: options.device.choice(),
         http: options.watch.http,
+        tensorboard: options.watch.tensorboard.clone(),
     };
     lead(&options.run, &how, options.json, progress)
 }
@@ -141,6 +146,7 @@ pub(crate) fn run_coordinator(options: &CoordinatorArguments, progress: &Progres
         stop_at_phase: options.stop_at_phase,
         device: DeviceChoice::default(),
         http: options.watch.http,
+        tensorboard: options.watch.tensorboard.clone(),
     };
     lead(&options.run, &how, options.json, progress)
 }

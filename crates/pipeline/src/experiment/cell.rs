@@ -131,6 +131,7 @@ fn train_cell(
         stop_at_phase: false,
         device: folder.options.device,
         http: None,
+        tensorboard: None,
     };
     let summary = folder.runtime.block_on(train(run, config, &how, progress, cancel.token.clone()))?;
     if !summary.finished {
