@@ -36,7 +36,7 @@ pub struct Load {
     pub pages: usize,
 }
 use pages::{Content, PagePool};
-pub(crate) use plan::{Arrival, Limits, Plan, PlannedRows, SequenceId};
+pub(crate) use plan::{Arrival, Chunks, Limits, Plan, PlannedRows, SequenceId};
 use sequence::Sequence;
 
 /// Decides which rows run. See the documentation of the file.
@@ -144,6 +144,8 @@ impl Scheduler {
             tokens: arrival.prompt.to_vec(),
             max_tokens: arrival.max_tokens,
             reads_cache: arrival.reads_cache,
+            chunks: arrival.chunks,
+            routing: false,
             root: None,
             running: false,
             computed: 0,
@@ -168,6 +170,38 @@ impl Scheduler {
     pub(crate) fn ready(&mut self, id: SequenceId, modules: u32) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.root = Some(Content(modules.into()));
+        }
+    }
+
+    /// True if the sequence has not ended.
+    pub(crate) fn contains(&self, id: SequenceId) -> bool {
+        self.sequences.contains_key(&id)
+    }
+
+    /// The first `count` tokens of a sequence.
+    pub(crate) fn first_tokens(&self, id: SequenceId, count: usize) -> &[u32] {
+        self.sequences.get(&id).and_then(|sequence| sequence.tokens.get(..count)).unwrap_or(&[])
+    }
+
+    /// The path of the next chunk is that of the last.
+    pub(crate) fn stay(&mut self, id: SequenceId) {
+        if let Some(sequence) = self.sequences.get_mut(&id)
+            && let Some(chunks) = &mut sequence.chunks
+        {
+            chunks.end = chunks.end.saturating_add(chunks.every);
+            sequence.routing = false;
+        }
+    }
+
+    /// The next chunk has another path, which reads the text from its beginning. The sequence waits until it is
+    /// [`ready`](Self::ready) again, and holds no pages.
+    pub(crate) fn leave(&mut self, id: SequenceId) {
+        self.stay(id);
+        if self.running.contains(&id) {
+            self.preempt(id, &mut Plan::default(), &mut 0);
+        }
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.root = None;
         }
     }
 
@@ -234,6 +268,14 @@ impl Scheduler {
     pub(crate) fn plan(&mut self) -> Plan {
         let mut plan = Plan::default();
         let mut budget = self.limits.step_tokens;
+        for id in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(id)
+                && let Some(end) = sequence.at_end()
+            {
+                sequence.routing = true;
+                plan.at_end.push((*id, end));
+            }
+        }
         let (decoding, prompts): (Vec<_>, Vec<_>) =
             self.running.iter().copied().partition(|id| self.sequences[id].rows() == 1);
         for id in decoding.into_iter().chain(prompts) {

@@ -268,6 +268,7 @@ fn sequences(
         for number in 0..completion.n {
             sequences.requests.push(GenerateRequest {
                 path: completion.path,
+                route_every: route_every(state, completion),
                 max_tokens,
                 min_tokens: completion.min_tokens,
                 sampling: completion.sampling.for_choice(seed, number),
@@ -286,6 +287,13 @@ fn sequences(
     }
     check_answer(state, completion, &sequences.requests)?;
     Ok(sequences)
+}
+
+/// The tokens after which the path is chosen anew. A pinned path stays, unless the request asks for both: then it is the path
+/// of the start.
+fn route_every(state: &ServerState, completion: &CompletionRequest) -> Option<usize> {
+    let default = if completion.path.is_some() { 0 } else { state.config.route_every };
+    Some(completion.route_every.unwrap_or(default)).filter(|&every| every > 0)
 }
 
 /// The answer as server-sent events.
