@@ -334,6 +334,16 @@ async fn whole(mut answer: Answer) -> Result<Response, ApiError> {
     Ok(response)
 }
 
+/// Reads the fields of a completion or of a chat, for the test of their description.
+#[cfg(test)]
+pub(crate) fn read_fields(fields: &mut Fields, is_chat: bool) -> Result<(), ApiError> {
+    if is_chat {
+        chat::messages(fields)?;
+        return CompletionRequest::of_prompts(vec![Prompt::Tokens(vec![1])], fields).map(drop);
+    }
+    CompletionRequest::read(fields).map(drop)
+}
+
 /// Sets the completion's path from the model's name, the field `path` or the header, which must agree.
 fn pin(state: &ServerState, headers: &HeaderMap, completion: &mut CompletionRequest) -> Result<(), ApiError> {
     let named = completion.model.as_deref().map_or(Ok(None), |model| state.resolve(model))?;
