@@ -42,7 +42,8 @@ fn a_scored_text_has_the_scores_of_the_evaluation() {
     let run = with_transformer();
     let evaluated = run.dipaco(&format!("evaluate --reroute {EVERY} --json")).succeeded().json();
     let name = format!("re-routed every {EVERY}");
-    let expected = evaluated.as_array().unwrap().iter().find(|row| row["model"] == name.as_str()).unwrap().clone();
+    let expected =
+        evaluated.as_array().unwrap().iter().find(|row| row["model"] == name.as_str()).unwrap().clone();
 
     let server = run.serve("");
     assert_eq!(get(&server.address, "/info").json()["reroutes"], true);
@@ -66,7 +67,10 @@ fn a_scored_text_has_the_scores_of_the_evaluation() {
     let theirs = expected["nll_sum"].as_f64().unwrap() / count as f64;
     assert!((mean - theirs).abs() < 1e-5, "served {mean}, evaluated {theirs}");
     let metrics = get(&server.address, "/metrics").body;
-    assert!(metrics.contains(&format!("dipaco_reroutes_total{{model_name=\"e2e\"}} {changes}\n")), "{metrics}");
+    assert!(
+        metrics.contains(&format!("dipaco_reroutes_total{{model_name=\"e2e\"}} {changes}\n")),
+        "{metrics}"
+    );
 
     // Without the field a pinned path stays, and the other requests follow the configuration.
     let ask = json!({"prompt": "fn main() {", "max_tokens": 50, "ignore_eos": true, "seed": 1, "return_route": true});

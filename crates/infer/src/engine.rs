@@ -259,6 +259,8 @@ impl Engine {
         self.close();
         self.shared.abort.cancel();
         let mut state = self.shared.lock();
+        // Nobody makes these moves any more, and their modules may be what the loader waits for.
+        state.moves = Moves::default();
         let waiting: Vec<SequenceId> = state.waiting.keys().copied().collect();
         for id in waiting {
             self.shared.end_waiting(state, id, Outcome::ShuttingDown, Some(Err(EngineError::ShuttingDown)));

@@ -164,8 +164,12 @@ impl Shared {
             }
         };
         let Some(job) = state.waiting.get_mut(&id) else {
-            state.moves.arrived.push((id, path, served));
-            return self.changed(&state);
+            // After the engine's end nobody would take the modules, and the loader may wait for their room.
+            if !self.abort.is_cancelled() {
+                state.moves.arrived.push((id, path, served));
+                self.changed(&state);
+            }
+            return;
         };
         job.routing = took;
         let version = served.version;
