@@ -63,6 +63,25 @@ fn the_openai_client_gets_its_answers() {
 }
 
 #[test]
+fn the_server_describes_itself_in_openapi() {
+    let server = trained().serve("");
+    let base = format!("http://{}", server.address);
+    let ask = json!({
+        "prompt": "fn main() {", "max_tokens": 3, "echo": true, "logprobs": 2, "return_route": true, "stop": ["\n\n"],
+        "logit_bias": {"5": -1.5}, "stream": false, "seed": -1, "return_token_ids": true,
+    });
+    let Some(found) = python("openapi_spec_validator", "openapi.py", &[&base, &ask.to_string()]) else {
+        return;
+    };
+    assert!(found["paths"].as_array().unwrap().contains(&json!("/v1/completions")), "{found}");
+    for what in ["request", "answer", "models"] {
+        assert_eq!(found[what], json!([]), "{what} does not fit the description");
+    }
+    // Three wrong fields, and no prompt.
+    assert_eq!(found["wrong"], 4, "{found}");
+}
+
+#[test]
 fn bad_requests_get_an_error_that_names_the_problem() {
     let server = trained().serve("--set serve.body_limit=2000");
     let send = |body: &[u8]| exchange(&server.address, &request("POST", "/v1/completions", body));

@@ -58,3 +58,21 @@ fn learners_of_different_speeds_wait_only_if_the_scheme_makes_them() {
     assert!(folder.path().join("speeds.png").metadata().unwrap().len() > 1000);
     let _ = dipaco("simulate speeds --learners 0").failed(2, &["learners = 0"]);
 }
+
+#[test]
+fn serving_by_module_gains_over_serving_by_path() {
+    let words = "simulate serve --requests 300 --json";
+    let rows = dipaco(words).succeeded().json();
+    assert_eq!(rows, dipaco(words).succeeded().json(), "the same arguments give the same numbers");
+    let found = |batching: &str, what: &str| {
+        let row = rows.as_array().unwrap().iter().find(|row| row["batching"] == batching).unwrap();
+        row[what].as_f64().unwrap()
+    };
+    assert!(
+        found("module", "gain") > 1.0 && found("path", "gain") == 1.0 && found("copies", "gain") < 1.0,
+        "{rows}"
+    );
+    assert!(found("module", "most_memory") <= 1e9 && found("module", "loads") > 32.0, "{rows}");
+    let _ = dipaco("simulate serve --requests 300").succeeded().says("by module").says("tokens/s");
+    let _ = dipaco("simulate serve --memory 1e8").failed(2, &["memory = 100000000", "one path"]);
+}

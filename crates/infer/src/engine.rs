@@ -11,6 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::job::{Job, most_events};
 use crate::loads;
+use crate::reroute;
+use crate::reroute::Moves;
 use crate::routes;
 use crate::runner;
 use crate::scheduler::{Arrival, Limits, Scheduler, SequenceId};
@@ -95,6 +97,7 @@ impl Engine {
             unrouted: VecDeque::new(),
             unloaded: VecDeque::new(),
             cancelled: Vec::new(),
+            moves: Moves::default(),
             versions: Versions::default(),
             submissions: 0,
             closed: false,
@@ -171,6 +174,7 @@ impl Engine {
         let (context, vocab_size, paths) = (model.context(), model.vocab_size(), model.topology().paths());
         for request in &requests {
             request.check(context, vocab_size, paths)?;
+            reroute::check(request, model.reroutes())?;
         }
         let (arrived, unfinished) = (Instant::now(), requests.len());
         let (events, receiver) = mpsc::channel(requests.iter().map(most_events).sum::<usize>().max(1));
@@ -179,6 +183,7 @@ impl Engine {
             prompt: Arc::clone(&request.prompt),
             max_tokens: request.max_tokens,
             reads_cache: !request.score_prompt,
+            chunks: reroute::chunks(request),
         });
         let arrivals = arrivals.collect();
         let most = model.prefix_tokens();
@@ -192,12 +197,20 @@ impl Engine {
         state.submissions += 1;
         let submission = state.submissions;
         for (sequence, (request, &id)) in requests.into_iter().zip(&sequences).enumerate() {
-            let prefix = &request.prompt[..request.prompt.len().min(most)];
-            let prefix = request.path.is_none().then(|| prefix.into());
-            let generation = Arc::clone(&generation);
-            state.unrouted.push_back(Unrouted { id, prefix, pinned: request.path, generation });
+            let kept = request.route_every.map(|_| Arc::clone(&generation));
+            state.unrouted.push_back(Unrouted::new(id, &request, most, Arc::clone(&generation)));
             let (events, place, routing) = (events.clone(), None, None);
-            let job = Job { request, sequence, submission, events, arrived, deadline, place, routing };
+            let job = Job {
+                request,
+                sequence,
+                submission,
+                events,
+                arrived,
+                deadline,
+                place,
+                routing,
+                generation: kept,
+            };
             state.waiting.insert(id, job);
         }
         self.shared.changed(&state);
@@ -246,6 +259,8 @@ impl Engine {
         self.close();
         self.shared.abort.cancel();
         let mut state = self.shared.lock();
+        // Nobody makes these moves any more, and their modules may be what the loader waits for.
+        state.moves = Moves::default();
         let waiting: Vec<SequenceId> = state.waiting.keys().copied().collect();
         for id in waiting {
             self.shared.end_waiting(state, id, Outcome::ShuttingDown, Some(Err(EngineError::ShuttingDown)));

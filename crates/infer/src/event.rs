@@ -35,6 +35,8 @@ pub struct Finished {
     pub generated_tokens: usize,
     /// Number of prompt tokens whose keys and values came from the prefix cache.
     pub cached_tokens: usize,
+    /// Number of times that the path changed within the sequence.
+    pub reroutes: usize,
 }
 
 /// An event of one of the sequences of a submission.

@@ -1,12 +1,14 @@
 //! A sequence from its admission to its last event.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dipaco_topology::PathId;
 use tokio::sync::mpsc;
 
 use crate::{
-    EngineError, GenerateRequest, GenerationEvent, Outcome, RequestSummary, SequenceEvent, ServedPath,
+    EngineError, GenerateRequest, Generation, GenerationEvent, Outcome, RequestSummary, SequenceEvent,
+    ServedPath,
 };
 
 /// The caller of a sequence went away.
@@ -27,6 +29,8 @@ pub(crate) struct Job {
     pub(crate) place: Option<(PathId, ServedPath)>,
     /// Time that the router took; `None` for a pinned path.
     pub(crate) routing: Option<Duration>,
+    /// The weights of the submission, for a sequence that may change its path.
+    pub(crate) generation: Option<Arc<dyn Generation>>,
 }
 
 impl Job {
@@ -40,6 +44,7 @@ impl Job {
             cached_tokens: 0,
             reads_cache: !self.request.score_prompt,
             generated_tokens: 0,
+            reroutes: 0,
             max_tokens: self.request.max_tokens,
             queued: waited,
             routing: self.routing,

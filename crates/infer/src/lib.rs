@@ -26,6 +26,7 @@ mod model;
 mod module_cache;
 mod observer;
 mod params;
+mod reroute;
 mod routes;
 mod run_model;
 mod runner;
@@ -49,7 +50,7 @@ pub use module_cache::{MemoryTooSmall, ModuleCache, ModuleKey, ModuleMemory};
 pub use observer::{NoObserver, Observer, Outcome, RequestSummary, StepSummary};
 pub use params::{GenerateRequest, SamplingParams};
 pub use run_model::{
-    LoadModule, PathModules, PrefixRouter, RoutePrefixes, RunModel, RunModelError, RunPaths,
+    LoadModule, PathModules, PrefixRouter, RoutePrefixes, RunModel, RunModelError, RunPaths, TokenRouter,
 };
 pub use sampler::TokenSampler;
 pub use scheduler::Load;

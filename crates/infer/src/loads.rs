@@ -69,7 +69,7 @@ impl Shared {
                 return None;
             }
             if let Some(first) = state.unloaded.front() {
-                if state.waiting.contains_key(&first.id) {
+                if state.scheduler.contains(first.id) {
                     return Some((first.path, Arc::clone(&first.generation)));
                 }
                 // Its caller went away.

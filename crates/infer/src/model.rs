@@ -98,6 +98,19 @@ pub trait RoutedModel: Send + Sync {
     /// When the features can't be computed.
     fn route(&self, prefixes: &[&[u32]]) -> Result<Vec<Route>, BoxError>;
 
+    /// True if the model can choose paths within a text.
+    fn reroutes(&self) -> bool {
+        false
+    }
+
+    /// Picks the path that continues a text. The choice depends on nothing but these tokens.
+    ///
+    /// # Errors
+    /// When the model can't choose paths within a text, or the router fails.
+    fn reroute(&self, _tokens: &[u32]) -> Result<PathId, BoxError> {
+        Err("this model can't choose paths within a text".into())
+    }
+
     /// The newest generation of the paths.
     fn generation(&self) -> Arc<dyn Generation>;
 

@@ -36,6 +36,8 @@ pub struct RequestSummary {
     pub reads_cache: bool,
     /// Number of generated tokens.
     pub generated_tokens: usize,
+    /// Number of times that the path changed within the sequence.
+    pub reroutes: usize,
     /// Largest number of tokens that the request allowed.
     pub max_tokens: usize,
     /// Time in the queue.

@@ -108,6 +108,9 @@ pub struct GenerateRequest {
     pub log_probs: Option<usize>,
     /// Scores the tokens of the prompt too. Needs `log_probs`.
     pub score_prompt: bool,
+    /// W, the number of tokens after which the path is chosen anew, again and again (arXiv:2403.10616 §2.4.3); `None` keeps
+    /// the first path.
+    pub route_every: Option<usize>,
     /// Number of the client. Clients get equal shares of a busy engine.
     pub client: u64,
 }
@@ -128,6 +131,7 @@ impl GenerateRequest {
             ignore_eos: false,
             log_probs: None,
             score_prompt: false,
+            route_every: None,
             client: 0,
         }
     }
@@ -149,6 +153,10 @@ impl GenerateRequest {
             && path.0 >= paths
         {
             return Err(EngineError::Path { path, paths });
+        }
+        if self.route_every == Some(0) {
+            let (value, expected) = ("0".to_owned(), "it must be at least 1");
+            return Err(EngineError::Parameter { field: "route_every", value, expected });
         }
         let unknown = |field, tokens: &[u32]| {
             let found = tokens.iter().copied().find(|&token| token as usize >= vocab_size);

@@ -9,7 +9,7 @@ use dipaco_topology::PathId;
 use crate::loads::Routed;
 use crate::running::failed;
 use crate::scheduler::SequenceId;
-use crate::shared::{Shared, Unrouted, guarded};
+use crate::shared::{Asked, Shared, Unrouted, guarded};
 use crate::{EngineError, FinishReason, Finished, GenerationEvent, Outcome, Route, ServedPath};
 
 /// Sequences that are routed together.
@@ -47,15 +47,21 @@ pub(crate) fn run(shared: &Shared) {
     while let Some(sequences) = shared.next_unrouted(MOST) {
         let began = Instant::now();
         let failures = route_new(shared, &mut cache, &sequences);
-        let found: Vec<Found> = sequences.iter().map(|sequence| find(&cache, &failures, sequence)).collect();
+        let found: Vec<Found> =
+            sequences.iter().map(|sequence| find(shared, &cache, &failures, sequence)).collect();
         for (sequence, found) in sequences.into_iter().zip(found) {
-            let Unrouted { id, prefix, generation, .. } = sequence;
-            let took = prefix.is_some().then(|| began.elapsed());
-            match found {
-                Ok((path, route)) => {
+            let Unrouted { id, asked, generation } = sequence;
+            let took = (!matches!(asked, Asked::Pinned(_))).then(|| began.elapsed());
+            let last = if let Asked::Chunk(_, last) = asked { last } else { None };
+            match (found, last) {
+                (Ok((path, _)), Some(last)) if path == last => shared.stay(id),
+                (Ok((path, route)), last) => {
+                    if last.is_some() {
+                        shared.leave(id);
+                    }
                     shared.give_modules(Routed { id, path, route, took, generation, overtaken: 0 });
                 }
-                Err(error) => shared.fail_waiting(id, error),
+                (Err(error), _) => shared.fail(id, error),
             }
         }
     }
@@ -68,7 +74,7 @@ fn route_new(
     sequences: &[Unrouted],
 ) -> BTreeMap<Arc<[u32]>, EngineError> {
     let new: BTreeSet<&Arc<[u32]>> =
-        sequences.iter().filter_map(|sequence| sequence.prefix.as_ref()).collect();
+        sequences.iter().filter_map(|sequence| sequence.asked.prefix()).collect();
     let new: Vec<&Arc<[u32]>> =
         new.into_iter().filter(|prefix| !cache.routes.contains_key(*prefix)).collect();
     let mut failures = BTreeMap::new();
@@ -91,17 +97,30 @@ fn route_new(
     failures
 }
 
-fn find(cache: &RouteCache, failures: &BTreeMap<Arc<[u32]>, EngineError>, sequence: &Unrouted) -> Found {
-    let (path, route) = match (&sequence.prefix, sequence.pinned) {
-        (_, Some(path)) => (path, None),
-        (Some(prefix), None) => match (cache.routes.get(prefix), failures.get(prefix)) {
-            (Some(route), _) => (route.path, Some(route.clone())),
-            (None, Some(error)) => return Err(error.again()),
-            (None, None) => return Err(EngineError::EmptyPrompt),
+fn find(
+    shared: &Shared,
+    cache: &RouteCache,
+    failures: &BTreeMap<Arc<[u32]>, EngineError>,
+    sequence: &Unrouted,
+) -> Found {
+    match &sequence.asked {
+        Asked::Pinned(path) => Ok((*path, None)),
+        Asked::Chunk(tokens, _) => {
+            let reroute = || shared.model.reroute(tokens).map_err(failed("choosing the path of a chunk"));
+            Ok((guarded(reroute)?, None))
+        }
+        Asked::Prefix(prefix) => match (cache.routes.get(prefix), failures.get(prefix)) {
+            (Some(route), _) => Ok((route.path, Some(route.clone()))),
+            (None, Some(error)) => Err(error.again()),
+            (None, None) => Err(EngineError::EmptyPrompt),
         },
-        (None, None) => return Err(EngineError::EmptyPrompt),
-    };
-    Ok((path, route))
+    }
+}
+
+impl Asked {
+    fn prefix(&self) -> Option<&Arc<[u32]>> {
+        if let Self::Prefix(prefix) = self { Some(prefix) } else { None }
+    }
 }
 
 impl Shared {
@@ -120,10 +139,15 @@ impl Shared {
         }
     }
 
-    /// Ends a waiting sequence that failed.
-    fn fail_waiting(&self, id: SequenceId, error: EngineError) {
-        let outcome = crate::job::outcome(&error);
-        self.end_waiting(self.lock(), id, outcome, Some(Err(error)));
+    /// Ends a sequence that failed without a step.
+    fn fail(&self, id: SequenceId, error: EngineError) {
+        let mut state = self.lock();
+        if state.waiting.contains_key(&id) {
+            let outcome = crate::job::outcome(&error);
+            return self.end_waiting(state, id, outcome, Some(Err(error)));
+        }
+        state.moves.failed.push((id, error));
+        self.changed(&state);
     }
 
     /// Records the path and the modules of a sequence, or ends it if it has none.
@@ -132,15 +156,22 @@ impl Shared {
         // From here on, only the sequence itself keeps its weights in memory.
         drop(generation);
         let mut state = self.lock();
-        let Some(job) = state.waiting.get_mut(&id) else { return };
-        job.routing = took;
         let served = match served {
             Ok(served) => served,
             Err(error) => {
                 drop(state);
-                return self.fail_waiting(id, error);
+                return self.fail(id, error);
             }
         };
+        let Some(job) = state.waiting.get_mut(&id) else {
+            // After the engine's end nobody would take the modules, and the loader may wait for their room.
+            if !self.abort.is_cancelled() {
+                state.moves.arrived.push((id, path, served));
+                self.changed(&state);
+            }
+            return;
+        };
+        job.routing = took;
         let version = served.version;
         job.place = Some((path, served));
         // Sending fails only when the caller is gone. It takes the sequence out itself.
@@ -156,6 +187,7 @@ impl Shared {
             text: String::new(),
             generated_tokens: 0,
             cached_tokens: 0,
+            reroutes: 0,
         };
         self.end_waiting(state, id, Outcome::Length, Some(Ok(finished)));
     }

@@ -84,6 +84,9 @@ pub struct PathModules {
     pub modules: Vec<ModuleKey>,
 }
 
+/// Picks the path that continues a text, from all its tokens (arXiv:2403.10616 §2.4.3).
+pub type TokenRouter = Box<dyn Fn(&[u32]) -> Result<PathId, BoxError> + Send + Sync>;
+
 /// The paths of a run with the weights of one moment.
 pub struct RunPaths {
     fingerprint: Arc<str>,
@@ -167,6 +170,7 @@ pub struct RunModel {
     topology: Topology,
     stepper: Stepper,
     router: Option<PrefixRouter>,
+    token_router: Option<TokenRouter>,
     newest: Mutex<Arc<RunPaths>>,
 }
 
@@ -185,7 +189,14 @@ impl RunModel {
         if router.is_none() && topology.paths() > 1 {
             return Err(RunModelError::NoRouter { paths: topology.paths() });
         }
-        Ok(Self { config, topology, stepper, router, newest: Mutex::new(Arc::new(paths)) })
+        let newest = Mutex::new(Arc::new(paths));
+        Ok(Self { config, topology, stepper, router, token_router: None, newest })
+    }
+
+    /// The same model, which can also choose paths within a text.
+    #[must_use]
+    pub fn with_token_router(self, router: TokenRouter) -> Self {
+        Self { token_router: Some(router), ..self }
     }
 
     /// The paths that new sequences use.
@@ -242,6 +253,18 @@ impl RoutedModel for RunModel {
             Ok(Route { path, distances, prefix_tokens: prefix.len() })
         };
         routes.into_iter().zip(prefixes).map(route).collect()
+    }
+
+    fn reroutes(&self) -> bool {
+        self.token_router.is_some()
+    }
+
+    fn reroute(&self, tokens: &[u32]) -> Result<PathId, BoxError> {
+        let Some(router) = &self.token_router else {
+            return Err("the run has no router that chooses paths within a text".into());
+        };
+        let (path, paths) = (router(tokens)?, self.topology.paths());
+        if path.0 < paths { Ok(path) } else { Err(RunModelError::WrongRouter { path, paths }.into()) }
     }
 
     fn generation(&self) -> Arc<dyn Generation> {

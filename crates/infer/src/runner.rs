@@ -21,7 +21,8 @@ pub(crate) fn run(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn 
         let mut step: Vec<(&PlannedRows, &mut Running)> = Vec::with_capacity(plan.rows.len());
         let mut rest = all.iter_mut().collect::<BTreeMap<_, _>>();
         for rows in &plan.rows {
-            step.extend(rest.remove(&rows.id).map(|running| (rows, running)));
+            let running = rest.remove(&rows.id).filter(|running| running.served.is_some());
+            step.extend(running.map(|running| (rows, running)));
         }
         // The pool is entered once: within it, waking a thread costs little.
         let (vocabulary, codec, observer) =
@@ -64,13 +65,15 @@ fn logits(
     step: &[(&PlannedRows, &mut Running)],
     vocabulary: usize,
 ) -> Vec<Result<Vec<f32>, EngineError>> {
-    let rows = step.iter().map(|(rows, running)| SequenceRows {
-        path: running.path,
-        served: &running.served,
-        tokens: &rows.tokens,
-        start: rows.start,
-        pages: &rows.pages,
-        logits: running.wanted(rows.last),
+    let rows = step.iter().filter_map(|(rows, running)| {
+        Some(SequenceRows {
+            path: running.path,
+            served: running.served.as_ref()?,
+            tokens: &rows.tokens,
+            start: rows.start,
+            pages: &rows.pages,
+            logits: running.wanted(rows.last),
+        })
     });
     let rows: Vec<SequenceRows<'_>> = rows.collect();
     let mut attempt = |rows: &[SequenceRows<'_>], running: &Running| {
@@ -136,6 +139,17 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
+            let failed = state.make_moves(all);
+            if !failed.is_empty() {
+                drop(state);
+                for (id, error) in failed {
+                    if let Some(running) = all.remove(&id) {
+                        self.end_running(id, running, Err(error), all);
+                    }
+                }
+                state = self.lock();
+                continue;
+            }
             let plan = state.scheduler.plan();
             for &(id, cached) in &plan.started {
                 // A sequence that lost its pages starts again with its state.
@@ -144,6 +158,10 @@ impl Shared {
                 {
                     all.insert(id, Running::new(job, path, served, cached, self.codec.as_ref()));
                 }
+            }
+            if !plan.at_end.is_empty() {
+                state.ask_for_paths(&plan, all);
+                self.change.notify_all();
             }
             self.load.send_replace(state.scheduler.load());
             if !plan.rows.is_empty() {

@@ -17,7 +17,8 @@ use crate::{
 pub(crate) struct Running {
     pub(crate) job: Job,
     pub(crate) path: PathId,
-    pub(crate) served: ServedPath,
+    /// The path's modules; `None` while the sequence waits for those of another path.
+    pub(crate) served: Option<ServedPath>,
     pub(crate) summary: RequestSummary,
     sampler: TokenSampler,
     text: ContinuationText,
@@ -59,7 +60,7 @@ impl Running {
         let first = TokenScore { token: request.prompt[0], log_prob: None, top: Vec::new() };
         Self {
             path,
-            served,
+            served: Some(served),
             summary: RequestSummary {
                 path: Some(path),
                 cached_tokens: cached,
@@ -75,11 +76,25 @@ impl Running {
                 text: String::new(),
                 generated_tokens: 0,
                 cached_tokens: cached,
+                reroutes: 0,
             },
             began: Instant::now(),
             last: Instant::now(),
             job,
         }
+    }
+
+    /// Gives up the modules of the path.
+    pub(crate) fn leave(&mut self) {
+        self.served = None;
+    }
+
+    /// Goes on with another path.
+    pub(crate) fn arrive(&mut self, path: PathId, served: ServedPath) {
+        self.finished.reroutes += 1;
+        self.summary.reroutes = self.finished.reroutes;
+        self.path = path;
+        self.served = Some(served);
     }
 
     /// The positions of planned rows whose logits the sequence needs.

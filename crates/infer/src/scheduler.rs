@@ -8,6 +8,7 @@
 //! that came first. When pages run out, the youngest sequence gives its pages back. It is computed again later, with the
 //! same result.
 
+mod chunks;
 mod pages;
 mod plan;
 mod sequence;
@@ -36,7 +37,7 @@ pub struct Load {
     pub pages: usize,
 }
 use pages::{Content, PagePool};
-pub(crate) use plan::{Arrival, Limits, Plan, PlannedRows, SequenceId};
+pub(crate) use plan::{Arrival, Chunks, Limits, Plan, PlannedRows, SequenceId};
 use sequence::Sequence;
 
 /// Decides which rows run. See the documentation of the file.
@@ -151,6 +152,8 @@ impl Scheduler {
             tokens: arrival.prompt.to_vec(),
             max_tokens: arrival.max_tokens,
             reads_cache: arrival.reads_cache,
+            chunks: arrival.chunks,
+            routing: false,
             root: None,
             running: false,
             computed: 0,
@@ -241,6 +244,14 @@ impl Scheduler {
     pub(crate) fn plan(&mut self) -> Plan {
         let mut plan = Plan::default();
         let mut budget = self.limits.step_tokens;
+        for id in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(id)
+                && let Some(end) = sequence.at_end()
+            {
+                sequence.routing = true;
+                plan.at_end.push((*id, end));
+            }
+        }
         let (decoding, prompts): (Vec<_>, Vec<_>) =
             self.running.iter().copied().partition(|id| self.sequences[id].rows() == 1);
         for id in decoding.into_iter().chain(prompts) {

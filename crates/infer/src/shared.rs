@@ -11,10 +11,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::job::Job;
 use crate::loads::Routed;
+use crate::reroute::{self, Moves};
 use crate::scheduler::{Scheduler, SequenceId};
 use crate::versions::Versions;
 use crate::{
-    EngineError, Finished, Generation, GenerationEvent, Load, Observer, Outcome, RoutedModel, TextCodec,
+    EngineError, Finished, GenerateRequest, Generation, GenerationEvent, Load, Observer, Outcome,
+    RoutedModel, TextCodec,
 };
 
 /// The state that callers and the engine's threads share.
@@ -38,18 +40,46 @@ pub(crate) struct State {
     pub(crate) unloaded: VecDeque<Routed>,
     /// Running sequences whose callers went away, with the reason.
     pub(crate) cancelled: Vec<(SequenceId, Outcome)>,
+    /// Running sequences that change their paths.
+    pub(crate) moves: Moves,
     pub(crate) versions: Versions,
     pub(crate) submissions: u64,
     pub(crate) closed: bool,
 }
 
-/// A sequence without a path.
+/// A sequence without a path, or at the end of a chunk.
 pub(crate) struct Unrouted {
     pub(crate) id: SequenceId,
-    /// The first tokens of the prompt; `None` for a pinned path.
-    pub(crate) prefix: Option<Arc<[u32]>>,
-    pub(crate) pinned: Option<PathId>,
+    pub(crate) asked: Asked,
     pub(crate) generation: Arc<dyn Generation>,
+}
+
+/// What a path follows from.
+pub(crate) enum Asked {
+    /// The first tokens of the prompt.
+    Prefix(Arc<[u32]>),
+    /// The caller.
+    Pinned(PathId),
+    /// All tokens before a chunk. The path of the last chunk, if there was one.
+    Chunk(Arc<[u32]>, Option<PathId>),
+}
+
+impl Unrouted {
+    /// A sequence that has not begun. The router reads at most `most` tokens.
+    pub(crate) fn new(
+        id: SequenceId,
+        request: &GenerateRequest,
+        most: usize,
+        generation: Arc<dyn Generation>,
+    ) -> Self {
+        let before = reroute::chunks(request).map_or(0, |chunks| chunks.end - chunks.every);
+        let asked = match request.path {
+            _ if before > 0 => Asked::Chunk(request.prompt[..before].into(), None),
+            Some(path) => Asked::Pinned(path),
+            None => Asked::Prefix(request.prompt[..request.prompt.len().min(most)].into()),
+        };
+        Self { id, asked, generation }
+    }
 }
 
 impl Shared {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use dipaco_config::RunConfig;
-use dipaco_infer::{ModuleMemory, PrefixRouter, RoutedModel, RunModel};
+use dipaco_infer::{BoxError, ModuleMemory, PrefixRouter, RoutedModel, RunModel};
 use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
-use dipaco_routing::{Router, TextRouter};
+use dipaco_routing::{Router, TextRouter, TransformerRouter};
 use dipaco_server::{ServeConfig, ServedRun, ServerState};
 use dipaco_topology::PathId;
 
@@ -19,6 +19,7 @@ use crate::run_directory::RunDirectory;
 pub use crate::served_modules::fingerprint;
 use crate::served_modules::{ServedModules, format};
 use crate::text_codec::RunTextCodec;
+use crate::transformer_router;
 use crate::weights::{Version, Weights};
 
 /// Opens a run and starts its inference engine. Pass the result to [`dipaco_server::serve`]. `config` has its vocabulary.
@@ -76,6 +77,16 @@ pub async fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedR
     })
 }
 
+/// The path with the best score after these tokens, the lowest of equal ones, as in the evaluation.
+fn best_path(router: &TransformerRouter, tokens: &[u32], vocabulary: usize) -> Result<PathId, BoxError> {
+    let rows = TokenRows::new(tokens, 1, vocabulary)?;
+    let scores = router.scores(&rows, &[tokens.len().saturating_sub(1)])?;
+    let better = |best: (PathId, f32), next: (PathId, f32)| if next.1 > best.1 { next } else { best };
+    let best = (0..).map(PathId).zip(scores.iter().copied()).reduce(better);
+    let best = best.filter(|_| scores.iter().all(|score| !score.is_nan()));
+    Ok(best.ok_or("the transformer router gave scores that are no numbers: fit it again")?.0)
+}
+
 /// Loads the router and the paths, and the seed if the router reads its features. Blocks on the store.
 fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
     let (model, topology) = (weights.model().clone(), weights.topology().clone());
@@ -100,10 +111,22 @@ fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, P
             Ok(found.into_values().map(|route| (route.path, route.distances)).collect())
         }),
     };
+    let token_router = match transformer_router::open(&source.run, &weights) {
+        Ok(router) => Some(router),
+        // Without `serve.route_every` the server has no need of it.
+        Err(PipelineError::NoTransformer { .. }) if source.config.serve.route_every == 0 => None,
+        Err(error) => return Err(error),
+    };
     let paths = source.load(weights)?;
     // Also without `serve.preload`: a path that exceeds `serve.memory` is an error of the start.
     let path_bytes = paths.path(PathId(0))?.bytes();
     let model = RunModel::new(model, topology, Some(prefix), paths)?;
+    let model = match token_router {
+        Some(router) => {
+            model.with_token_router(Box::new(move |tokens| best_path(&router, tokens, vocabulary)))
+        }
+        None => model,
+    };
     let ModuleMemory { bytes, modules, .. } = model.module_memory();
     tracing::info!(
         format = %format(source.config.serve.format), path_bytes, weight_bytes = bytes, modules, "the weights are loaded"

@@ -269,6 +269,7 @@ fn sequences(
             sequences.requests.push(GenerateRequest {
                 prompt: Arc::clone(prompt),
                 path: completion.path,
+                route_every: route_every(state, completion),
                 max_tokens,
                 min_tokens: completion.min_tokens,
                 sampling: completion.sampling.for_choice(seed, number),
@@ -287,6 +288,13 @@ fn sequences(
     }
     check_answer(state, completion, &sequences.requests)?;
     Ok(sequences)
+}
+
+/// The tokens after which the path is chosen anew. A pinned path stays, unless the request asks for both: then it is the path
+/// of the start.
+fn route_every(state: &ServerState, completion: &CompletionRequest) -> Option<usize> {
+    let default = if completion.path.is_some() { 0 } else { state.config.route_every };
+    Some(completion.route_every.unwrap_or(default)).filter(|&every| every > 0)
 }
 
 /// The answer as server-sent events.
@@ -325,6 +333,16 @@ async fn whole(mut answer: Answer) -> Result<Response, ApiError> {
         response.headers_mut().insert(PATH, paths);
     }
     Ok(response)
+}
+
+/// Reads the fields of a completion or of a chat, for the test of their description.
+#[cfg(test)]
+pub(crate) fn read_fields(fields: &mut Fields, is_chat: bool) -> Result<(), ApiError> {
+    if is_chat {
+        chat::messages(fields)?;
+        return CompletionRequest::of_prompts(vec![Prompt::Tokens(vec![1])], fields).map(drop);
+    }
+    CompletionRequest::read(fields).map(drop)
 }
 
 /// Sets the completion's path from the model's name, the field `path` or the header, which must agree.

@@ -13,6 +13,9 @@ pub(crate) struct Fields {
     fields: Map<String, Value>,
     /// The body's share of the memory for bodies, free again with the last field.
     _memory: Option<OwnedSemaphorePermit>,
+    /// Names of the fields that were looked for.
+    #[cfg(test)]
+    asked: std::collections::BTreeSet<String>,
 }
 
 impl Fields {
@@ -28,13 +31,20 @@ impl Fields {
         match object {
             Value::Object(mut fields) => {
                 fields.retain(|_, value| !value.is_null());
-                Ok(Self { fields, _memory: None })
+                Ok(Self {
+                    fields,
+                    _memory: None,
+                    #[cfg(test)]
+                    asked: std::collections::BTreeSet::new(),
+                })
             }
             other => Err(wrong("body", &other, "a JSON object")),
         }
     }
 
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
+        #[cfg(test)]
+        self.asked.insert(name.to_owned());
         self.fields.remove(name)
     }
 
@@ -75,6 +85,12 @@ impl Fields {
     /// A count, as `usize`.
     pub(crate) fn count(&mut self, name: &str, low: u32, high: u32) -> Result<Option<usize>, ApiError> {
         Ok(self.integer(name, low.into(), high.into())?.and_then(|number| usize::try_from(number).ok()))
+    }
+
+    /// Names of the fields that were looked for.
+    #[cfg(test)]
+    pub(crate) fn asked(&self) -> std::collections::BTreeSet<String> {
+        self.asked.clone()
     }
 
     /// Names of the fields that were not taken.

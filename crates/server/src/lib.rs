@@ -22,6 +22,7 @@ mod key_file;
 mod loading;
 mod metrics;
 mod models;
+mod openapi;
 mod random;
 mod request_id;
 mod route;

@@ -38,6 +38,7 @@ pub struct Metrics {
     cache_queries: AtomicU64,
     cache_hits: AtomicU64,
     preemptions: AtomicU64,
+    reroutes: AtomicU64,
     inter_token: Histogram,
     step_tokens: Histogram,
     http_seconds: Histogram,
@@ -100,6 +101,7 @@ impl Metrics {
             cache_queries: AtomicU64::default(),
             cache_hits: AtomicU64::default(),
             preemptions: AtomicU64::default(),
+            reroutes: AtomicU64::default(),
             inter_token: Histogram::new("inter_token_latency_seconds", "Between two tokens.", TOKEN_SECONDS),
             step_tokens: Histogram::new("iteration_tokens_total", "Tokens of a step of the engine.", TOKENS),
             http_seconds: Histogram::new(
@@ -158,6 +160,8 @@ impl Metrics {
         out.value("kv_cache_usage_perc", Gauge, help, usage);
         let help = "Sequences that lost their pages and were computed again.";
         out.value("num_preemptions_total", Counter, help, count(&self.preemptions));
+        let help = "Changes of paths within sequences.";
+        out.value("reroutes_total", Counter, help, count(&self.reroutes));
         let help = "Prompt tokens that were looked up in the prefix cache.";
         out.value("prefix_cache_queries_total", Counter, help, count(&self.cache_queries));
         let help = "Prompt tokens that the prefix cache had.";
@@ -231,6 +235,7 @@ impl Observer for Metrics {
                 self.cache_hits.fetch_add(summary.cached_tokens as u64, Ordering::Relaxed);
             }
         }
+        self.reroutes.fetch_add(summary.reroutes as u64, Ordering::Relaxed);
         self.generated_tokens.fetch_add(summary.generated_tokens as u64, Ordering::Relaxed);
         for ((outcome, ..), counter) in OUTCOMES.iter().zip(&self.outcomes) {
             counter.fetch_add(u64::from(*outcome == summary.outcome), Ordering::Relaxed);

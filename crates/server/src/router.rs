@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 
 use crate::error::ApiError;
 use crate::request_id::{RequestId, usable_id};
-use crate::{ServerState, completions, cors, info, models, route, tokenize};
+use crate::{ServerState, completions, cors, info, models, openapi, route, tokenize};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -27,6 +27,7 @@ pub(crate) fn router(state: Arc<ServerState>) -> Router {
         .route("/detokenize", post(tokenize::detokenize))
         .route("/tokenizer_info", get(tokenize::info))
         .route("/info", get(info::info))
+        .route("/openapi.json", get(openapi::openapi))
         .route("/metrics", get(info::metrics))
         .route("/health", get(info::health))
         .route("/v1/health", get(info::health))
@@ -105,7 +106,7 @@ impl Drop for Counted<'_> {
 
 /// The metrics label of a URL path. Unknown paths share one label, so clients can't create new metrics.
 fn handler(path: &str) -> &'static str {
-    const KNOWN: [&str; 9] = [
+    const KNOWN: [&str; 10] = [
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/models",
@@ -114,6 +115,7 @@ fn handler(path: &str) -> &'static str {
         "/detokenize",
         "/tokenizer_info",
         "/info",
+        "/openapi.json",
         "/metrics",
     ];
     match path {

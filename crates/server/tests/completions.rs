@@ -74,7 +74,7 @@ async fn all_prompt_forms_and_choices_come_in_order_with_their_paths() {
         all,
         [(Some("ce"), Some(1)), (Some("ce"), Some(1)), (Some("eh"), Some(2)), (Some("eh"), Some(2))]
     );
-    assert_eq!(choices[2]["dipaco"], json!({"path": 2, "modules": [1, 0], "seed": 9}));
+    assert_eq!(choices[2]["dipaco"], json!({"path": 2, "modules": [1, 0], "seed": 9, "rerouted": 0}));
     assert_eq!(reply.json()["usage"]["completion_tokens"], 8);
     assert_eq!(reply.json()["usage"]["prompt_tokens"], 2);
 }

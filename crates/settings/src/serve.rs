@@ -61,6 +61,8 @@ pub struct ServeConfig {
     pub memory: usize,
     /// Key `serve.preload`.
     pub preload: Preload,
+    /// Key `serve.route_every`.
+    pub route_every: usize,
     /// Key `serve.reload_seconds`.
     pub reload_seconds: f64,
     /// Key `serve.kv_type`.
@@ -106,6 +108,7 @@ impl Default for ServeConfig {
             format: WeightType::F32,
             memory: 0,
             preload: Preload::All,
+            route_every: 0,
             reload_seconds: 0.0,
             kv_type: KvType::F32,
             kv_bytes: 0,

@@ -31,6 +31,13 @@ pub(super) const KEYS: &[KeyDoc] = &[
          those of the first path. Damaged modules that are not preloaded fail the requests that need them.",
     ),
     free(
+        "serve.route_every",
+        "tokens",
+        "Tokens after which the transformer router chooses the path of a sequence anew, again and again; 0 keeps the first path. \
+         Needs `dipaco route fit-transformer`. A request can choose its own number with `route_every`. Fewer tokens follow the \
+         text more closely and cost more, because a new path reads the text from its beginning.",
+    ),
+    free(
         "serve.reload_seconds",
         "seconds",
         "Time between two looks for new weights of a training that goes on beside the server; 0 never looks. New weights are \

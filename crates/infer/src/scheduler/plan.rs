@@ -29,6 +29,17 @@ pub(crate) struct Arrival {
     pub(crate) max_tokens: usize,
     /// False if all rows of the prompt must be computed, because their logits are wanted.
     pub(crate) reads_cache: bool,
+    /// Chunks after which the path is chosen anew; `None` if it stays.
+    pub(crate) chunks: Option<Chunks>,
+}
+
+/// Chunks of a text. The path of a chunk scores and generates its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Chunks {
+    /// Tokens before the end of the current chunk.
+    pub(crate) end: usize,
+    /// W, tokens of a chunk.
+    pub(crate) every: usize,
 }
 
 /// The rows of a sequence in a step.
@@ -50,4 +61,6 @@ pub(crate) struct Plan {
     pub(crate) started: Vec<(SequenceId, usize)>,
     /// Sequences that lost their pages and wait again.
     pub(crate) preempted: Vec<SequenceId>,
+    /// Sequences at the end of a chunk, with the number of tokens that choose the path of the next one.
+    pub(crate) at_end: Vec<(SequenceId, usize)>,
 }

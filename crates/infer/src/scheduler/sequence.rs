@@ -3,6 +3,7 @@
 use dipaco_model::PAGE_TOKENS;
 
 use super::pages::Content;
+use super::plan::Chunks;
 
 /// A waiting or running sequence.
 #[derive(Debug)]
@@ -13,6 +14,9 @@ pub(super) struct Sequence {
     pub(super) prompt: usize,
     pub(super) max_tokens: usize,
     pub(super) reads_cache: bool,
+    pub(super) chunks: Option<Chunks>,
+    /// True while the path of the next chunk is being chosen.
+    pub(super) routing: bool,
     /// Number of the path's modules; `None` until the path is known.
     pub(super) root: Option<Content>,
     pub(super) running: bool,
@@ -28,9 +32,20 @@ impl Sequence {
         self.tokens.len() - self.prompt
     }
 
-    /// Rows until the next token can be drawn.
+    /// Rows until the next token can be drawn, or until the path of the next chunk must be known.
     pub(super) fn rows(&self) -> usize {
-        self.tokens.len() - self.computed
+        // The last token of a chunk predicts the first token of the next one, so its row is the next path's. The last token
+        // of a text that is only scored predicts nothing.
+        let ends_here = |end| self.max_tokens == 0 && end == self.tokens.len();
+        let chunks = self.chunks.filter(|chunks| !ends_here(chunks.end));
+        let end = chunks.map_or(usize::MAX, |chunks| chunks.end - 1);
+        self.tokens.len().min(end).saturating_sub(self.computed)
+    }
+
+    /// The number of tokens that choose the next path, if all rows of the current one have run.
+    pub(super) fn at_end(&self) -> Option<usize> {
+        let end = self.chunks?.end;
+        (!self.routing && self.rows() == 0 && self.tokens.len() >= end).then_some(end)
     }
 
     /// Tokens of page `index`, if it is full of known tokens.

@@ -9,7 +9,7 @@ fn limits(sequences: usize, step_tokens: usize, pages: usize) -> Limits {
 }
 
 fn arrival(client: u64, prompt: Vec<u32>, max_tokens: usize) -> Arrival {
-    Arrival { client, prompt: prompt.into(), max_tokens, reads_cache: true }
+    Arrival { client, prompt: prompt.into(), max_tokens, reads_cache: true, chunks: None }
 }
 
 const LONG: Duration = Duration::from_secs(1000);
@@ -81,7 +81,8 @@ fn choices_of_a_prompt_read_its_pages_and_a_prompt_with_scores_does_not() {
     assert_eq!(counts(&second), [(0, 1), (1, 8), (2, 8)]);
     let pages: Vec<_> = second.rows.iter().map(|rows| rows.pages[..2].to_vec()).collect();
     assert!(pages.iter().all(|own| *own == pages[0]));
-    let scored = scheduler.admit(vec![Arrival { reads_cache: false, ..arrival(0, prompt.clone(), 3) }], LONG);
+    let scored = scheduler
+        .admit(vec![Arrival { reads_cache: false, chunks: None, ..arrival(0, prompt.clone(), 3) }], LONG);
     scheduler.ready(scored.unwrap()[0], 5);
     assert_eq!(step(&mut scheduler).started, [(SequenceId(3), 0)]);
     // Other modules have other keys and values.
@@ -174,7 +175,8 @@ fn play(acts: &[Act]) -> Vec<Plan> {
             Act::Admit { client, kind, prompt, max_tokens, scores } => {
                 // Few kinds of prompts, so that many begin alike.
                 let prompt = (0..prompt as u32).map(|i| i / 20 * kind).collect();
-                let arrival = Arrival { reads_cache: !scores, ..arrival(client, prompt, max_tokens) };
+                let arrival =
+                    Arrival { reads_cache: !scores, chunks: None, ..arrival(client, prompt, max_tokens) };
                 let id = scheduler.admit(vec![arrival], LONG).unwrap()[0];
                 scheduler.ready(id, kind % 2);
                 admitted.push(id);

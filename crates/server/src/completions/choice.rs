@@ -113,6 +113,9 @@ impl Choice {
             }
             GenerationEvent::Finished(finished) => {
                 self.cached = finished.cached_tokens;
+                if let Some(route) = &mut self.route {
+                    route.rerouted = finished.reroutes;
+                }
                 piece.text = finished.text;
                 piece.finish_reason = Some(match finished.reason {
                     FinishReason::Stop => "stop",
@@ -141,7 +144,8 @@ impl Choice {
 
     fn chosen_route(&self, path: PathId, seed: u64) -> ChosenRoute {
         let modules = self.state.engine.model().topology().modules_of(path);
-        ChosenRoute { path, modules: modules.iter().map(|module| module.index).collect(), seed }
+        let modules = modules.iter().map(|module| module.index).collect();
+        ChosenRoute { path, modules, seed, rerouted: 0 }
     }
 
     /// The text of the echoed prompt.

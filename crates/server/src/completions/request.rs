@@ -29,7 +29,7 @@ pub(crate) const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// Fields of other servers that change the text and are not supported here. They are refused, because ignoring them would
 /// silently give wrong results. `false` and the empty text turn a field off, so they are accepted.
-const UNSUPPORTED: [&str; 4] = ["suffix", "use_beam_search", "prompt_logprobs", "route_every"];
+const UNSUPPORTED: [&str; 3] = ["suffix", "use_beam_search", "prompt_logprobs"];
 
 /// Fields of other servers that change nothing here: no token is ever added to a prompt, and the text of special tokens
 /// is never shown.
@@ -55,6 +55,8 @@ pub(crate) struct CompletionRequest {
     /// Id of the request, if the client names one in the body.
     pub(crate) request_id: Option<String>,
     pub(crate) path: Option<PathId>,
+    /// Tokens after which the path is chosen anew; `Some(0)` keeps the first path.
+    pub(crate) route_every: Option<usize>,
     pub(crate) max_tokens: Option<usize>,
     /// Largest number of tokens without `max_tokens`, as far as the context has room.
     pub(crate) default_max_tokens: usize,
@@ -147,6 +149,7 @@ impl CompletionRequest {
                 .integer("path", 0, i64::from(u32::MAX))?
                 .and_then(|path| u32::try_from(path).ok())
                 .map(PathId),
+            route_every: fields.count("route_every", 0, most)?,
             max_tokens: fields.count("max_tokens", 0, most)?,
             default_max_tokens: DEFAULT_MAX_TOKENS,
             min_tokens: fields.count("min_tokens", 0, most)?.unwrap_or(0),

@@ -116,6 +116,8 @@ pub(crate) struct ChosenRoute {
     pub(crate) modules: Vec<u32>,
     /// Seed of the request, its own or a random one.
     pub(crate) seed: u64,
+    /// Number of times that the path changed within the text; 0 in all pieces of a stream but the last.
+    pub(crate) rerouted: usize,
 }
 
 /// Numbers of tokens of a completion.

@@ -1,0 +1,101 @@
+//! Choosing the path anew every W tokens of a sequence (arXiv:2403.10616 §2.4.3).
+//!
+//! The tokens of a sequence form chunks of W. The router reads all tokens before a chunk and picks the path that scores or
+//! generates it, so no token influences the choice of its own path. The first chunk keeps the path of the start. A new path
+//! reads the sequence from its beginning, as in the evaluation. A path that stays keeps its keys and values.
+//!
+//! The steps of other sequences do not wait for the router, nor for the modules of the new path. A sequence that changes its
+//! path gives up its pages and modules first, so it holds nothing while it waits.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dipaco_topology::PathId;
+
+use crate::running::Running;
+use crate::scheduler::{Chunks, Plan, SequenceId};
+use crate::shared::{Asked, Shared, State, Unrouted};
+use crate::{EngineError, GenerateRequest, ServedPath};
+
+/// Changes of paths that the thread of the steps has to make.
+#[derive(Default)]
+pub(crate) struct Moves {
+    /// Sequences that leave their path.
+    left: Vec<SequenceId>,
+    /// Sequences with the modules of their new path.
+    pub(crate) arrived: Vec<(SequenceId, PathId, ServedPath)>,
+    /// Sequences that got no path, or no modules.
+    pub(crate) failed: Vec<(SequenceId, EngineError)>,
+}
+
+/// The first chunk of a request that its steps compute. Of a prompt without scores, only the keys and values of its last
+/// path are needed, so its chunks but the last are skipped.
+pub(crate) fn chunks(request: &GenerateRequest) -> Option<Chunks> {
+    let every = request.route_every?;
+    let skipped = if request.score_prompt { 0 } else { request.prompt.len() / every };
+    Some(Chunks { end: (skipped + 1).saturating_mul(every), every })
+}
+
+/// Refuses a request that the model's routers can't serve.
+pub(crate) fn check(request: &GenerateRequest, reroutes: bool) -> Result<(), EngineError> {
+    match request.route_every {
+        Some(every) if !reroutes => Err(EngineError::Parameter {
+            field: "route_every",
+            value: every.to_string(),
+            expected: "leave it out, because this run had no transformer router when the server started \
+                       (dipaco route fit-transformer)",
+        }),
+        _ => Ok(()),
+    }
+}
+
+impl Shared {
+    /// The path of the next chunk is that of the last.
+    pub(crate) fn stay(&self, id: SequenceId) {
+        let mut state = self.lock();
+        state.scheduler.stay(id);
+        self.changed(&state);
+    }
+
+    /// The next chunk has another path.
+    pub(crate) fn leave(&self, id: SequenceId) {
+        let mut state = self.lock();
+        state.scheduler.leave(id);
+        state.moves.left.push(id);
+        self.changed(&state);
+    }
+}
+
+impl State {
+    /// Asks for the paths of the chunks that follow.
+    pub(crate) fn ask_for_paths(&mut self, plan: &Plan, all: &BTreeMap<SequenceId, Running>) {
+        for (id, end) in &plan.at_end {
+            let Some(running) = all.get(id) else { continue };
+            let Some(generation) = &running.job.generation else { continue };
+            let tokens: Arc<[u32]> = self.scheduler.first_tokens(*id, *end).into();
+            let asked = Asked::Chunk(tokens, Some(running.path));
+            self.unrouted.push_back(Unrouted { id: *id, asked, generation: Arc::clone(generation) });
+        }
+    }
+
+    /// Makes the changes of paths. Returns the sequences that failed.
+    pub(crate) fn make_moves(
+        &mut self,
+        all: &mut BTreeMap<SequenceId, Running>,
+    ) -> Vec<(SequenceId, EngineError)> {
+        let Moves { left, arrived, failed } = std::mem::take(&mut self.moves);
+        for id in left {
+            if let Some(running) = all.get_mut(&id) {
+                running.leave();
+            }
+        }
+        for (id, path, served) in arrived {
+            if let Some(running) = all.get_mut(&id) {
+                let modules = self.versions.number(served.version);
+                running.arrive(path, served);
+                self.scheduler.ready(id, modules);
+            }
+        }
+        failed
+    }
+}

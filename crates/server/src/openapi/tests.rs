@@ -1,0 +1,155 @@
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::fields::{chat, completion};
+use super::{Field, document};
+use crate::completions::read_fields;
+use crate::error::ApiError;
+use crate::fields::Fields;
+
+fn names(fields: &[Field]) -> BTreeSet<String> {
+    fields.iter().map(|field| field.name.to_owned()).collect()
+}
+
+/// Reads a body as a completion or as a chat. Returns the names of the fields that were looked for.
+fn looked_for(body: Value, is_chat: bool) -> Result<BTreeSet<String>, ApiError> {
+    let mut fields = Fields::new(body)?;
+    read_fields(&mut fields, is_chat)?;
+    assert!(fields.rest().is_empty(), "these fields are not read: {:?}", fields.rest());
+    Ok(fields.asked())
+}
+
+#[test]
+fn the_fields_are_exactly_those_that_the_server_reads() {
+    let text = json!({"prompt": "a", "stream": true, "stream_options": {}});
+    assert_eq!(looked_for(text, false).unwrap(), names(&completion()));
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let body = json!({"messages": messages, "logprobs": true, "top_logprobs": 1, "max_completion_tokens": 5});
+    assert_eq!(looked_for(body, true).unwrap(), names(&chat()));
+}
+
+/// A value that a schema allows.
+fn example(schema: &Value) -> Value {
+    if let Some(first) = schema["anyOf"].as_array().and_then(|forms| forms.first()) {
+        return example(first);
+    }
+    if let Some(allowed) = schema["enum"].as_array() {
+        return allowed[1].clone();
+    }
+    let kind = schema["type"].as_array().map_or(&schema["type"], |kinds| &kinds[0]);
+    match kind.as_str().unwrap() {
+        "string" => json!("a"),
+        "boolean" => json!(true),
+        "integer" => {
+            schema.get("minimum").filter(|least| least.as_i64() > Some(0)).cloned().unwrap_or(json!(1))
+        }
+        "number" => schema["maximum"].clone(),
+        "array" => match schema.get("items") {
+            Some(items) => json!([example(items)]),
+            None => json!([]),
+        },
+        "object" => match schema["properties"].as_object() {
+            Some(properties) if properties.contains_key("role") => json!({"role": "user", "content": "a"}),
+            Some(properties) if properties.contains_key("type") => json!({"type": "text"}),
+            _ => json!({}),
+        },
+        "null" => Value::Null,
+        other => panic!("a schema of type {other}"),
+    }
+}
+
+#[test]
+fn every_field_takes_its_example_and_refuses_another_type() {
+    for (fields, is_chat) in [(completion(), false), (chat(), true)] {
+        let least = |name: &str| {
+            let mut body = if is_chat {
+                json!({"messages": [{"role": "user", "content": "a"}]})
+            } else {
+                json!({"prompt": "a"})
+            };
+            match name {
+                "stream_options" => body["stream"] = true.into(),
+                "top_logprobs" => body["logprobs"] = true.into(),
+                _ => {}
+            }
+            body
+        };
+        for field in fields {
+            let mut body = least(field.name);
+            body[field.name] = example(&field.schema);
+            looked_for(body, is_chat).unwrap_or_else(|error| panic!("{}: {error:?}", field.name));
+            let mut body = least(field.name);
+            body[field.name] = json!([{"wrong": [true]}]);
+            let refused = looked_for(body, is_chat).unwrap_err();
+            assert_eq!(refused.status, 400, "{}", field.name);
+            let named = refused.param.unwrap();
+            let stands_for = [("max_completion_tokens", "max_tokens"), ("top_logprobs", "logprobs")];
+            assert!(
+                named == field.name || stands_for.contains(&(field.name, &*named)),
+                "{named} {}",
+                field.name
+            );
+        }
+    }
+}
+
+/// Fields that clients of OpenAI's API and of vLLM send.
+#[test]
+fn the_fields_of_other_servers_are_there() {
+    let own = names(&completion());
+    for name in [
+        "model",
+        "prompt",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "n",
+        "best_of",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "echo",
+        "stop",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "suffix",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "min_tokens",
+        "skip_special_tokens",
+        "add_special_tokens",
+        "truncate_prompt_tokens",
+        "prompt_logprobs",
+        "return_tokens_as_token_ids",
+        "return_token_ids",
+        "request_id",
+        "path",
+        "route_every",
+        "return_route",
+    ] {
+        assert!(own.contains(name), "{name} is not described");
+    }
+}
+
+#[test]
+fn every_reference_has_its_schema() {
+    let document = document("0.0.0");
+    let schemas = document["components"]["schemas"].as_object().unwrap();
+    let text = document.to_string();
+    let mut found = 0;
+    for rest in text.split("#/components/schemas/").skip(1) {
+        let name = rest.split('"').next().unwrap();
+        assert!(schemas.contains_key(name), "{name} has no schema");
+        found += 1;
+    }
+    assert!(found > 30, "{found} references");
+}
