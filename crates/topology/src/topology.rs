@@ -116,8 +116,9 @@ impl Topology {
     /// Checks that no path trains a module of a kept path.
     fn check_kept(&self) -> Result<(), TopologyError> {
         for path in self.trained_paths() {
-            let trained = self.modules_of(path).into_iter().filter(|module| self.trains(module.level.into()));
-            for module in trained.filter(|module| self.kept_modules.contains(module)) {
+            let mut trained =
+                self.modules_of(path).into_iter().filter(|module| self.trains(module.level.into()));
+            if let Some(module) = trained.find(|module| self.kept_modules.contains(module)) {
                 let kept = self.paths_through(module).next().unwrap_or(path);
                 return Err(TopologyError::KeptModule { path, module, kept });
             }
