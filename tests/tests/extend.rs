@@ -48,7 +48,8 @@ fn new_text(folder: &Path) -> PathBuf {
 
 #[test]
 fn a_new_path_learns_new_text_and_every_old_path_keeps_its_bits() {
-    let old = trained();
+    // A copy, because readers of the other test leave files for a moment.
+    let old = &trained().copy();
     let (before, new) = (snapshot(&old.directory()), Run::new());
     let words = "--add 1 --level 1 --json --set train.rounds=4 --set train.inner_steps=10";
     let made = extend(&new, old, words).succeeded().json();
@@ -93,6 +94,8 @@ fn a_new_path_learns_new_text_and_every_old_path_keeps_its_bits() {
     let routed = rows.iter().find(|row| row["model"] == "routed").unwrap()["bits_per_byte"].as_f64().unwrap();
     assert!(routed < best, "{rows:?}");
 
+    assert_eq!(snapshot(&old.directory()), before, "the finished run stays as it is");
+
     let (one, other) = (new.serve(""), old.serve(""));
     let route = |address: &str, prompt: &str| {
         post(address, "/v1/route", &json!({"prompt": prompt})).json()["path"].as_u64().unwrap()
@@ -100,8 +103,6 @@ fn a_new_path_learns_new_text_and_every_old_path_keeps_its_bits() {
     assert_eq!(route(&one.address, &sums()[..200]), 4);
     let prompt = "fn main() { let mut numbers = Vec::new(); for number in 0..10 { numbers.push(number); } }";
     assert_eq!(route(&one.address, prompt), route(&other.address, prompt));
-    drop(other);
-    assert_eq!(snapshot(&old.directory()), before, "the finished run stays as it is");
 
     a_removed_path_leaves_the_run_as_it_was(&new, old);
 }

@@ -58,6 +58,7 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     // Not written if it is not set.
     config.model.kv_heads = Some(2);
     config.topology.levels[0].frozen = true;
+    (config.topology.paths, config.topology.kept_paths) = (vec![vec![0, 0]], 1);
     (config.train.optimizer, config.seed_model.optimizer) = (Optimizer::Muon, Optimizer::Muon);
     for schedule in
         [&mut config.train.schedule, &mut config.seed_model.schedule, &mut config.transformer_router.schedule]
@@ -104,6 +105,26 @@ fn a_frozen_level_is_written_only_where_there_is_one() {
     assert_ne!(frozen.hash(), default.hash());
     let error = set(&["topology.levels[0].frozen=true", "topology.levels[1].frozen=true"]).unwrap_err();
     assert!(error.to_string().contains("nothing to train"), "{error}");
+}
+
+#[test]
+fn listed_and_kept_paths_are_written_and_read_back() {
+    let default = RunConfig::default();
+    let json = serde_json::to_string(&default.topology).unwrap();
+    assert!(!json.contains("paths") && !json.contains("kept"), "older hashes stay: {json}");
+    let config = set(&["topology.paths=[[0,0],[0,1],[1,0],[1,1]]", "topology.kept_paths=4"]).unwrap().config;
+    let text = config.to_toml();
+    assert!(
+        text.contains("paths = [[0, 0], [0, 1], [1, 0], [1, 1]]") && text.contains("kept_paths = 4"),
+        "{text}"
+    );
+    assert_eq!(RunConfig::from_toml(&text, Path::new("config.toml")).unwrap(), config, "{text}");
+    assert_ne!(config.hash(), default.hash());
+    let error = set(&["topology.kept_paths=1"]).unwrap_err().to_string();
+    assert!(error.contains("which path 0 of topology.kept_paths keeps"), "{error}");
+    let phases = "routing.phases=[{round=1}]";
+    let error = set(&["topology.kept_paths=4", "routing.router_share=0.1", phases]).unwrap_err().to_string();
+    assert!(error.contains("so leave routing.phases out"), "{error}");
 }
 
 #[test]

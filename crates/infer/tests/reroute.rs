@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_infer::{
-    Engine, EngineConfig, EngineError, Event, GenerateRequest, ModuleCache, NoObserver, RunModel, RunPaths,
-    SamplingParams,
+    Engine, EngineConfig, EngineError, GenerateRequest, GenerationEvent, ModuleCache, NoObserver, RunModel,
+    RunPaths, SamplingParams,
 };
 use dipaco_model::{Device, Module, Path, TokenBatch, TokenRows};
 use dipaco_topology::PathId;
@@ -63,10 +63,14 @@ async fn answers(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<Answer>
     while let Some(event) = submission.next().await.unwrap() {
         let answer = &mut all[event.sequence];
         match event.event {
-            Event::Started { .. } => {}
-            Event::Prompt(scores) => answer.scores.extend(scores.iter().map(|s| (s.token, s.log_prob))),
-            Event::Token { token, score, .. } => answer.scores.push((token, score.unwrap().log_prob)),
-            Event::Finished(finished) => answer.reroutes = finished.reroutes,
+            GenerationEvent::Started { .. } => {}
+            GenerationEvent::Prompt(scores) => {
+                answer.scores.extend(scores.iter().map(|s| (s.token, s.log_prob)))
+            }
+            GenerationEvent::Token { token, score, .. } => {
+                answer.scores.push((token, score.unwrap().log_prob))
+            }
+            GenerationEvent::Finished(finished) => answer.reroutes = finished.reroutes,
         }
     }
     all

@@ -116,9 +116,9 @@ impl Topology {
     /// Checks that no path trains a module of a kept path.
     fn check_kept(&self) -> Result<(), TopologyError> {
         for path in self.trained_paths() {
-            let wrong =
-                |module: &ModuleId| self.trains(module.level.into()) && self.kept_modules.contains(module);
-            if let Some(module) = self.modules_of(path).into_iter().find(wrong) {
+            let mut trained =
+                self.modules_of(path).into_iter().filter(|module| self.trains(module.level.into()));
+            if let Some(module) = trained.find(|module| self.kept_modules.contains(module)) {
                 let kept = self.paths_through(module).next().unwrap_or(path);
                 return Err(TopologyError::KeptModule { path, module, kept });
             }

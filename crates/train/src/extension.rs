@@ -191,3 +191,45 @@ async fn complete_untrained(options: &ExtensionOptions) -> Result<(), ExtensionE
     start_training(store, config, vec![no_shard; topology.paths() as usize], true).await?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use dipaco_store::PathRecord;
+
+    use super::*;
+
+    #[test]
+    fn only_a_complete_run_is_extended() {
+        let object = || ObjectRef { name: "seed".to_owned(), bytes: 0, hash: String::new() };
+        let seed = SeedRecord {
+            origin: String::new(),
+            step: 0,
+            steps: 0,
+            weights: object(),
+            state: None,
+            validation_loss: None,
+            imported: None,
+        };
+        let path = |steps, measured| PathRecord { steps, measured, ..PathRecord::default() };
+        let training = |paths| TrainingRecord {
+            origin: String::new(),
+            rounds: 3,
+            inner_steps: 5,
+            boundaries: Vec::new(),
+            phase: 0,
+            shards: Vec::new(),
+            modules: Vec::new(),
+            paths,
+        };
+        let mut manifest = RunManifest { seed: Some(seed), ..RunManifest::new("run".to_owned()) };
+        assert!(matches!(check_finished(&manifest), Err(ExtensionError::NotTrained)));
+        manifest.training = Some(training(vec![path(15, true), path(10, false)]));
+        let unfinished = check_finished(&manifest).unwrap_err();
+        assert!(unfinished.to_string().contains("2 of 3 rounds are done"), "{unfinished}");
+        // All steps are taken, but the last outer step may not be.
+        manifest.training = Some(training(vec![path(15, true), path(15, false)]));
+        assert!(matches!(check_finished(&manifest), Err(ExtensionError::Unfinished { .. })));
+        manifest.training = Some(training(vec![path(15, true), path(15, true)]));
+        assert!(check_finished(&manifest).is_ok());
+    }
+}

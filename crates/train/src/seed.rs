@@ -97,7 +97,7 @@ pub async fn train_seed(
     }
     let start = start(&options, saved, imported.as_ref()).await?;
     // The weights of the paths descend from the seed in the store, so this seed must stay.
-    if run.manifest.training.is_some() {
+    if run.manifest.training.is_some() || run.manifest.extension.is_some() {
         return Err(SeedError::SeedInUse);
     }
     let task = progress.task("seed", Some(steps), ProgressUnit::Count("steps"));

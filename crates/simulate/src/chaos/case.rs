@@ -6,7 +6,7 @@ use dipaco_ledger::{LedgerPlan, ShardRecord};
 use dipaco_sync::{
     Drops, FragmentId, LeaseLimits, OuterRule, Quorum, Rescale, Schedule, Scheme, Weighting, learner::Blend,
 };
-use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
+use dipaco_topology::{AddedPaths, LevelConfig, Modules, PathId, Topology, TopologyConfig, TopologyError};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -91,7 +91,7 @@ impl Case {
     pub(crate) fn of_seed(seed: u64, peers: Peers) -> Result<Self, String> {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let random = &mut random;
-        let topology = Topology::new(&freeze(seed, topology(random)), 3).map_err(|e| e.to_string())?;
+        let grid = freeze(seed, topology(random));
         let inner_steps: u64 = random.random_range(1..=5);
         let quorum = random.random_bool(0.4);
         let dynamic = quorum && random.random_bool(0.4);
@@ -103,6 +103,7 @@ impl Case {
             // Phases need not end where a fragment is received.
             ends.push(ends[0] + random.random_range(1..=2 * inner_steps));
         }
+        let topology = extended(seed, &grid, ends.len()).map_err(|e| e.to_string())?;
         let eager = !quorum && random.random_bool(0.2);
         let overlap = if eager { inner_steps } else { overlap };
         let drops = if dynamic || eager || random.random_bool(0.7) {
@@ -232,13 +233,17 @@ impl Case {
             ),
         };
         format!(
-            "{} paths {:?}{}{}, H {}, F {}, overlap {}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
+            "{} paths {:?}{}{}{}, H {}, F {}, overlap {}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
              a worker dies every {:.1} s, the coordinator every {:.1} s",
             self.topology.paths(),
             self.topology.radices(),
             match (0..self.topology.levels()).find(|&level| !self.topology.trains(level)) {
                 Some(level) => format!(", level {level} frozen"),
                 None => String::new(),
+            },
+            match self.topology.paths() as usize - self.topology.trained_paths().len() {
+                0 => String::new(),
+                kept => format!(", {kept} kept"),
             },
             self.diverging.map_or(String::new(), |diverging| format!(", path {} diverges", diverging.path)),
             self.schedule.inner_steps(),
@@ -264,9 +269,10 @@ fn diverging(seed: u64, topology: &Topology, steps: u64) -> Option<Diverging> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     random.set_stream(2);
     // The last path of a run never goes into quarantine.
-    let chosen = random.random_bool(0.125) && topology.paths() > 1;
+    let kept = topology.paths() - u32::try_from(topology.trained_paths().len()).unwrap_or(0);
+    let chosen = random.random_bool(0.125) && topology.trained_paths().len() > 1;
     chosen.then(|| Diverging {
-        path: PathId(random.random_range(0..topology.paths())),
+        path: PathId(random.random_range(kept..topology.paths())),
         after: random.random_range(0..steps),
     })
 }
@@ -315,6 +321,27 @@ fn freeze(seed: u64, mut config: TopologyConfig) -> TopologyConfig {
         level.frozen = chosen;
     }
     config
+}
+
+/// In an eighth of the cases with one phase, the topology of an extended run: one or two new paths train, and the others are
+/// kept. Drawn apart, as in [`freeze`].
+fn extended(seed: u64, grid: &TopologyConfig, phases: usize) -> Result<Topology, TopologyError> {
+    let topology = Topology::new(grid, 3)?;
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(4);
+    if phases > 1 || !random.random_bool(0.125) {
+        return Ok(topology);
+    }
+    let mut like = || PathId(random.random_range(0..topology.paths()));
+    let like = [like(), like()];
+    let own = random.random_range(0..=topology.levels());
+    let added = AddedPaths {
+        like: like[..random.random_range(1..=2)].to_vec(),
+        own_levels: (own < topology.levels()).then_some(own).into_iter().collect(),
+        share: random.random_bool(0.5),
+        train_all: false,
+    };
+    Topology::new(&topology.with_paths(grid, &added)?.config, 3)
 }
 
 fn faults(random: &mut ChaCha8Rng) -> Faults {

@@ -20,14 +20,7 @@ pub(crate) fn first_manifest(case: &Case, store: &mut ObjectStore) -> RunManifes
                 Content::Weights(ToyWeights { version: 0, values: seed(FragmentId { module, index }) });
             let weights = content.under(names::weights(module, index, 0, 0));
             store.put(&weights, content);
-            records.push(FragmentRecord {
-                version: 0,
-                weights,
-                momentum: None,
-                changes: Vec::new(),
-                kept: Vec::new(),
-                norms: Vec::new(),
-            });
+            records.push(FragmentRecord::first(weights));
         }
         modules.push(ModuleRecord { module, fragments: records });
     }
@@ -38,6 +31,8 @@ pub(crate) fn first_manifest(case: &Case, store: &mut ObjectStore) -> RunManifes
         counted: vec![CountRecord::default(); slots],
         ..PathRecord::default()
     };
+    let kept = PathRecord { steps: case.schedule.total(), measured: true, ..path.clone() };
+    let of = |id| if case.topology.path_trains(id) { path.clone() } else { kept.clone() };
     let inner_steps = case.schedule.inner_steps();
     let rounds = |steps: u64| u32::try_from(steps / inner_steps).unwrap_or(u32::MAX);
     let phases = case.schedule.phase_at(case.schedule.total().saturating_sub(1));
@@ -49,7 +44,7 @@ pub(crate) fn first_manifest(case: &Case, store: &mut ObjectStore) -> RunManifes
         phase: 0,
         shards: case.shards(0),
         modules,
-        paths: vec![path; case.topology.paths() as usize],
+        paths: case.topology.path_ids().map(of).collect(),
     };
     RunManifest { training: Some(training), ..RunManifest::new("chaos".to_owned()) }
 }

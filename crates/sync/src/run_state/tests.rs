@@ -174,6 +174,53 @@ fn a_frozen_level_is_taken_over_and_never_sent_or_waited_for() {
 }
 
 #[test]
+fn a_kept_path_gets_no_lease_and_nothing_waits_for_it() {
+    // The grid and a path through the frozen module 0/0 and a new module 1/2.
+    let level = |level: u16, modules| LevelConfig {
+        modules: Modules::Count(modules),
+        blocks: level.to_string(),
+        embedding: level == 0,
+        head: level == 1,
+        frozen: level == 0,
+    };
+    let config = TopologyConfig {
+        paths: [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2]].map(|path| path.to_vec()).to_vec(),
+        kept_paths: 4,
+        ..TopologyConfig::grid(1, vec![level(0, 2), level(1, 3)])
+    };
+    let topology = Topology::new(&config, 2).unwrap();
+    let quorum =
+        Quorum { learners: 5, grace: Duration::ZERO, grace_share: 0.0, throttle: 0.0, dynamic_steps: true };
+    for scheme in [Scheme::Synchronous, Scheme::Quorum(quorum)] {
+        let plan = RunPlan { scheme, ..plan(&[2 * STEPS]) };
+        let mut progress = TrainingProgress::start(&topology, 1);
+        for kept in &mut progress.paths[..4] {
+            (kept.steps, kept.measured) = (2 * STEPS, true);
+        }
+        let mut run = RunState::new(topology.clone(), plan.clone(), progress, 1).unwrap();
+        run.sample_shards(1, vec![1000, 1000, 1000, 1000, 10]);
+        let worker = ProcessId::local("w");
+        for _ in 0..2 {
+            let lease = lease(run.grant(at(0), &request(&worker, &[PathId(0)])));
+            assert_eq!((lease.path, lease.task), (PathId(4), LeaseTask::Train));
+            assert_eq!(lease.sends.iter().map(|send| send.fragment).collect::<Vec<_>>(), [fragment(1, 2, 0)]);
+            let Grant::Wait(Reason::AllLeased { leases: 1 }) = run.grant(at(0), &request(&worker, &[]))
+            else {
+                panic!("a kept path has a task")
+            };
+            assert!(matches!(commit(&mut run, &lease), Commit::Accepted(_)));
+            let stepped: Vec<_> = step_all(&mut run, at(1)).iter().map(|step| step.fragment).collect();
+            assert_eq!(stepped, [fragment(1, 2, 0)]);
+            RunState::new(topology.clone(), plan.clone(), run.progress().clone(), 2).unwrap();
+        }
+        let measure = lease(run.grant(at(2), &request(&worker, &[])));
+        assert_eq!((measure.path, measure.task), (PathId(4), LeaseTask::Measure));
+        assert!(matches!(commit(&mut run, &measure), Commit::Accepted(_)) && run.finished());
+        assert_eq!(run.grant(at(3), &request(&worker, &[])), Grant::Finished);
+    }
+}
+
+#[test]
 fn progress_of_another_run_is_refused() {
     let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
     let error = RunState::new(grid(), plan(&[STEPS]), TrainingProgress::start(&dense, 1), 1).unwrap_err();

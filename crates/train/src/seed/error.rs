@@ -17,10 +17,8 @@ pub enum SeedError {
         "this run's seed model was trained with another configuration, other text or from another model: use another run directory, or train it anew with `dipaco seed --restart`"
     )]
     OtherSeed,
-    /// The seed can't be replaced, because paths have been trained from it.
-    #[error(
-        "paths have been trained from this run's seed model: train another seed in another run directory"
-    )]
+    /// The seed can't be replaced, because the paths of the run descend from it.
+    #[error("the paths of this run descend from its seed model: train another seed in another run directory")]
     SeedInUse,
     /// The settings that identify the seed can't be written.
     #[error("can't write the configuration as JSON")]

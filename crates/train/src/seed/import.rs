@@ -27,7 +27,7 @@ pub async fn import_seed(
         if seed.imported.as_ref().is_some_and(|imported| imported.hash == hash) {
             return Ok(run);
         }
-        if run.manifest.training.is_some() {
+        if run.manifest.training.is_some() || run.manifest.extension.is_some() {
             return Err(SeedError::SeedInUse);
         }
         if !restart {
