@@ -13,19 +13,19 @@ use dipaco_sync::{
 use dipaco_topology::{ModuleId, Topology, TopologyConfig};
 
 /// The time of all calls but those that say otherwise.
-pub const NOW: Duration = Duration::ZERO;
+pub(crate) const NOW: Duration = Duration::ZERO;
 /// The only module.
-pub const MODULE: ModuleId = ModuleId { level: 0, index: 0 };
+const MODULE: ModuleId = ModuleId { level: 0, index: 0 };
 /// Its only fragment.
-pub const FRAGMENT: FragmentId = FragmentId { module: MODULE, index: 0 };
+pub(crate) const FRAGMENT: FragmentId = FragmentId { module: MODULE, index: 0 };
 
 /// An object of this name and content.
-pub fn object(name: &str) -> ObjectRef {
+pub(crate) fn object(name: &str) -> ObjectRef {
     ObjectRef::of(name, name.as_bytes())
 }
 
 /// Three paths through one module, two rounds of three steps.
-pub fn start() -> RunManifest {
+pub(crate) fn start() -> RunManifest {
     let fragment = FragmentRecord {
         version: 0,
         weights: object("modules/0"),
@@ -56,7 +56,7 @@ pub fn start() -> RunManifest {
 }
 
 /// The ledger of a manifest.
-pub fn take_over(manifest: RunManifest) -> Ledger {
+pub(crate) fn take_over(manifest: RunManifest) -> Ledger {
     let topology = Topology::new(&TopologyConfig { replicas: 3, ..TopologyConfig::dense(1) }, 1).unwrap();
     let plan = LedgerPlan {
         schedule: Schedule::new(3, 1, 0, vec![6]).unwrap(),
@@ -77,13 +77,13 @@ pub fn take_over(manifest: RunManifest) -> Ledger {
 }
 
 /// Asks for a lease.
-pub fn ask(ledger: &mut Ledger, worker: &str) -> Grant {
+pub(crate) fn ask(ledger: &mut Ledger, worker: &str) -> Grant {
     let worker = ProcessId::local(worker);
     ledger.grant(NOW, &LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default() })
 }
 
 /// The lease that a worker gets.
-pub fn lease(ledger: &mut Ledger, worker: &str) -> Lease {
+pub(crate) fn lease(ledger: &mut Ledger, worker: &str) -> Lease {
     match ask(ledger, worker) {
         Grant::Lease(lease) => *lease,
         other => panic!("no lease for {worker}: {other:?}"),
