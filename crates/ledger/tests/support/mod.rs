@@ -15,7 +15,7 @@ use dipaco_topology::{ModuleId, Topology, TopologyConfig};
 /// The time of all calls but those that say otherwise.
 pub(crate) const NOW: Duration = Duration::ZERO;
 /// The only module.
-pub(crate) const MODULE: ModuleId = ModuleId { level: 0, index: 0 };
+const MODULE: ModuleId = ModuleId { level: 0, index: 0 };
 /// Its only fragment.
 pub(crate) const FRAGMENT: FragmentId = FragmentId { module: MODULE, index: 0 };
 
