@@ -145,6 +145,21 @@ fn a_limit_below_one_path_is_refused_with_both_numbers() {
 }
 
 #[test]
+fn a_module_that_is_held_stays_although_others_were_used_later() {
+    let [first, second] = sizes();
+    let (model, cache) = limited(Some(first + second + first.max(second)));
+    let paths = model.newest();
+    let held = paths.path(PathId(1)).unwrap();
+    drop(paths.path(PathId(0)).unwrap());
+    // Room for 0/1 comes from 1/0, which nobody holds.
+    drop(paths.path(PathId(3)).unwrap());
+    assert_eq!((cache.memory().loads, cache.memory().evictions), (4, 1));
+    let again = paths.path(PathId(1)).unwrap();
+    assert!(held.modules.iter().zip(&again.modules).all(|(one, other)| Arc::ptr_eq(one, other)));
+    assert_eq!(cache.memory().loads, 4);
+}
+
+#[test]
 fn preloading_takes_what_fits_and_throws_nothing_out() {
     let [first, second] = sizes();
     for (limit, paths) in [(first + second, 1), (first + 2 * second, 2), (2 * (first + second), 4)] {
