@@ -121,6 +121,7 @@ impl Run {
             validation: None,
             restart: false,
             device: TrainDevice::Cpu,
+            observer: None,
         };
         let (events, never) = (Arc::new(Events::off()), Arc::new(AtomicBool::new(false)));
         let (summary, _) = train_seed(options, started, events, &Progress::hidden(), never).await.unwrap();
