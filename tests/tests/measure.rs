@@ -1,4 +1,4 @@
-//! `bench step` and `train --dry-run`: measurements and forecasts before hours of training.
+//! `bench step`, `bench lease` and `train --dry-run`: measurements and forecasts before hours of training.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -61,6 +61,55 @@ fn a_step_that_can_not_be_measured_is_a_usage_error() {
     }
     fs::write(run.config(), "[model]\nwidth = 3\n").unwrap();
     let _ = dipaco(&format!("bench step --config {config}")).failed(2, &["model.width"]);
+}
+
+/// A measurement of leases of the smallest size.
+const LEASE: &str = "bench lease --size s --leases 3 --threads 1";
+
+#[test]
+fn the_parts_of_a_lease_are_measured_and_add_up() {
+    let report = dipaco(&format!("{LEASE} --set train.state_every=1 --json")).succeeded().json();
+    let parameters = 5_310_720;
+    assert_eq!((&report["params"], &report["weights_bytes"]), (&parameters.into(), &(4 * parameters).into()));
+    let leases = report["leases"].as_array().unwrap();
+    assert_eq!(leases.len(), 3);
+    for lease in leases {
+        let parts = ["fetch", "load", "steps", "encode", "upload"].map(|part| &lease[part]);
+        for key in ["seconds", "user", "system", "minor_faults", "down", "up"] {
+            let sum: f64 = parts.iter().map(|part| number(&part[key])).sum();
+            assert!((sum - number(&lease["whole"][key])).abs() < 1e-6, "{key}: {lease}");
+        }
+        // The weights come, and the outer gradient and two moments go.
+        let (down, up) = (number(&lease["whole"]["down"]), number(&lease["whole"]["up"]));
+        let weights = f64::from(4 * parameters);
+        assert!(down > weights && up > 3.0 * weights, "{lease}");
+        assert!(number(&lease["upload"]["up"]) == up && number(&lease["fetch"]["down"]) == down, "{lease}");
+        assert!(number(&lease["peak_bytes"]) > weights, "{lease}");
+    }
+
+    // A worker keeps its memory: 21 MB of weights are 5,185 pages, and the first lease touches many times as many.
+    let faults = |lease: usize| {
+        let parts = ["load", "steps"].map(|part| number(&leases[lease][part]["minor_faults"]));
+        parts.iter().sum::<f64>()
+    };
+    assert!(faults(2) * 10.0 < faults(0), "{report}");
+
+    let text = dipaco(LEASE).succeeded();
+    for says in ["inner steps", "page faults", "first lease", "medians of 2 leases", "copies of the weights"]
+    {
+        let _ = text.clone().says(says);
+    }
+}
+
+#[test]
+fn a_lease_that_can_not_be_measured_is_a_usage_error() {
+    for (words, says) in [
+        ("--leases 1", &["--leases", "2..=1000"][..]),
+        ("--size m", &["--size", "s, l, 135m"]),
+        ("--set train.nothing=1", &["train.nothing"]),
+    ] {
+        let _ = dipaco(&format!("bench lease {words}")).failed(2, says);
+    }
 }
 
 #[test]

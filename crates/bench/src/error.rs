@@ -22,6 +22,12 @@ pub enum BenchError {
     /// The coordinator's run ended before the load test.
     #[error("the run was complete before the end of the load test: give the coordinator more rounds")]
     RunComplete,
+    /// The worker of a lease trial.
+    #[error("the measured worker failed")]
+    Worker(#[source] Box<dipaco_train::WorkerError>),
+    /// A lease of a trial was lost, so its costs are not those of a lease.
+    #[error("a measured lease was lost: repeat the measurement on a less busy machine")]
+    LeaseLost,
     /// The session with the coordinator, or a transfer.
     #[error(transparent)]
     Client(#[from] ClientError),

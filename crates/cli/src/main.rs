@@ -11,7 +11,7 @@ mod interrupt;
 mod memory;
 mod output;
 mod part;
-mod processor_time;
+mod process_use;
 mod run_options;
 mod runtime;
 

@@ -26,6 +26,12 @@ pub(crate) fn peak() -> Option<u64> {
     bytes(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmHWM:")
 }
 
+/// Makes the resident memory of this process its peak, where the system allows it (proc(5), `clear_refs`).
+pub(crate) fn begin_peak() {
+    // Without it the peak is that since the start of the process, which is an upper bound.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
 /// Resident memory of another process, in bytes.
 pub(crate) fn of_process(id: u32) -> Option<u64> {
     bytes(&std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default(), "VmRSS:")

@@ -289,7 +289,7 @@ impl Default for TrainConfig {
             numerics: Numerics::default(),
             standstill_seconds: 1800,
             quarantine_after: 2,
-            state_every: 1,
+            state_every: 4,
             held_paths: 1,
             checkpoints: 2,
             threads_per_worker: 0,

@@ -69,4 +69,4 @@ pub use path::Path;
 pub use specs::{TensorSpec, backward_blocks, level_specs, parameters, path_specs, trained_specs};
 pub use split::{join, split};
 pub use step::{Positions, StepSequence, Stepper};
-pub use weights::ModuleWeights;
+pub use weights::{ModuleWeights, safetensors_of};

@@ -36,6 +36,25 @@ impl Module {
         Ok(Self { specs: weights.specs.clone(), flat })
     }
 
+    /// Replaces the weights where they lie, without new memory. Every path through the module sees the change.
+    ///
+    /// # Errors
+    /// The weights are of a module of another shape, or the device can't be written.
+    pub fn overwrite(&self, weights: &ModuleWeights) -> Result<(), ModelError> {
+        weights.check()?;
+        if weights.specs != self.specs {
+            let problem = "they are of a module of another shape".to_owned();
+            return Err(ModelError::Batch { what: "weights", problem });
+        }
+        Ok(dipaco_ops::update_in_place(&self.flat, |values| values.copy_from_slice(&weights.values))?)
+    }
+
+    /// True if the module was loaded with [`Module::load_trainable`].
+    #[must_use]
+    pub fn trains(&self) -> bool {
+        self.flat.is_variable()
+    }
+
     /// Returns the tensors of the module.
     #[must_use]
     pub fn specs(&self) -> &Arc<[TensorSpec]> {

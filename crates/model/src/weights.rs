@@ -60,10 +60,7 @@ impl ModuleWeights {
     /// The number of values does not fit the specs.
     pub fn to_safetensors(&self, metadata: Option<(&str, &str)>) -> Result<Vec<u8>, ModelError> {
         self.check()?;
-        let views =
-            self.tensors().map(|(spec, values)| (spec.name.as_str(), Floats { shape: &spec.shape, values }));
-        let metadata = metadata.map(|(key, value)| HashMap::from([(key.to_owned(), value.to_owned())]));
-        Ok(safetensors::serialize(views, metadata)?)
+        safetensors_of(self.tensors(), metadata)
     }
 
     /// Reads a safetensors file with exactly these tensors, in any order, as f32.
@@ -81,8 +78,8 @@ impl ModuleWeights {
                 return Err(wrong(name, "the file has it, but a module of this shape does not".into()));
             }
         }
-        // No capacity is reserved before the sizes in the file have been checked: they may be wrong.
-        let mut values = Vec::new();
+        // The sizes in the file may be wrong, so its length bounds the capacity.
+        let mut values = Vec::with_capacity(bytes.len() / 4);
         for spec in specs.iter() {
             let Ok(view) = file.tensor(&spec.name) else {
                 return Err(wrong(&spec.name, "is missing from the file".into()));
@@ -103,6 +100,21 @@ impl ModuleWeights {
         }
         Self::new(specs, values)
     }
+}
+
+/// Writes a safetensors file of f32 tensors, which may lie anywhere, with this entry as its `__metadata__`: see
+/// [`ModuleWeights::to_safetensors`].
+///
+/// # Errors
+/// The number of values of a tensor does not fit its spec.
+pub fn safetensors_of<'a>(
+    tensors: impl IntoIterator<Item = (&'a TensorSpec, &'a [f32])>,
+    metadata: Option<(&str, &str)>,
+) -> Result<Vec<u8>, ModelError> {
+    let views =
+        tensors.into_iter().map(|(spec, values)| (spec.name.as_str(), Floats { shape: &spec.shape, values }));
+    let metadata = metadata.map(|(key, value)| HashMap::from([(key.to_owned(), value.to_owned())]));
+    Ok(safetensors::serialize(views, metadata)?)
 }
 
 /// A tensor for the safetensors writer.

@@ -3,31 +3,32 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytemuck::{Pod, Zeroable};
-
-/// One cache line, the unit of a buffer. Vector loads of packed operands then never cross a line.
-#[derive(Clone, Copy, Zeroable, Pod)]
-#[repr(C, align(64))]
-struct Line([f32; LINE]);
-
-/// f32 elements of a cache line.
+/// f32 elements of a cache line, the unit of a buffer.
 pub(crate) const LINE: usize = 16;
 
-/// A slice of f32 that starts on a cache line. It keeps the contents that its last user left.
+/// A slice of f32 that starts on a cache line, so that vector loads of packed operands never cross a line. It keeps the
+/// contents that its last user left.
 #[derive(Default)]
 pub(crate) struct Buffer {
-    lines: Vec<Line>,
+    /// A line longer than the capacity.
+    memory: Vec<f32>,
+    /// The first element on a line.
+    start: usize,
     length: usize,
 }
 
 impl Buffer {
-    /// Zeros.
+    /// Zeros. Large memory comes from the system as zeros, so no page is touched here. A vector of aligned lines would be
+    /// written, which costs as much as a step of arithmetic on it.
     fn new(length: usize) -> Self {
-        Self { lines: vec![Line::zeroed(); length.div_ceil(LINE)], length }
+        let memory = vec![0f32; length.next_multiple_of(LINE) + LINE];
+        // Elements until the next line: fewer than a line has. An address that can't be aligned costs speed only.
+        let start = memory.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
+        Self { memory, start, length }
     }
 
     fn capacity(&self) -> usize {
-        self.lines.len() * LINE
+        self.memory.len().saturating_sub(LINE)
     }
 
     /// Changes the length. Reserves new memory, which is zero, when there is too little.
@@ -49,13 +50,13 @@ impl Deref for Buffer {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        &bytemuck::cast_slice(&self.lines)[..self.length]
+        &self.memory[self.start..self.start + self.length]
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.length]
+        &mut self.memory[self.start..self.start + self.length]
     }
 }
 

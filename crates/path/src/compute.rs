@@ -43,6 +43,11 @@ pub(crate) trait Compute: Send {
         Ok(())
     }
 
+    /// The path, if it was trained on the CPU, so that its memory serves the next one.
+    fn into_cpu(self: Box<Self>) -> Option<CpuPath> {
+        None
+    }
+
     /// Adds up the time of the phases of a step in `profile` from now on. Only the CPU measures them.
     fn set_profile(&mut self, _profile: Profile) {}
 }

@@ -58,6 +58,17 @@ impl FragmentLayout {
         values
     }
 
+    /// [`scatter`](Self::scatter) into a module of `length` values that may still be empty.
+    pub(crate) fn place(&self, values: &[f32], length: usize, module: &mut Vec<f32>) {
+        if module.is_empty() && values.len() == length && self.ranges.is_sorted_by_key(|range| range.start) {
+            // The whole module in its order: nothing is zeroed before it is written.
+            module.extend_from_slice(values);
+            return;
+        }
+        module.resize(length, 0.0);
+        self.scatter(values, module);
+    }
+
     /// Writes the fragment's values to their place in a module's flat weights.
     pub fn scatter(&self, values: &[f32], module: &mut [f32]) {
         let mut rest = values;

@@ -12,9 +12,28 @@ use crate::device::TrainDevice;
 use crate::inner_step::InnerConfig;
 use crate::state::PathState;
 use crate::trainer::Trainer;
+use crate::trainer_memory::TrainerMemory;
 use crate::weights::PathWeights;
 use dipaco_protocol::LeaseReport;
 use dipaco_protocol::WorkerPlan;
+
+/// A stage of a lease's training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrainingStage {
+    /// The path is on the device, before the first inner step.
+    Loaded,
+    /// The last inner step is done.
+    Trained,
+}
+
+/// Hears of the stages of a training.
+struct StageObserver(Box<dyn Fn(TrainingStage) + Send + Sync>);
+
+impl std::fmt::Debug for StageObserver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StageObserver")
+    }
+}
 
 /// Progress of a lease's training, for the heartbeat, and the request to stop it.
 #[derive(Debug, Default)]
@@ -25,6 +44,7 @@ pub struct LeaseWatch {
     cancelled: AtomicBool,
     /// Inner steps of repeated leases.
     repeated: AtomicU64,
+    observer: Option<StageObserver>,
 }
 
 impl LeaseWatch {
@@ -33,6 +53,17 @@ impl LeaseWatch {
     pub fn read(&self) -> (u64, Option<f32>) {
         let loss = self.loss.load(Ordering::Relaxed);
         (self.steps.load(Ordering::Relaxed), (loss != 0).then(|| f32::from_bits(loss)))
+    }
+
+    /// A watch that calls `observe` at each stage of the training, on the training's thread.
+    pub fn observed(observe: impl Fn(TrainingStage) + Send + Sync + 'static) -> Self {
+        Self { observer: Some(StageObserver(Box::new(observe))), ..Self::default() }
+    }
+
+    fn reached(&self, stage: TrainingStage) {
+        if let Some(StageObserver(observe)) = &self.observer {
+            observe(stage);
+        }
     }
 
     /// Records the number of inner steps done and the loss of the last step.
@@ -97,6 +128,8 @@ pub struct LeaseTraining<'a> {
     pub to: u64,
     /// Outer gradients to send, in order.
     pub sends: &'a [ScheduledSend],
+    /// Memory of the training before, which this training takes over and leaves to the next.
+    pub memory: &'a TrainerMemory,
 }
 
 /// Trains a lease. First measures the held-out loss of the weights, if they are global. `early` gets each outer
@@ -114,7 +147,7 @@ pub fn train_lease(
     watch: &LeaseWatch,
     mut early: impl FnMut(OuterGradient),
 ) -> Result<Option<TrainedLease>, PathError> {
-    let LeaseTraining { device, plan, path, data, phase_step, to, sends } = lease;
+    let LeaseTraining { device, plan, path, data, phase_step, to, sends, memory } = lease;
     let config = InnerConfig::of_lease(plan, phase_step);
     let schedule = plan.schedule()?;
     if state.step == phase_step {
@@ -124,10 +157,12 @@ pub fn train_lease(
     let global = weights.global;
     // The trainer puts them on its device, so this copy is freed before the first step.
     let local = std::mem::take(&mut weights.local);
-    let mut trainer = Trainer::new(device, &plan.model, &weights.topology, &local, state, config)?;
+    let topology = &weights.topology;
+    let mut trainer = Trainer::reusing(memory, device, &plan.model, topology, &local, state, config)?;
     drop(local);
     let held_out_loss = if global { data.held_out_loss(&mut trainer, plan.train.batch)? } else { None };
     let mut report = LeaseReport { held_out_loss, ..LeaseReport::default() };
+    watch.reached(TrainingStage::Loaded);
     let begun = Instant::now();
     let mut loss_sum = 0.0;
     let mut last = Vec::new();
@@ -140,6 +175,9 @@ pub fn train_lease(
         loss_sum += f64::from(done.loss);
         report.tokens += done.tokens;
         watch.note(step - from, done.loss);
+        if step == to {
+            watch.reached(TrainingStage::Trained);
+        }
         let now: Vec<ScheduledSend> = sends.iter().filter(|send| send.step == step).copied().collect();
         for send in now {
             let encoded = weights.send(plan, path, send.fragment, &mut trainer)?;
@@ -157,6 +195,6 @@ pub fn train_lease(
         report.loss = Some(mean);
     }
     let kept = weights.keep(plan, path, &mut trainer, to)?;
-    let state = PathState { kept, ..trainer.into_state()? };
+    let state = PathState { kept, ..trainer.end(memory)? };
     Ok(Some(TrainedLease { last, state, report }))
 }

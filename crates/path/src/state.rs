@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_model::{ModuleWeights, TensorSpec, parameters};
+use dipaco_model::{ModuleWeights, TensorSpec, parameters, safetensors_of};
 use dipaco_sync::Ahead;
 use dipaco_topology::Part;
 use serde::{Deserialize, Serialize};
@@ -121,17 +121,26 @@ impl PathState {
     /// # Errors
     /// When the number of moments is another.
     pub fn encode(&self, moments: &MomentSpecs) -> Result<Vec<u8>, PathError> {
-        let mut specs = moments.named();
-        let mut values = [self.first.as_slice(), self.second.as_slice()].concat();
-        for (&place, kept) in &self.kept {
-            for (name, part) in kept.parts() {
-                specs.push(kept_spec(name, place.0, place.1, part.len()));
-                values.extend(part);
-            }
+        let found = self.first.len() + self.second.len();
+        if [self.first.len(), self.second.len()] != [moments.first(), moments.second()].map(parameters) {
+            return Err(PathError::StateLength { expected: moments.values(), found });
         }
+        let named = moments.named();
+        let (first, second) = named.split_at(moments.first().len());
+        let kept: Vec<(TensorSpec, &[f32])> = self
+            .kept
+            .iter()
+            .flat_map(|(&(level, fragment), kept)| {
+                let parts = kept.parts().into_iter();
+                parts.map(move |(name, part)| (kept_spec(name, level, fragment, part.len()), part.as_slice()))
+            })
+            .collect();
+        // The writer reads the moments where they lie: a state is twice as large as the weights.
+        let tensors = tensors(first, &self.first).chain(tensors(second, &self.second));
+        let tensors = tensors.chain(kept.iter().map(|(spec, values)| (spec, *values)));
         let place = Place { format: FORMAT.to_owned(), step: self.step, position: self.position };
         let place = serde_json::to_string(&place).map_err(PathError::StateHeader)?;
-        Ok(ModuleWeights { specs: specs.into(), values }.to_safetensors(Some((PLACE, &place)))?)
+        Ok(safetensors_of(tensors, Some((PLACE, &place)))?)
     }
 
     /// Decodes the bytes of [`encode`](Self::encode).
@@ -164,9 +173,13 @@ impl PathState {
         for (&place, parts) in &places {
             specs.extend(parts.iter().map(|&(part, length)| kept_spec(part, place.0, place.1, length)));
         }
-        let mut values = ModuleWeights::from_safetensors(bytes, specs.into())?.values.into_iter();
-        let mut take = |count| values.by_ref().take(count).collect::<Vec<f32>>();
-        let (first, second) = (take(parameters(moments.first())), take(parameters(moments.second())));
+        let mut first = ModuleWeights::from_safetensors(bytes, specs.into())?.values;
+        let [firsts, seconds] = [moments.first(), moments.second()].map(parameters);
+        let mut rest = first.split_off(firsts + seconds).into_iter();
+        let second = first.split_off(firsts);
+        // The first moments keep the memory of all values otherwise.
+        first.shrink_to_fit();
+        let mut take = |count| rest.by_ref().take(count).collect::<Vec<f32>>();
         let mut kept = BTreeMap::new();
         for (place, parts) in places {
             let parts = parts.into_iter().map(|(part, length)| (part, take(length))).collect();
@@ -174,6 +187,18 @@ impl PathState {
         }
         Ok(Self { step, position, first, second, kept })
     }
+}
+
+/// Each tensor with its values, which lie one after the other.
+fn tensors<'a>(
+    specs: &'a [TensorSpec],
+    mut values: &'a [f32],
+) -> impl Iterator<Item = (&'a TensorSpec, &'a [f32])> {
+    specs.iter().map(move |spec| {
+        let (tensor, rest) = values.split_at(spec.parameters().min(values.len()));
+        values = rest;
+        (spec, tensor)
+    })
 }
 
 /// The tensor of one part of a fragment's state.

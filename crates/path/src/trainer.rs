@@ -11,6 +11,7 @@ use crate::device::TrainDevice;
 use crate::inner_step::{InnerConfig, StepReport};
 use crate::layout::FragmentLayout;
 use crate::state::PathState;
+use crate::trainer_memory::TrainerMemory;
 use crate::{MomentSpecs, PathError};
 
 /// A path in training: its weights on the device, and its state.
@@ -44,6 +45,22 @@ impl Trainer {
         state: PathState,
         config: InnerConfig,
     ) -> Result<Self, PathError> {
+        Self::reusing(&TrainerMemory::default(), device, model, topology, weights, state, config)
+    }
+
+    /// [`Trainer::new`] in the memory that an earlier trainer left with [`Trainer::end`].
+    ///
+    /// # Errors
+    /// As [`Trainer::new`].
+    pub fn reusing(
+        memory: &TrainerMemory,
+        device: &TrainDevice,
+        model: &ModelConfig,
+        topology: &Topology,
+        weights: &[ModuleWeights],
+        state: PathState,
+        config: InnerConfig,
+    ) -> Result<Self, PathError> {
         let moments = MomentSpecs::new(model, topology, config.optimizer);
         if [state.first.len(), state.second.len()] != [moments.first(), moments.second()].map(parameters) {
             let (expected, found) = (moments.values(), state.first.len() + state.second.len());
@@ -51,7 +68,8 @@ impl Trainer {
         }
         let compute: Box<dyn Compute> = match device {
             TrainDevice::Cpu => {
-                Box::new(CpuPath::new(model, topology, weights, config.activation_checkpointing)?)
+                let checkpointing = config.activation_checkpointing;
+                Box::new(CpuPath::new(memory.take(), model, topology, weights, checkpointing)?)
             }
             #[cfg(feature = "cuda")]
             TrainDevice::Cuda(gpu) => Box::new(GpuPath::new(gpu, model, topology, weights, &state, &config)?),
@@ -86,6 +104,18 @@ impl Trainer {
     /// When the moments can't be copied from the device.
     pub fn into_state(mut self) -> Result<PathState, PathError> {
         self.compute.refresh(&mut self.state)?;
+        Ok(self.state)
+    }
+
+    /// [`Trainer::into_state`]; leaves its memory to the next trainer.
+    ///
+    /// # Errors
+    /// As [`Trainer::into_state`].
+    pub fn end(mut self, memory: &TrainerMemory) -> Result<PathState, PathError> {
+        self.compute.refresh(&mut self.state)?;
+        if let Some(path) = self.compute.into_cpu() {
+            memory.give(path);
+        }
         Ok(self.state)
     }
 

@@ -10,7 +10,7 @@ use dipaco_topology::{PathId, Topology};
 
 use crate::PathError;
 use crate::kept_parts::KeptParts;
-use crate::layout::{FragmentLayout, Layout};
+use crate::layout::Layout;
 use crate::state::{FragmentState, PathState};
 use crate::trainer::Trainer;
 
@@ -73,8 +73,8 @@ impl PathWeights {
         let mut local = Vec::new();
         for module in topology.modules_of(path) {
             let specs = layout.module(module.level)?;
-            let values = vec![0.0; dipaco_model::parameters(&specs)];
-            local.push(ModuleWeights { specs, values });
+            // Filled below. Zeros would touch every page once more.
+            local.push(ModuleWeights { specs, values: Vec::new() });
         }
         let schedule = plan.schedule()?;
         let step = state.step;
@@ -92,17 +92,20 @@ impl PathWeights {
                 let (expected, found) = (fragment_layout.values(), global.values.len());
                 return Err(PathError::GlobalLength { fragment: global.fragment, expected, found });
             }
-            let target = &mut local[usize::from(level)].values;
+            let ModuleWeights { specs, values: target } = &mut local[usize::from(level)];
+            let module = dipaco_model::parameters(specs);
             if !topology.trains(level.into()) {
                 // Frozen weights are always global, and no outer gradient needs a base.
-                fragment_layout.scatter(global.values, target);
+                fragment_layout.place(global.values, module, target);
                 continue;
             }
             let mut kept = state.kept.remove(&(level, index)).unwrap_or_default();
             kept.check(fragment_layout.values())?;
             // The global weights at the start of a phase contain everything that the path sent before it.
             kept.ahead = kept.ahead.filter(|_| !begins);
-            let (trained, is_global) = start_fragment(global, kept, blend(index), fragment_layout, target);
+            let (trained, weights) = start_fragment(global, kept, blend(index));
+            fragment_layout.place(weights.as_deref().unwrap_or(global.values), module, target);
+            let is_global = weights.is_none_or(|weights| global.received && weights == global.values);
             unchanged &= is_global;
             fragments.insert((level, index), trained);
         }
@@ -178,22 +181,19 @@ impl PathWeights {
     }
 }
 
-/// Writes the weights with which a path starts to train a fragment into its module, `target`. Returns the fragment, and
-/// true if these weights are the global ones.
+/// Starts a fragment. Returns it and the weights with which the path trains it; `None` for the global weights, which the
+/// path takes over.
 fn start_fragment(
     global: &GlobalFragment<'_>,
     kept: FragmentState,
     blend: Blend,
-    layout: &FragmentLayout,
-    target: &mut [f32],
-) -> (TrainedFragment, bool) {
+) -> (TrainedFragment, Option<Vec<f32>>) {
     let GlobalFragment { values, received, share, .. } = *global;
     let FragmentState { weights, base, residual, ahead } = kept;
     if received && ahead.is_none() && blend.own == 0.0 {
         // The usual case: the path's own weights and base give way, so the global weights are copied twice and no more.
-        layout.scatter(values, target);
         let fragment = TrainedFragment { base: values.to_vec(), under_way: false, share, residual, ahead };
-        return (fragment, true);
+        return (fragment, None);
     }
     let mut under_way = base.is_some();
     let mut base = base.unwrap_or_else(|| values.to_vec());
@@ -209,7 +209,5 @@ fn start_fragment(
         }
         under_way = false;
     }
-    layout.scatter(&weights, target);
-    let is_global = received && weights == values;
-    (TrainedFragment { base, under_way, share, residual, ahead }, is_global)
+    (TrainedFragment { base, under_way, share, residual, ahead }, Some(weights))
 }

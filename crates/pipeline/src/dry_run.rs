@@ -267,7 +267,7 @@ fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Op
 
 /// For each lease a worker fetches the path's modules and uploads outer gradients, and every `train.state_every`
 /// leases it uploads the path's state, which consists of the `moments` (bytes). A worker that trains more paths than
-/// it holds fetches a state with each lease. `path` counts the parameters that train: a worker fetches frozen ones
+/// it holds fetches and uploads a state with each lease. `path` counts the parameters that train: a worker fetches frozen ones
 /// once.
 fn wire(path: u64, moments: u64, paths_per_worker: u64, config: &RunConfig) -> Wire {
     let gradients = encoded_len(path, config.outer.compression).unwrap_or(u64::MAX);
@@ -277,7 +277,7 @@ fn wire(path: u64, moments: u64, paths_per_worker: u64, config: &RunConfig) -> W
         Compression::F32 => path.saturating_mul(F32),
         broadcast => encoded_len(path, broadcast).unwrap_or(u64::MAX),
     };
-    let uploaded = moments / u64::from(config.train.state_every.max(1));
+    let uploaded = if held { moments / u64::from(config.train.state_every.max(1)) } else { moments };
     Wire {
         to_worker: weights.saturating_add(fetched).saturating_mul(paths_per_worker),
         from_worker: gradients.saturating_add(uploaded).saturating_mul(paths_per_worker),

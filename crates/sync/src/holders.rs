@@ -108,6 +108,11 @@ impl Holders {
         self.heard.contains_key(worker)
     }
 
+    /// Number of workers that have not been forgotten.
+    pub(crate) fn count(&self) -> usize {
+        self.heard.len()
+    }
+
     /// The workers that have not been forgotten.
     pub(crate) fn known(&self) -> impl Iterator<Item = &ProcessId> {
         self.heard.keys()

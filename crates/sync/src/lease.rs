@@ -75,6 +75,9 @@ pub struct Lease {
     pub worker: ProcessId,
     /// The worker to which the path changes hands: the lease must upload the path's state for it.
     pub hands_over: Option<ProcessId>,
+    /// True if the worker has more paths than it keeps states of. It would drop the state before the path's next lease, so
+    /// the lease must upload it.
+    pub crowded: bool,
     /// Deadline on the caller's clock. A heartbeat extends it.
     pub deadline: Duration,
     /// Number of inner steps of the lease, as its worker last reported it.

@@ -15,6 +15,8 @@ pub struct LeaseLimits {
     pub standstill: Duration,
     /// Number of leases that a process has at a time.
     pub per_worker: usize,
+    /// Number of paths whose states a worker keeps between two of their leases.
+    pub held_paths: usize,
     /// Largest number of tokens in an inner step.
     pub step_tokens: u64,
 }
@@ -23,7 +25,13 @@ impl LeaseLimits {
     /// A limit on the time without a heartbeat, and no other limit.
     #[must_use]
     pub fn of_silence(silence: Duration) -> Self {
-        Self { silence, standstill: Duration::MAX, per_worker: usize::MAX, step_tokens: u64::MAX }
+        Self {
+            silence,
+            standstill: Duration::MAX,
+            per_worker: usize::MAX,
+            held_paths: usize::MAX,
+            step_tokens: u64::MAX,
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use crate::{
 };
 
 mod contributions;
+mod crowding;
 mod current_leases;
 mod grants;
 mod hand_over;

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use dipaco_net::{Clock, JoinToken};
 use dipaco_path::{
     GlobalFragment, Layout, LeaseTraining, LeaseWatch, MomentSpecs, PathData, PathState, PathWeights,
-    TrainDevice, module_files, numerics, train_lease,
+    TrainDevice, TrainerMemory, module_files, numerics, train_lease,
 };
 use dipaco_protocol::{GrantedLease, LeaseResult, Request, WorkerPlan};
 use dipaco_shards::TokenFile;
@@ -188,6 +188,7 @@ fn train(
         phase_step: lease.phase_step,
         to: lease.to,
         sends: &lease.sends,
+        memory: &TrainerMemory::default(),
     };
     let mut early = Vec::new();
     let trained = train_lease(training, weights, state, &LeaseWatch::default(), |sent| early.push(sent))?;

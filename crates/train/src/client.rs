@@ -12,4 +12,4 @@ pub use error::ClientError;
 pub(crate) use session::{GOODBYE_TIMEOUT, instance};
 pub use session::{Identity, LONG_CALL_TIMEOUT, LeaseOffer, NextIdentity, SHORT_CALL_TIMEOUT, Session};
 pub use token_source::TokenSource;
-pub use transfer::{Transfer, expect_done};
+pub use transfer::{Moved, Transfer, expect_done};

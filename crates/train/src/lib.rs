@@ -42,4 +42,4 @@ pub use router::{
 };
 pub use seed::{SeedError, SeedOptions, SeedSummary, adopt_seed, import_seed, train_seed};
 pub use synchronizer::{SynchronizerError, SynchronizerOptions, SynchronizerSummary, synchronize};
-pub use worker::{WorkerError, WorkerOptions, WorkerSummary, work};
+pub use worker::{LeaseMoment, LeaseObserver, LeaseStage, WorkerError, WorkerOptions, WorkerSummary, work};

@@ -53,6 +53,7 @@ mod gradients;
 mod heartbeat;
 mod kept_states;
 mod next_lease;
+mod observer;
 mod prefetch;
 mod shard_cache;
 mod start_state;
@@ -75,11 +76,12 @@ use crate::client::{
 };
 use background::{Background, nothing};
 use carry_out::CarriedOut;
-use dipaco_path::{Layout, PathError, TrainDevice, numerics};
+use dipaco_path::{Layout, PathError, TrainDevice, TrainerMemory, numerics};
 use dipaco_protocol::{Request, Response};
 pub use error::WorkerError;
 use fragment_cache::FragmentCache;
 use kept_states::KeptStates;
+pub use observer::{LeaseMoment, LeaseObserver, LeaseStage};
 use prefetch::{Prefetch, PrefetchedLease};
 use shard_cache::ShardCache;
 
@@ -102,6 +104,8 @@ pub struct WorkerOptions {
     pub bandwidth: u32,
     /// Device to train on.
     pub device: TrainDevice,
+    /// Hears of the stages of each lease, for measurements.
+    pub observer: Option<LeaseObserver>,
 }
 
 /// Counts of a worker's leases.
@@ -142,11 +146,12 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     let shards = ShardCache::new(transfer.clone(), options.shards, options.cache);
     let weights = FragmentCache::new(transfer.clone(), layout);
     let mut worker = Worker {
-        prefetch: Arc::new(Prefetch { session, transfer, weights, shards }),
+        prefetch: Arc::new(Prefetch { session, transfer, weights, shards, observer: options.observer }),
         device: options.device,
         topology,
         cancel,
         states,
+        memory: TrainerMemory::default(),
         prefetch_time: Duration::ZERO,
         counts: Arc::default(),
         idle_since: Instant::now(),
@@ -181,6 +186,8 @@ struct Worker {
     topology: Topology,
     cancel: CancellationToken,
     states: KeptStates,
+    /// Memory of the last training, for the next one.
+    memory: TrainerMemory,
     /// Duration of the last prefetch.
     prefetch_time: Duration,
     counts: Arc<Counts>,

@@ -10,6 +10,7 @@ use dipaco_protocol::WorkerPlan;
 use dipaco_shards::TokenFile;
 use dipaco_sync::{EmbeddingMean, SyncConfig, Weighting};
 use dipaco_topology::PathId;
+use dipaco_train::work;
 use support::{Run, config, tokens};
 use tokio_util::sync::CancellationToken;
 
@@ -87,17 +88,36 @@ async fn weights_and_bytes(config: RunConfig, workers: usize) -> (Vec<String>, u
     (run.weights().await, summary.bytes_sent + summary.bytes_received)
 }
 
+/// Trains with a worker that is started anew during the run. It has lost the states of all paths, and trains the steps since
+/// their last stored states again.
+async fn weights_after_a_restart(config: RunConfig) -> Vec<String> {
+    let run = Run::seeded(config).await;
+    let begun = CancellationToken::new();
+    let (coordinator, token) = run.coordinator(run.events_until(6, &begun), CancellationToken::new()).await;
+    let leave = CancellationToken::new();
+    let first = tokio::spawn(work(run.worker(&token, "a"), leave.clone()));
+    begun.cancelled().await;
+    leave.cancel();
+    let before = first.await.unwrap().unwrap().leases;
+    let second = run.spawn_worker(&token, "a");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    let after = second.await.unwrap().unwrap().leases;
+    assert!(before > 0 && after > 0, "{before} leases before, {after} after");
+    run.weights().await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn states_that_stay_with_workers_change_only_the_traffic() {
     for config in [config(), streaming(1, 0.5)] {
         let (often, all_bytes) = weights_and_bytes(config.clone(), 2).await;
         let mut config = config;
         config.train.state_every = 100;
-        // A worker without the state of a path trains the path again from its start.
+        // Workers with more paths than states upload each state.
         config.train.held_paths = 1;
-        let (again, _) = weights_and_bytes(config.clone(), 2).await;
-        assert_eq!(often, again);
+        let (crowded, _) = weights_and_bytes(config.clone(), 2).await;
+        assert_eq!(often, crowded);
         config.train.held_paths = 4;
+        assert_eq!(often, weights_after_a_restart(config.clone()).await);
         let (held, few_bytes) = weights_and_bytes(config, 1).await;
         assert_eq!(often, held);
         assert!(few_bytes * 2 < all_bytes, "{few_bytes} of {all_bytes}");
@@ -183,8 +203,8 @@ async fn the_state_of_a_fragment_moves_with_its_path() {
         assert_eq!(one, three, "{:?} {:?}", config.sync, config.outer);
         let mut config = config;
         config.train.state_every = 100;
-        config.train.held_paths = 1;
-        let (again, _) = weights_and_bytes(config.clone(), 2).await;
+        config.train.held_paths = 4;
+        let again = weights_after_a_restart(config.clone()).await;
         assert_eq!(one, again, "{:?} {:?}", config.sync, config.outer);
         seen.push(one);
     }

@@ -11,7 +11,7 @@ use dipaco_model::{ModelError, ModuleWeights, OpsError, path_specs, split};
 use dipaco_optim::Optimizer;
 use dipaco_path::{
     GlobalFragment, InnerConfig, LeaseTraining, LeaseWatch, MomentSpecs, PathData, PathError, PathState,
-    PathWeights, TrainDevice, Trainer, train_lease,
+    PathWeights, TrainDevice, Trainer, TrainerMemory, train_lease,
 };
 use dipaco_protocol::WorkerPlan;
 use dipaco_routing::is_router_document;
@@ -224,6 +224,7 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
         phase_step: 0,
         to: 12,
         sends: &[last],
+        memory: &TrainerMemory::default(),
     };
     assert_eq!(schedule.total(), 12);
     let plain =
@@ -322,6 +323,7 @@ fn first_lease(config: &RunConfig, file: TokenFile) -> Result<(), PathError> {
         phase_step: 0,
         to: 12,
         sends: &[],
+        memory: &TrainerMemory::default(),
     };
     train_lease(lease, weights, state, &LeaseWatch::default(), drop).map(drop)
 }

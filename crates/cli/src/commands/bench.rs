@@ -1,10 +1,12 @@
 //! `dipaco bench`: measures training, transfers, coordination and serving on this machine.
 
+mod lease;
 mod median;
 mod outer_step;
 mod serve;
 mod step;
 mod transfer;
+mod trial_coordinator;
 mod workers;
 
 use clap::Subcommand;
@@ -17,6 +19,12 @@ pub(crate) enum BenchCommand {
     /// Measure the training step of one path, on random tokens.
     #[command(after_help = step::EXAMPLES)]
     Step(step::StepOptions),
+    /// Measure what a lease costs a worker: time, processor time, page faults, bytes and memory of each part.
+    ///
+    /// A coordinator process leads a run with one path. This process is its worker: it fetches the inputs of a lease over
+    /// loopback, takes the inner steps, and uploads the results, with the code of `dipaco worker`.
+    #[command(after_help = lease::EXAMPLES)]
+    Lease(lease::LeaseOptions),
     /// Measure transfers between two processes of this machine, and the outer step.
     ///
     /// A worker process fetches modules and uploads as many outer gradients over loopback, with mutual TLS and verified
@@ -51,6 +59,7 @@ Examples:
 pub(crate) fn run(command: &BenchCommand, progress: &Progress) -> Result<(), CliError> {
     match command {
         BenchCommand::Step(options) => step::run(options, progress),
+        BenchCommand::Lease(options) => lease::run(options, progress),
         BenchCommand::Transfer(options) => transfer::run(options, progress),
         BenchCommand::Workers(options) => workers::run(options, progress),
         BenchCommand::Serve(arguments) => serve::run(arguments, progress),

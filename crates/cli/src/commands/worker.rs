@@ -71,6 +71,7 @@ pub(crate) fn run(options: &WorkerArguments) -> Result<(), CliError> {
         patience: Duration::from_secs(options.patience),
         bandwidth: options.bandwidth,
         device: options.device.open()?,
+        observer: None,
     };
     let cancel = interrupt.token();
     if options.leave_with_stdin {

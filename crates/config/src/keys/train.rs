@@ -88,17 +88,17 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "train.state_every",
         "leases",
         "Leases of a path between two uploads of its state (moments, data position), which is twice the size of the \
-         weights. 1 uploads the state of every lease; on a slow network raise it together with `train.held_paths`. A \
-         worker that takes over a path starts from the last uploaded state and repeats the later leases, with the same \
-         result. A state is also uploaded when a path moves to another worker to balance the load. With more than 1 the \
-         last states of the run stay with the workers.",
+         weights. 1 uploads the state of every lease. A worker that takes over a path of a lost worker starts from the last \
+         uploaded state and repeats the later leases, with the same result. A state is also uploaded when a path moves to \
+         another worker to balance the load, and with every lease of a worker that has more paths than \
+         `train.held_paths`. With more than 1 the last states of the run stay with the workers.",
     ),
     free(
         "train.held_paths",
         "paths",
         "Paths whose states a worker keeps in memory, 8 bytes per parameter each. Of paths with equal progress a worker \
-         receives those that it holds first. Should be at least the number of paths divided by the number of workers when \
-         `train.state_every` is more than 1.",
+         receives those that it holds first. With at least the number of paths divided by the number of workers, states \
+         travel only with each `train.state_every`th lease.",
     ),
     free(
         "train.checkpoints",

@@ -175,8 +175,8 @@ impl Ledger {
         })
     }
 
-    /// Returns whether a lease uploads its path's state: every `state_every` leases, when the path changes hands, and at
-    /// the end of a phase that is not the last. At the end of the run the state is useless, so it is uploaded only if
+    /// Returns whether a lease uploads its path's state: every `state_every` leases, when the path changes hands, when
+    /// the worker can't keep the state, and at the end of a phase that is not the last. At the end of the run the state is useless, so it is uploaded only if
     /// every lease uploads it.
     pub(super) fn needs_state(&self, lease: &Lease) -> Result<bool, LedgerError> {
         if lease.task != LeaseTask::Train {
@@ -187,6 +187,9 @@ impl Ledger {
         }
         if lease.to == self.state.schedule().total() {
             return Ok(self.plan.state_every == 1);
+        }
+        if lease.crowded {
+            return Ok(true);
         }
         let replay = self.objects.path(lease.path)?.replay.len() + 1;
         let replay = replay + usize::from(self.preceding_lease(lease).is_some());

@@ -22,12 +22,17 @@ pub(crate) struct CpuPath {
 }
 
 impl CpuPath {
+    /// Loads a path, into the memory of `earlier` if that has the same shape.
     pub(crate) fn new(
+        earlier: Option<Self>,
         model: &ModelConfig,
         topology: &Topology,
         weights: &[ModuleWeights],
         checkpointing: bool,
     ) -> Result<Self, PathError> {
+        if let Some(earlier) = earlier.filter(|earlier| earlier.has_shape(model, topology, weights)) {
+            return earlier.reloaded(weights, checkpointing);
+        }
         let load = |(level, weights)| {
             let load = if topology.trains(level) { Module::load_trainable } else { Module::load };
             load(weights, &Device::Cpu).map(Arc::new)
@@ -35,6 +40,32 @@ impl CpuPath {
         let modules = weights.iter().enumerate().map(load).collect::<Result<Vec<_>, _>>()?;
         let path = Path::compose(model, topology, &modules)?.with_checkpointing(checkpointing);
         Ok(Self { path, modules, profile: Profile::default(), scratch: MuonScratch::default() })
+    }
+
+    /// True if modules with these weights have the shape of this path's modules.
+    fn has_shape(&self, model: &ModelConfig, topology: &Topology, weights: &[ModuleWeights]) -> bool {
+        let same = |(level, (module, weights)): (usize, (&Arc<Module>, &ModuleWeights))| {
+            module.trains() == topology.trains(level) && *module.specs() == weights.specs
+        };
+        self.path.config() == model
+            && self.modules.len() == weights.len()
+            && self.modules.iter().zip(weights).enumerate().all(same)
+    }
+
+    /// Where the weights of the first module lie.
+    #[cfg(test)]
+    pub(crate) fn place(&self) -> *const f32 {
+        self.modules[0].with_values(<[f32]>::as_ptr).unwrap()
+    }
+
+    /// Replaces the weights where they lie. Gradients and activations are written before they are read.
+    fn reloaded(self, weights: &[ModuleWeights], checkpointing: bool) -> Result<Self, PathError> {
+        for (module, weights) in self.modules.iter().zip(weights) {
+            module.overwrite(weights)?;
+        }
+        let profile = Profile::default();
+        let path = self.path.with_checkpointing(checkpointing).with_profile(profile.clone());
+        Ok(Self { path, profile, ..self })
     }
 }
 
@@ -79,6 +110,10 @@ impl Compute for CpuPath {
     fn fragment(&mut self, level: usize, layout: &FragmentLayout) -> Result<Option<Vec<f32>>, PathError> {
         let module = self.modules.get(level);
         Ok(module.map(|module| module.with_values(|values| layout.gather(values))).transpose()?)
+    }
+
+    fn into_cpu(self: Box<Self>) -> Option<CpuPath> {
+        Some(*self)
     }
 
     fn set_profile(&mut self, profile: Profile) {

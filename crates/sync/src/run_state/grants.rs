@@ -71,6 +71,7 @@ impl RunState {
         let receives = self.receives(path, from, task).into_iter().map(|(receive, _)| receive).collect();
         let sends = if task == LeaseTask::Train { self.sends(path, from, to) } else { Vec::new() };
         let hands_over = (to > from && to < self.end()).then(|| self.hand_over(path, from, worker)).flatten();
+        let crowded = to > from && self.is_crowded(path, worker);
         let LeaseLimits { silence, standstill, .. } = self.plan.limits;
         Lease {
             path,
@@ -83,6 +84,7 @@ impl RunState {
             secret: request.secret,
             worker: worker.clone(),
             hands_over,
+            crowded,
             deadline: now.saturating_add(silence),
             taken: 0,
             stands_still: now.saturating_add(standstill),

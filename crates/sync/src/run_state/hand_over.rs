@@ -56,7 +56,7 @@ impl RunState {
     }
 
     /// Held paths of a worker that still have inner steps in this phase.
-    fn unfinished<'a>(&'a self, worker: &'a ProcessId) -> impl Iterator<Item = PathId> + 'a {
+    pub(super) fn unfinished<'a>(&'a self, worker: &'a ProcessId) -> impl Iterator<Item = PathId> + 'a {
         self.holders.of(worker).filter(|&path| self.path(path).steps < self.end())
     }
 }

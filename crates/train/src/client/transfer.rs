@@ -5,6 +5,7 @@
 //! object is verified.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
@@ -32,8 +33,19 @@ pub struct Transfer {
     turn: tokio::sync::Mutex<()>,
     incoming: Mutex<Pace>,
     outgoing: Mutex<Pace>,
+    downloaded: AtomicU64,
+    uploaded: AtomicU64,
     /// Origin of the paces' time.
     started: Instant,
+}
+
+/// Bytes of content that a worker has moved, without the framing of messages and packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// To the worker.
+    pub down: u64,
+    /// From the worker.
+    pub up: u64,
 }
 
 /// A downloaded piece. Its slot is free again when the piece has been consumed.
@@ -65,8 +77,16 @@ impl Transfer {
             turn: tokio::sync::Mutex::default(),
             incoming: Mutex::new(pace),
             outgoing: Mutex::new(pace),
+            downloaded: AtomicU64::new(0),
+            uploaded: AtomicU64::new(0),
             started: Instant::now(),
         }
+    }
+
+    /// Bytes moved so far. A piece counts when its receiver has all of it.
+    #[must_use]
+    pub fn moved(&self) -> Moved {
+        Moved { down: self.downloaded.load(Ordering::Relaxed), up: self.uploaded.load(Ordering::Relaxed) }
     }
 
     /// Downloads an object of a fragment from the fragment's synchronizer, and verifies its hash.
@@ -203,7 +223,10 @@ impl Transfer {
         let slot = self.begin(&self.incoming, length).await?;
         let request = Request::Fetch { source: source.clone(), offset };
         match session.call_into(&request, &mut into, LONG_CALL_TIMEOUT).await? {
-            Response::Piece { total } => Ok(ArrivedPiece { offset, total, bytes: into, slot }),
+            Response::Piece { total } => {
+                self.downloaded.fetch_add(into.len() as u64, Ordering::Relaxed);
+                Ok(ArrivedPiece { offset, total, bytes: into, slot })
+            }
             answer => {
                 expect_done(answer, "fetch")?;
                 Err(ClientError::UnexpectedAnswer { request: "fetch" })
@@ -276,12 +299,15 @@ impl Transfer {
     /// Uploads a piece; returns whether the result is complete with it.
     async fn submit(&self, upload: UploadTarget, offset: u64, piece: Bytes) -> Result<bool, ClientError> {
         let UploadTarget { session, lease, item, digest } = upload;
-        let _slot = self.begin(&self.outgoing, piece.len() as u64).await?;
+        let length = piece.len() as u64;
+        let _slot = self.begin(&self.outgoing, length).await?;
         let request = Request::Submit { lease, item, digest, offset };
-        match session.call(&request, Some(piece), LONG_CALL_TIMEOUT).await? {
-            Response::PieceStored => Ok(false),
-            answer => expect_done(answer, "submit").map(|()| true),
-        }
+        let complete = match session.call(&request, Some(piece), LONG_CALL_TIMEOUT).await? {
+            Response::PieceStored => false,
+            answer => expect_done(answer, "submit").map(|()| true)?,
+        };
+        self.uploaded.fetch_add(length, Ordering::Relaxed);
+        Ok(complete)
     }
 
     /// Waits for a slot, and until the line is free for so many bytes.

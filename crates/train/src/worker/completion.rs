@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::background::Background;
 use super::heartbeat::Heartbeat;
+use super::observer::LeaseStage;
 use super::prefetch::{ActiveLease, Prefetch};
 use super::{Counts, Worker, WorkerError};
 use crate::blocking::blocking;
@@ -51,6 +52,7 @@ impl Worker {
         drop(queue);
         let uploads_state = active.lease.trains() && active.lease.uploads_state;
         let (state, encoded) = if uploads_state { self.encode(state).await? } else { (state, None) };
+        self.prefetch.reached(active.key(), LeaseStage::Encoded);
         let results = Results {
             prefetch: self.prefetch.clone(),
             lease: active.key(),
@@ -107,6 +109,7 @@ impl Results {
         expect_done(prefetch.session.call(&request, None, LONG_CALL_TIMEOUT).await?, "complete")?;
         // Not earlier: the lease must stay alive until the coordinator has recorded its end.
         drop(heartbeat);
+        prefetch.reached(lease, LeaseStage::Completed);
         counts.completed.fetch_add(u64::from(trains), Ordering::Relaxed);
         Ok(())
     }

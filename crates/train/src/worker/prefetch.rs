@@ -10,9 +10,10 @@ use tokio::time::Instant;
 use super::WorkerError;
 use super::fragment_cache::FragmentCache;
 use super::heartbeat::Heartbeat;
+use super::observer::{LeaseMoment, LeaseObserver, LeaseStage};
 use super::shard_cache::ShardCache;
 use crate::client::{ClientError, LeaseKey, LeaseOffer, Session, Transfer};
-use dipaco_path::{LeaseWatch, PathData};
+use dipaco_path::{LeaseWatch, PathData, TrainingStage};
 use dipaco_protocol::{GrantedLease, Request};
 
 /// How long the coordinator keeps a request for a lease open, in milliseconds.
@@ -26,6 +27,7 @@ pub(super) struct Prefetch {
     pub(super) transfer: Arc<Transfer>,
     pub(super) weights: FragmentCache,
     pub(super) shards: ShardCache,
+    pub(super) observer: Option<LeaseObserver>,
 }
 
 /// A granted lease with its shard.
@@ -109,12 +111,33 @@ impl Prefetch {
         }
     }
 
+    /// Tells the observer what a lease has reached.
+    pub(super) fn reached(&self, lease: LeaseKey, stage: LeaseStage) {
+        if let Some(observer) = &self.observer {
+            observer.observe(LeaseMoment { lease, stage, moved: self.transfer.moved() });
+        }
+    }
+
+    /// The watch of a lease's training, which tells the observer of the training's stages.
+    fn watch(&self, lease: LeaseKey) -> LeaseWatch {
+        let Some(observer) = self.observer.clone() else { return LeaseWatch::default() };
+        let transfer = self.transfer.clone();
+        LeaseWatch::observed(move |stage| {
+            let stage = match stage {
+                TrainingStage::Loaded => LeaseStage::Loaded,
+                TrainingStage::Trained => LeaseStage::Trained,
+            };
+            observer.observe(LeaseMoment { lease, stage, moved: transfer.moved() });
+        })
+    }
+
     async fn inputs(
         &self,
         lease: GrantedLease,
         left_by: Option<Fence>,
     ) -> Result<PrefetchedLease, WorkerError> {
-        let (begun, watch) = (Instant::now(), Arc::new(LeaseWatch::default()));
+        self.reached(lease.key(), LeaseStage::Granted);
+        let (begun, watch) = (Instant::now(), Arc::new(self.watch(lease.key())));
         // Heartbeats begin before the downloads: on a slow link the downloads may take longer than the lease's deadline.
         let heartbeat = Heartbeat::start(self.session.clone(), &lease, watch.clone());
         let state = async {
@@ -128,6 +151,7 @@ impl Prefetch {
         };
         let (data, stored, ()) =
             tokio::try_join!(self.shards.data(&lease), state, self.weights.fetch(&lease.weights))?;
+        self.reached(lease.key(), LeaseStage::Fetched);
         Ok(PrefetchedLease {
             active: ActiveLease { lease, data, watch },
             state: PrefetchedState { left_by, stored },

@@ -35,6 +35,7 @@ impl Worker {
     ) -> Background<Option<TrainedLease>> {
         let (plan, device) = (self.prefetch.session.plan().clone(), self.device.clone());
         let (data, watch) = (active.data.clone(), active.watch.clone());
+        let memory = self.memory.clone();
         let (path, phase_step) = (active.lease.path, active.lease.phase_step);
         Box::pin(async move {
             let trained = blocking(move || {
@@ -47,6 +48,7 @@ impl Worker {
                     phase_step,
                     to: span.to,
                     sends: &span.sends,
+                    memory: &memory,
                 };
                 train_lease(training, weights, state, &watch, early)
             });

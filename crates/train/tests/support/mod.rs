@@ -191,6 +191,7 @@ impl Run {
             patience: Duration::from_secs(20),
             bandwidth: 0,
             device: TrainDevice::Cpu,
+            observer: None,
         }
     }
 

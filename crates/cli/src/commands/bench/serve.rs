@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::{output, processor_time, runtime};
+use crate::{output, process_use, runtime};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -102,14 +102,14 @@ pub(super) fn run(arguments: &ServeLoadArguments, progress: &Progress) -> Result
     let options = options(arguments)?;
     let interrupt = Interrupt::listen()?;
     let task = progress.task("requests", Some(arguments.requests.into()), ProgressUnit::Count("requests"));
-    let before = processor_time::used();
+    let before = process_use::time();
     let load = runtime::run(async {
         serve_load(options, interrupt.token(), |done| task.set(done)).await.map_err(|error| match error {
             BenchError::Cancelled => CliError::Interrupted,
             error => error.into(),
         })
     })?;
-    let used = before.zip(processor_time::used()).map(|(before, after)| after.saturating_sub(before));
+    let used = before.zip(process_use::time()).map(|(before, after)| after.saturating_sub(before));
     task.finish();
     let found = LoadMeasurement {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),

@@ -1,35 +1,18 @@
 //! `dipaco bench workers`: a load test of a coordinator on this machine.
 
-use std::path::Path;
-use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::Args;
 use dipaco_bench::{LoadTestOptions, LoadTestReport, Percentiles, load_test, percentile};
 use dipaco_config::{RunConfig, Sources};
-use dipaco_net::{Clock, JoinToken, Limits, RunAuthority, Server};
-use dipaco_path::TrainDevice;
-use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
-use dipaco_store::{RunStore, ShardRecord};
-use dipaco_telemetry::{Align, Events, Progress, ProgressUnit, Table};
-use dipaco_topology::Topology;
-use dipaco_train::{
-    CoordinatorOptions, Revocations, SeedOptions, coordinate, open_run, start_training, train_seed,
-};
+use dipaco_telemetry::{Align, Progress, ProgressUnit, Table};
 use serde::Serialize;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use crate::commands::worker::leave_with_stdin;
+use super::trial_coordinator::{TrialCoordinator, lead};
 use crate::error::CliError;
-use crate::{memory, output, runtime};
-use dipaco_pipeline::PipelineError;
+use crate::{output, runtime};
 
-/// Lifetime of the certificates of a measurement.
-const LIFETIME: Duration = Duration::from_secs(86_400);
 /// Interval of memory measurements.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -57,7 +40,7 @@ const SETTINGS: [&str; 20] = [
     "routing.prefix_tokens=8",
     "evaluation.prefix_tokens=8",
 ];
-const VOCABULARY: u32 = 40;
+const VOCABULARY: usize = 40;
 
 /// Options of `dipaco bench workers`.
 #[derive(Debug, Args)]
@@ -101,7 +84,7 @@ struct CoordinatorLoad {
 
 pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), CliError> {
     if options.as_coordinator {
-        return runtime::run(lead());
+        return runtime::run(lead(with_vocabulary()?));
     }
     let (seen, memory) = runtime::run(measure(options, progress))?;
     let milliseconds = |leases: &mut dyn Iterator<Item = &(f64, f64)>| {
@@ -154,36 +137,13 @@ fn describe(found: &CoordinatorLoad) -> String {
     )
 }
 
-fn step(error: impl Into<PipelineError>) -> CliError {
-    CliError::Step(error.into())
-}
-
-fn io(action: &'static str, path: &'static str) -> impl Fn(std::io::Error) -> CliError {
-    move |source| CliError::Io { action, path: path.into(), source }
-}
-
 /// The load test: starts a coordinator in a process of its own and watches its memory.
 async fn measure(
     options: &WorkersOptions,
     progress: &Progress,
 ) -> Result<(LoadTestReport, Vec<(f64, u64)>), CliError> {
-    let program = std::env::current_exe().map_err(io("find", "this program"))?;
-    let mut child = Command::new(&program)
-        .args(["--quiet", "bench", "workers", "--as-coordinator"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(io("start", "the coordinator's process"))?;
-    // The coordinator process ends at the end of its standard input, and so with this process.
-    let leash = child.stdin.take();
-    let mut said = String::new();
-    if let Some(output) = child.stdout.take() {
-        let read = BufReader::new(output).read_line(&mut said).await;
-        read.map_err(io("read from", "the coordinator's process"))?;
-    }
-    let token: JoinToken = serde_json::from_str(&said)
-        .map_err(|error| io("read from", "the coordinator's process")(error.into()))?;
+    let mut coordinator = TrialCoordinator::start(&["workers", "--as-coordinator"]).await?;
+    let token = coordinator.token.clone();
     let running = load_test(
         LoadTestOptions {
             token,
@@ -201,16 +161,22 @@ async fn measure(
         tokio::select! {
             seen = &mut running => break seen.map_err(CliError::from)?,
             _ = looks.tick() => {
-                let bytes = child.id().and_then(memory::of_process);
+                let bytes = coordinator.memory();
                 held.extend(bytes.map(|bytes| (begun.elapsed().as_secs_f64(), bytes)));
                 task.set(begun.elapsed().as_secs().min(options.seconds.into()));
             }
         }
     };
     task.finish();
-    drop(leash);
-    child.kill().await.map_err(io("end", "the coordinator's process"))?;
+    coordinator.end().await?;
     Ok((seen, held))
+}
+
+/// The configuration of the load test with its vocabulary, which no key sets without a tokenizer.
+fn with_vocabulary() -> Result<RunConfig, CliError> {
+    let mut config = config()?;
+    config.model.vocab_size = VOCABULARY;
+    Ok(config)
 }
 
 /// The configuration of the load test. The environment does not change it, so that measurements can be compared.
@@ -219,86 +185,10 @@ fn config() -> Result<RunConfig, CliError> {
     Ok(RunConfig::load(&Sources { overrides, ..Sources::default() })?.config)
 }
 
-/// The coordinator's side: coordinates a run until the end of standard input.
-async fn lead() -> Result<(), CliError> {
-    let folder = tempfile::tempdir().map_err(io("create", "a temporary folder"))?;
-    let mut config = config()?;
-    config.model.vocab_size = VOCABULARY as usize;
-    let (tokens, shard) = tokens(folder.path()).map_err(step)?;
-    let store = RunStore::create(&folder.path().join("store").to_string_lossy()).map_err(step)?;
-    let started = open_run(&store, || "bench".to_owned()).await.map_err(step)?;
-    let seed = SeedOptions {
-        config: config.clone(),
-        store: store.clone(),
-        train: tokens,
-        validation: None,
-        restart: false,
-        device: TrainDevice::Cpu,
-    };
-    let (events, never) = (Arc::new(Events::off()), Arc::new(AtomicBool::new(false)));
-    train_seed(seed, started, events, &Progress::hidden(), never).await.map_err(step)?;
-    let topology =
-        Topology::new(&config.topology, config.model.blocks).map_err(dipaco_train::TrainError::from);
-    let paths = topology.map_err(step)?.paths();
-    let shards = vec![shard; paths as usize];
-    let started = start_training(&store, &config, shards, false).await.map_err(step)?;
-    let now = SystemTime::now();
-    let authority = RunAuthority::create("bench", now).map_err(step)?;
-    let identity = authority.server(now, LIFETIME).map_err(step)?;
-    let limits = Limits::for_peers(config.train.max_workers);
-    let server = Server::bind(([127, 0, 0, 1], 0).into(), &identity, limits).map_err(step)?;
-    let address = server.local_addr().to_string();
-    let token = authority.issue("worker", "bench", vec![address], now, LIFETIME).map_err(step)?;
-    let token =
-        serde_json::to_string(&token).map_err(|error| io("write to", "standard output")(error.into()))?;
-    output::print(&format!("{token}\n"))?;
-    let cancel = CancellationToken::new();
-    leave_with_stdin(cancel.clone());
-    let options = CoordinatorOptions {
-        config,
-        store,
-        started,
-        shards: folder.path().to_owned(),
-        reroute: None,
-        revocations: Revocations::of(&folder.path().join("revoked")),
-        renew: None,
-        clock: Clock::system(),
-        events: Events::off(),
-        progress: Progress::hidden(),
-        observe: None,
-    };
-    coordinate(options, server, cancel).await.map_err(step)?;
-    Ok(())
-}
-
-/// A token file that only the manifest refers to.
-fn tokens(folder: &Path) -> Result<(Arc<TokenFile>, ShardRecord), dipaco_shards::ShardsError> {
-    let file = folder.join("shard.h5");
-    let info = TokenFileInfo {
-        tokenizer_hash: "bench".into(),
-        end_of_text: 0,
-        vocab_size: VOCABULARY,
-        ..TokenFileInfo::default()
-    };
-    let mut writer = TokenFileWriter::create(&file, info)?;
-    for document in 0..64u32 {
-        let mut ids: Vec<u32> = (0..24).map(|at| 1 + (at * 3 + document) % (VOCABULARY - 1)).collect();
-        ids.push(0);
-        writer.push_document(&ids)?;
-    }
-    writer.finish()?;
-    let file = Arc::new(TokenFile::open(&file)?);
-    let record = ShardRecord {
-        file: "shard.h5".to_owned(),
-        hash: file.content_hash().to_owned(),
-        documents: file.documents(),
-        tokens: file.tokens(),
-    };
-    Ok((file, record))
-}
-
 #[cfg(test)]
 mod tests {
+    use dipaco_topology::Topology;
+
     use super::*;
 
     #[test]

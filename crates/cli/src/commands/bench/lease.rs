@@ -1,0 +1,312 @@
+//! `dipaco bench lease`: what a lease costs a worker beside its inner steps.
+
+use clap::{Args, ValueEnum};
+use dipaco_bench::{LeaseCost, LeaseTrialOptions, ProcessMeter, ProcessUse, StageCost, lease_trial};
+use dipaco_config::{RunConfig, Sources};
+use dipaco_model::{Dtype, parameters, path_specs};
+use dipaco_telemetry::{Align, Progress, ProgressUnit, Table, human};
+use serde::Serialize;
+
+use super::median::Median;
+use super::trial_coordinator::{TrialCoordinator, lead};
+use crate::error::CliError;
+use crate::interrupt::Interrupt;
+use crate::{memory, output, process_use, runtime};
+use dipaco_pipeline::limits;
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  dipaco bench lease --size s                                     21 MB of weights, one step of 64 tokens a lease
+  dipaco bench lease --size 135m --leases 4 --json                the shape of SmolLM2-135M
+  dipaco bench lease --size s --set train.state_every=1           the moments travel with every lease
+
+Sizes:
+  s     4 blocks, D 256, V  4096:   5.3M parameters
+  l    12 blocks, D 896, V 32000:   180M parameters
+  135m 30 blocks, D 576, V 49152:   135M parameters";
+
+/// Settings of the measured run beside those of its size: one path, and a lease for each round.
+const SETTINGS: [&str; 15] = [
+    "seed_model.steps=1",
+    "seed_model.batch=1",
+    "seed_model.sequence_tokens=16",
+    "train.rounds=100000",
+    "train.inner_steps=1",
+    "train.batch=1",
+    "train.sequence_tokens=64",
+    "train.holdout_fraction=0",
+    "train.holdout_sequences=0",
+    "train.checkpoints=0",
+    "train.lease_seconds=60",
+    "model.head_dim=64",
+    "model.context=64",
+    "routing.prefix_tokens=8",
+    "evaluation.prefix_tokens=8",
+];
+
+/// Options of `dipaco bench lease`.
+#[derive(Debug, Args)]
+pub(crate) struct LeaseOptions {
+    /// Size of the path.
+    #[arg(long, value_enum, default_value_t)]
+    size: LeaseSize,
+    /// Number of leases. The first fetches everything and is reported apart.
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    leases: u32,
+    /// Override a key of the measured run, as in --set train.inner_steps=10; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Number of threads to compute with; the default is one per core.
+    #[arg(short, long, default_value_t = 0, value_name = "N")]
+    threads: usize,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Act as the coordinator.
+    #[arg(long, hide = true)]
+    as_coordinator: bool,
+}
+
+/// The values of `--size`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum LeaseSize {
+    /// 5.3M parameters.
+    #[default]
+    S,
+    /// 180M parameters: a path of the paper.
+    L,
+    /// 135M parameters: SmolLM2-135M.
+    #[value(name = "135m")]
+    Million135,
+}
+
+impl LeaseSize {
+    fn name(self) -> &'static str {
+        match self {
+            Self::S => "s",
+            Self::L => "l",
+            Self::Million135 => "135m",
+        }
+    }
+
+    /// The settings of the model, and V.
+    fn model(self) -> (String, usize) {
+        let (blocks, width, heads, kv_heads, ffn, vocabulary, tied) = match self {
+            Self::S => (4, 256, 4, 4, 704, 4096, false),
+            Self::L => (12, 896, 16, 16, 2432, 32_000, false),
+            Self::Million135 => (30, 576, 9, 3, 1536, 49_152, true),
+        };
+        let settings = format!(
+            "model.blocks={blocks} model.hidden_size={width} model.heads={heads} model.kv_heads={kv_heads} \
+             model.ffn_size={ffn} model.tie_embeddings={tied}"
+        );
+        (settings, vocabulary)
+    }
+}
+
+/// The measurement, as JSON.
+#[derive(Debug, Serialize)]
+struct LeaseReport {
+    what: String,
+    size: &'static str,
+    params: usize,
+    /// Bytes of the path's weights in f32.
+    weights_bytes: u64,
+    dtype: Dtype,
+    threads: usize,
+    steps: u64,
+    batch: usize,
+    sequence_tokens: usize,
+    state_every: u32,
+    /// The leases in order. The first one fetches the shard and all weights.
+    leases: Vec<LeaseCost>,
+}
+
+impl LeaseOptions {
+    /// The configuration of the measured run. The environment does not change it, so that measurements can be compared.
+    fn config(&self) -> Result<RunConfig, CliError> {
+        let (model, vocabulary) = self.size.model();
+        let mut overrides: Vec<String> = model.split_whitespace().map(ToOwned::to_owned).collect();
+        overrides.extend(SETTINGS.map(ToOwned::to_owned));
+        overrides.extend(self.overrides.iter().cloned());
+        // One level with one module: every path of the size fits, with tied embeddings too.
+        let blocks = overrides.iter().rev().find_map(|setting| setting.strip_prefix("model.blocks="));
+        let mut config = RunConfig::load(&with_level(&overrides, blocks.unwrap_or_default()))?.config;
+        if config.model.vocab_size == 0 {
+            config.model.vocab_size = vocabulary;
+        }
+        Ok(config)
+    }
+
+    /// The arguments with which the coordinator's process gets the same configuration.
+    fn for_coordinator(&self) -> Vec<String> {
+        let mut arguments: Vec<String> =
+            ["lease", "--as-coordinator", "--size", self.size.name()].map(ToOwned::to_owned).into();
+        for setting in &self.overrides {
+            arguments.extend(["--set".to_owned(), setting.clone()]);
+        }
+        arguments
+    }
+}
+
+/// The sources of a configuration whose only level has all of `blocks`.
+fn with_level(overrides: &[String], blocks: &str) -> Sources {
+    let level = format!(
+        "topology.levels=[{{ modules = 1, blocks = \"0..{blocks}\", embedding = true, head = true }}]"
+    );
+    Sources { overrides: overrides.iter().cloned().chain([level]).collect(), ..Sources::default() }
+}
+
+pub(super) fn run(options: &LeaseOptions, progress: &Progress) -> Result<(), CliError> {
+    let config = options.config()?;
+    if options.as_coordinator {
+        return runtime::run(lead(config));
+    }
+    limits::threads(options.threads)?;
+    let leases = runtime::run(measure(options, progress))?;
+    let params = parameters(&path_specs(&config.model));
+    let report = LeaseReport {
+        what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
+        size: options.size.name(),
+        params,
+        weights_bytes: params as u64 * 4,
+        dtype: config.model.dtype,
+        threads: rayon::current_num_threads(),
+        steps: config.train.inner_steps,
+        batch: config.train.batch,
+        sequence_tokens: config.train.sequence_tokens,
+        state_every: config.train.state_every,
+        leases,
+    };
+    if options.json { output::print_json(&report) } else { output::print(&describe(&report)) }
+}
+
+async fn measure(options: &LeaseOptions, progress: &Progress) -> Result<Vec<LeaseCost>, CliError> {
+    let interrupt = Interrupt::listen()?;
+    let cache = tempfile::tempdir().map_err(|source| CliError::Io {
+        action: "create",
+        path: "a temporary folder".into(),
+        source,
+    })?;
+    let mut coordinator = TrialCoordinator::start(&options.for_coordinator()).await?;
+    let trial = LeaseTrialOptions {
+        token: coordinator.token.clone(),
+        cache: cache.path().to_owned(),
+        leases: options.leases,
+        meter: ProcessMeter { used, peak: memory::peak, begin_peak: memory::begin_peak },
+    };
+    let task = std::sync::Arc::new(progress.task(
+        "leases",
+        Some(options.leases.into()),
+        ProgressUnit::Count("leases"),
+    ));
+    let shown = task.clone();
+    let costs = lease_trial(trial, move |done| shown.set(done.into()), interrupt.token()).await;
+    if interrupt.is_set() {
+        return Err(CliError::Interrupted);
+    }
+    let costs = costs?;
+    if let Some(task) = std::sync::Arc::into_inner(task) {
+        task.finish();
+    }
+    coordinator.end().await?;
+    Ok(costs)
+}
+
+fn used() -> Option<ProcessUse> {
+    let process_use::Use { user, system, minor_faults } = process_use::of_this_process()?;
+    Some(ProcessUse { user: user.as_secs_f64(), system: system.as_secs_f64(), minor_faults })
+}
+
+fn describe(report: &LeaseReport) -> String {
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("part of a lease", Align::Left),
+        ("seconds", right),
+        ("user s", right),
+        ("system s", right),
+        ("page faults", right),
+        ("MB down", right),
+        ("MB up", right),
+    ]);
+    let mut row = |name: &str, costs: &[StageCost]| {
+        let median = |of: &dyn Fn(&StageCost) -> f64| costs.iter().map(of).collect::<Vec<f64>>().median();
+        let used = |of: &dyn Fn(&ProcessUse) -> f64, digits: usize| {
+            let all: Option<Vec<f64>> = costs.iter().map(|cost| cost.used.as_ref().map(of)).collect();
+            all.map_or_else(|| "-".to_owned(), |all| format!("{:.digits$}", all.median()))
+        };
+        table.row([
+            name.to_owned(),
+            format!("{:.3}", median(&|cost| cost.seconds)),
+            used(&|used| used.user, 2),
+            used(&|used| used.system, 2),
+            used(&|used| used.minor_faults as f64, 0),
+            format!("{:.1}", median(&|cost| cost.down as f64 / 1e6)),
+            format!("{:.1}", median(&|cost| cost.up as f64 / 1e6)),
+        ]);
+    };
+    let (first, later) = report.leases.split_at(1.min(report.leases.len()));
+    let of = |part: fn(&LeaseCost) -> StageCost| later.iter().map(part).collect::<Vec<_>>();
+    row("fetch", &of(|lease| lease.fetch));
+    row("load", &of(|lease| lease.load));
+    row("inner steps", &of(|lease| lease.steps));
+    row("encode", &of(|lease| lease.encode));
+    row("upload", &of(|lease| lease.upload));
+    row("whole", &of(|lease| lease.whole));
+    row("first lease", &first.iter().map(|lease| lease.whole).collect::<Vec<_>>());
+    let weights = report.weights_bytes as f64;
+    let plural = |count: u64| if count == 1 { "" } else { "s" };
+    let head = format!(
+        "{}: {} parameters, {} of weights\na lease has {} step{} of {} x {} tokens, {}, {} thread{}; the state travels with \
+         every {} lease{}\n\n",
+        report.size,
+        human::count(report.params as f64),
+        human::bytes(report.weights_bytes),
+        report.steps,
+        plural(report.steps),
+        report.batch,
+        report.sequence_tokens,
+        report.dtype,
+        report.threads,
+        plural(report.threads as u64),
+        report.state_every,
+        plural(report.state_every.into()),
+    );
+    let whole = of(|lease| lease.whole);
+    let times = |of: &dyn Fn(&StageCost) -> u64| {
+        whole.iter().map(|cost| of(cost) as f64 / weights).collect::<Vec<f64>>().median()
+    };
+    let peak = later.iter().filter_map(|lease| lease.peak_bytes).max();
+    let peak = peak.map_or_else(String::new, |peak| {
+        format!("peak memory {}: {:.1} copies of the weights\n", human::bytes(peak), peak as f64 / weights)
+    });
+    format!(
+        "{head}{table}\nmedians of {} leases after the first; the bytes are {:.2} times the weights down and {:.2} times up\n{peak}",
+        later.len(),
+        times(&|cost| cost.down),
+        times(&|cost| cost.up),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sizes_are_those_that_the_help_names() {
+        let params = [LeaseSize::S, LeaseSize::L, LeaseSize::Million135].map(|size| {
+            let options = LeaseOptions {
+                size,
+                leases: 2,
+                overrides: Vec::new(),
+                threads: 0,
+                json: false,
+                as_coordinator: false,
+            };
+            let config = options.config().unwrap();
+            assert_eq!((config.train.inner_steps, config.train.sequence_tokens), (1, 64));
+            parameters(&path_specs(&config.model))
+        });
+        assert_eq!(params, [5_310_720, 179_853_184, 134_515_008]);
+    }
+}

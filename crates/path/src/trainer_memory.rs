@@ -1,0 +1,102 @@
+//! Memory of a training that the next training takes over.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::compute::CpuPath;
+
+/// Memory of the path that was trained last on the CPU: weights, gradients, kept activations and packed operands. Training
+/// a path of the same shape takes it over. To allocate it anew, the system would have to hand out and zero each page
+/// again. Clones share the memory. The results do not depend on it.
+#[derive(Clone, Default)]
+pub struct TrainerMemory(Arc<Mutex<Option<CpuPath>>>);
+
+impl TrainerMemory {
+    pub(crate) fn take(&self) -> Option<CpuPath> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(crate) fn give(&self, path: CpuPath) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
+    }
+}
+
+impl fmt::Debug for TrainerMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TrainerMemory")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_config::TrainConfig;
+    use dipaco_model::{Dtype, ModelConfig, ModelError, ModuleWeights, TokenBatch, TokenRows, split};
+    use dipaco_topology::{PathId, Topology, TopologyConfig};
+
+    use super::*;
+    use crate::{InnerConfig, MomentSpecs, PathState, TrainDevice, Trainer};
+
+    fn model(dtype: Dtype, ffn_size: usize) -> ModelConfig {
+        ModelConfig {
+            hidden_size: 32,
+            blocks: 2,
+            heads: 2,
+            head_dim: 16,
+            ffn_size,
+            vocab_size: 61,
+            context: 24,
+            dtype,
+            ..ModelConfig::default()
+        }
+    }
+
+    /// Trains a path of its own weights for three steps in this memory. Returns its weights and its state.
+    fn trained(memory: &TrainerMemory, model: &ModelConfig, seed: u64) -> (Vec<ModuleWeights>, PathState) {
+        let topology = Topology::new(&TopologyConfig::dense(model.blocks), model.blocks).unwrap();
+        let train = TrainConfig { batch: 2, sequence_tokens: 24, ..TrainConfig::default() };
+        let weights = split(model, &topology, &dipaco_model::init(model, seed).unwrap()).unwrap();
+        let state = PathState::start(&MomentSpecs::whole(model, train.optimizer));
+        let inner = InnerConfig::of_path(&train, 3);
+        let mut trainer =
+            Trainer::reusing(memory, &TrainDevice::Cpu, model, &topology, &weights, state, inner).unwrap();
+        let token = |at: usize| ((at + seed as usize) * 7 % 61) as u32;
+        let rows = TokenRows::new((0..48).map(token).collect(), 2, 61).map_err(ModelError::from).unwrap();
+        let batch = TokenBatch::new(rows, (1..49).map(token).collect(), 61).unwrap();
+        for _ in 0..3 {
+            trainer.step(&batch, PathId(0)).unwrap();
+        }
+        let weights = trainer.weights().unwrap();
+        (weights, trainer.end(memory).unwrap())
+    }
+
+    /// Where the weights of the path in the memory lie.
+    fn place(memory: &TrainerMemory) -> Option<*const f32> {
+        memory.0.lock().unwrap().as_ref().map(CpuPath::place)
+    }
+
+    #[test]
+    fn the_memory_of_the_path_before_changes_no_bit() {
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let memory = TrainerMemory::default();
+            let (first, other) = (model(dtype, 48), model(dtype, 64));
+            // The third path has another shape, so it takes new memory.
+            for (model, seed) in [(&first, 1), (&first, 2), (&other, 3), (&first, 1)] {
+                let expected = trained(&TrainerMemory::default(), model, seed);
+                assert!(trained(&memory, model, seed) == expected, "{dtype} {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_of_the_same_shape_takes_the_memory_over() {
+        let (memory, model) = (TrainerMemory::default(), model(Dtype::F32, 48));
+        assert_eq!(place(&memory), None);
+        drop(trained(&memory, &model, 1));
+        let kept = place(&memory);
+        // Something else would get the memory if it had been given back.
+        let other = trained(&TrainerMemory::default(), &model, 2);
+        drop(trained(&memory, &model, 3));
+        assert!(kept.is_some() && place(&memory) == kept);
+        drop(other);
+    }
+}
