@@ -121,7 +121,6 @@ impl Run {
             validation: None,
             restart: false,
             device: TrainDevice::Cpu,
-            observer: None,
         };
         let (events, never) = (Arc::new(Events::off()), Arc::new(AtomicBool::new(false)));
         let (summary, _) = train_seed(options, started, events, &Progress::hidden(), never).await.unwrap();
@@ -192,6 +191,7 @@ impl Run {
             patience: Duration::from_secs(20),
             bandwidth: 0,
             device: TrainDevice::Cpu,
+            observer: None,
         }
     }
 
