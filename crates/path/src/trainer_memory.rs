@@ -60,8 +60,9 @@ mod tests {
         let mut trainer =
             Trainer::reusing(memory, &TrainDevice::Cpu, model, &topology, &weights, state, inner).unwrap();
         let token = |at: usize| ((at + seed as usize) * 7 % 61) as u32;
-        let rows = TokenRows::new((0..48).map(token).collect(), 2, 61).map_err(ModelError::from).unwrap();
-        let batch = TokenBatch::new(rows, (1..49).map(token).collect(), 61).unwrap();
+        let [tokens, targets] = [0..48, 1..49].map(|range| range.map(token).collect::<Vec<u32>>());
+        let rows = TokenRows::new(tokens, 2, 61).map_err(ModelError::from).unwrap();
+        let batch = TokenBatch::new(rows, targets, 61).unwrap();
         for _ in 0..3 {
             trainer.step(&batch, PathId(0)).unwrap();
         }
