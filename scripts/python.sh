@@ -18,16 +18,23 @@ get() { .venv/bin/pip install --quiet --disable-pip-version-check --no-cache-dir
 if [ "$(cat .venv/installed 2>/dev/null)" != "$want" ]; then
   rm -rf .venv
   python3 -m venv .venv
-  get --no-deps "$torch"
-  needed=$(.venv/bin/python -c '
-from importlib.metadata import requires
+  get $others
+  .venv/bin/pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --dest .venv/wheels "$torch"
+  needed=$(.venv/bin/python - .venv/wheels/torch-*.whl <<'PYTHON'
+import email, sys, zipfile
 from pip._vendor.packaging.requirements import Requirement
-for one in map(Requirement, requires("torch")):
+wheel = zipfile.ZipFile(sys.argv[1])
+metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+for text in email.message_from_bytes(wheel.read(metadata)).get_all("Requires-Dist"):
+    one = Requirement(text)
     if one.name != "triton" and (one.marker is None or one.marker.evaluate({"extra": ""})):
         one.marker = None
-        print(str(one).replace(" ", ""))')
+        print(str(one).replace(" ", ""))
+PYTHON
+  )
   for one in $needed; do get "$one"; done
-  get $others
-  get --no-deps "$tensorboard"
+  # Last, because pip complains of what these two lack whenever it looks at what is installed.
+  get --no-deps .venv/wheels/torch-*.whl "$tensorboard"
+  rm -r .venv/wheels
   printf '%s' "$want" > .venv/installed
 fi

@@ -53,7 +53,7 @@ async fn a_state_lacks_a_moment_of_each_matrix_and_the_optimizer_is_an_input() {
     // Four bytes a moment, and the entries of the header.
     let header = saved.checked_sub(4 * parameters(&matrices) as u64).unwrap();
     assert!(header < 512 * matrices.len() as u64, "{saved}");
-    // A worker that replays leases from a state, and one that keeps states.
+    // Workers with more paths than they may keep states of.
     let mut kept = muon();
     (kept.train.state_every, kept.train.held_paths) = (100, 1);
     assert_eq!(trained(kept, 2).await.weights().await, run.weights().await);
