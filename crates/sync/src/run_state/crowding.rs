@@ -41,7 +41,7 @@ mod tests {
             head: true,
             frozen: false,
         };
-        let topology = Topology::new(&TopologyConfig { replicas: 1, levels: vec![level] }, 1).unwrap();
+        let topology = Topology::new(&TopologyConfig::grid(1, vec![level]), 1).unwrap();
         let schedule = Schedule::new(10, 1, 0, vec![1000]).unwrap();
         let limits = LeaseLimits { held_paths, ..LeaseLimits::of_silence(Duration::from_secs(60)) };
         let plan = RunPlan { schedule, scheme: Scheme::Synchronous, phase: 0, limits };
