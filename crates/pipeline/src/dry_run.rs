@@ -267,8 +267,8 @@ fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Op
 
 /// For each lease a worker fetches the path's modules and uploads outer gradients, and every `train.state_every`
 /// leases it uploads the path's state, which consists of the `moments` (bytes). A worker that trains more paths than
-/// it holds fetches and uploads a state with each lease. `path` counts the parameters that train: a worker fetches frozen ones
-/// once.
+/// it holds fetches and uploads a state with each lease. `path` counts the parameters that train: a worker fetches
+/// frozen ones once.
 fn wire(path: u64, moments: u64, paths_per_worker: u64, config: &RunConfig) -> Wire {
     let gradients = encoded_len(path, config.outer.compression).unwrap_or(u64::MAX);
     let held = paths_per_worker <= config.train.held_paths as u64;
@@ -340,7 +340,9 @@ mod tests {
         assert_eq!(plan.levels.iter().map(|level| level.trains).collect::<Vec<_>>(), [false, true]);
         let trained = plan.levels[1].parameters;
         assert_eq!((plan.parameters.path, plan.parameters.trained), (whole.parameters.path, trained));
-        assert_eq!(plan.wire, Wire { to_worker: 4 * trained, from_worker: 12 * trained + 24 });
+        // The state, 8 bytes a parameter, travels with each fourth lease.
+        let from_worker = 4 * trained + 24 + 8 * trained / 4;
+        assert_eq!(plan.wire, Wire { to_worker: 4 * trained, from_worker });
         let saved = 4 * (whole.parameters.path - trained);
         // The base of the outer gradient, and in the step the gradients, two moments and kept activations.
         assert_eq!(whole.memory.round - plan.memory.round, saved);
@@ -356,17 +358,18 @@ mod tests {
         let (d, f) = (256, 704);
         let matrices = 4 * (4 * d * d + 3 * f * d);
         assert_eq!(adamw.memory.step.moments - plan.memory.step.moments, 4 * matrices);
-        assert_eq!(adamw.wire.from_worker - plan.wire.from_worker, 4 * matrices);
+        // The state travels with each fourth lease.
+        assert_eq!(adamw.wire.from_worker - plan.wire.from_worker, 4 * matrices / 4);
         assert_eq!(plan.memory.step.workspace - adamw.memory.step.workspace, 4 * 2 * (f * d + d * d));
     }
 
     #[test]
     fn a_worker_for_each_path_keeps_its_state() {
         let plan = DryRun::new(&config(), String::new(), 4, 1, None).unwrap();
-        assert_eq!(
-            plan.wire,
-            Wire { to_worker: 4 * plan.parameters.path, from_worker: 12 * plan.parameters.path + 24 }
-        );
+        let path = plan.parameters.path;
+        // The state travels with each fourth lease.
+        let from_worker = 4 * path + 24 + 8 * path / 4;
+        assert_eq!(plan.wire, Wire { to_worker: 4 * path, from_worker });
         let idle = DryRun::new(&config(), String::new(), 40, 1, None).unwrap();
         assert_eq!(idle.memory.all_workers, plan.memory.all_workers, "idle workers hold no path");
     }
