@@ -16,7 +16,7 @@ use crate::reroute::Moves;
 use crate::routes;
 use crate::runner;
 use crate::scheduler::{Arrival, Limits, Scheduler, SequenceId};
-use crate::shared::{Shared, State, Unrouted};
+use crate::shared::{Shared, SharedState, Unrouted};
 use crate::versions::Versions;
 use crate::{
     EngineError, GenerateRequest, KvType, Load, Observer, Outcome, Route, RoutedModel, Submission, TextCodec,
@@ -91,7 +91,7 @@ impl Engine {
             queued_tokens: config.queued_tokens,
             pages,
         });
-        let state = State {
+        let state = SharedState {
             scheduler,
             waiting: BTreeMap::new(),
             unrouted: VecDeque::new(),

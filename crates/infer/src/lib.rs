@@ -24,6 +24,7 @@ mod job;
 mod loads;
 mod model;
 mod module_cache;
+mod moves;
 mod observer;
 mod params;
 mod reroute;
@@ -50,7 +51,7 @@ pub use module_cache::{MemoryTooSmall, ModuleCache, ModuleKey, ModuleMemory};
 pub use observer::{NoObserver, Observer, Outcome, RequestSummary, StepSummary};
 pub use params::{GenerateRequest, SamplingParams};
 pub use run_model::{
-    LoadModule, PathModules, PrefixRouter, RoutePrefixes, RunModel, RunModelError, RunPaths, TokenRouter,
+    ChunkRouter, LoadModule, PathModules, PrefixRouter, RoutePrefixes, RunModel, RunModelError, RunPaths,
 };
 pub use sampler::TokenSampler;
 pub use scheduler::Load;

@@ -4,30 +4,15 @@
 //! together, and fewer modules are loaded. But the first of the waiting is overtaken a bounded number of times only.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use dipaco_topology::PathId;
 
 use crate::running::failed;
-use crate::scheduler::SequenceId;
-use crate::shared::{Shared, State, guarded};
-use crate::{Generation, Route, ServedPath};
+use crate::shared::{Routed, Shared, SharedState, guarded};
+use crate::{Generation, ServedPath};
 
 /// Sequences that may overtake the first that waits for its modules.
 const OVERTAKERS: usize = 256;
-
-/// A sequence with a path.
-pub(crate) struct Routed {
-    pub(crate) id: SequenceId,
-    pub(crate) path: PathId,
-    /// The router's decision, if it was asked.
-    pub(crate) route: Option<Route>,
-    /// Time that the router took, if it was asked.
-    pub(crate) took: Option<Duration>,
-    pub(crate) generation: Arc<dyn Generation>,
-    /// Number of sequences that began although this one was the first to wait.
-    pub(crate) overtaken: usize,
-}
 
 /// Loads the modules of waiting sequences until the engine ends, one path at a time.
 pub(crate) fn run(shared: &Shared) {
@@ -95,7 +80,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl SharedState {
     /// The modules of a sequence, if they are in memory and it may overtake those that wait.
     fn loaded(&mut self, routed: &Routed) -> Option<ServedPath> {
         let served = routed.generation.loaded(routed.path)?;

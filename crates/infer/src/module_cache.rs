@@ -53,13 +53,13 @@ pub struct ModuleMemory {
 #[derive(Debug)]
 pub struct ModuleCache {
     limit: Option<usize>,
-    state: Mutex<State>,
+    state: Mutex<CacheState>,
     /// A module was loaded, or nobody holds it any more.
     change: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CacheState {
     entries: BTreeMap<ModuleKey, Entry>,
     /// Bytes of a module of each level, known since the first was loaded.
     sizes: BTreeMap<u16, usize>,
@@ -108,7 +108,7 @@ impl ModuleCache {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CacheState> {
         // No code under the lock can panic halfway through a change, so the state behind a poisoned lock is whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -197,7 +197,7 @@ impl ModuleCache {
         Ok((modules.ok_or("a module left the memory while it was held, which is a bug")?, held))
     }
 
-    fn wait_for_room(&self, keys: &[ModuleKey]) -> Result<MutexGuard<'_, State>, MemoryTooSmall> {
+    fn wait_for_room(&self, keys: &[ModuleKey]) -> Result<MutexGuard<'_, CacheState>, MemoryTooSmall> {
         let mut state = self.lock();
         loop {
             state.check(keys, self.limit)?;
@@ -227,7 +227,7 @@ impl ModuleCache {
     }
 }
 
-impl State {
+impl CacheState {
     /// Bytes of a module; 0 before a module of its level was loaded.
     fn size(&self, key: ModuleKey) -> usize {
         self.sizes.get(&key.level).copied().unwrap_or(0)

@@ -7,21 +7,16 @@
 //! The steps of other sequences do not wait for the router, nor for the modules of the new path. A sequence that changes its
 //! path gives up its pages and modules first, so it holds nothing while it waits.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use dipaco_topology::PathId;
 
-use crate::running::Running;
-use crate::scheduler::{Chunks, Plan, SequenceId};
-use crate::shared::{Asked, Shared, State, Unrouted};
+use crate::scheduler::{Chunks, SequenceId};
 use crate::{EngineError, GenerateRequest, ServedPath};
 
 /// Changes of paths that the thread of the steps has to make.
 #[derive(Default)]
 pub(crate) struct Moves {
     /// Sequences that leave their path.
-    left: Vec<SequenceId>,
+    pub(crate) left: Vec<SequenceId>,
     /// Sequences with the modules of their new path.
     pub(crate) arrived: Vec<(SequenceId, PathId, ServedPath)>,
     /// Sequences that got no path, or no modules.
@@ -46,56 +41,5 @@ pub(crate) fn check(request: &GenerateRequest, reroutes: bool) -> Result<(), Eng
                        (dipaco route fit-transformer)",
         }),
         _ => Ok(()),
-    }
-}
-
-impl Shared {
-    /// The path of the next chunk is that of the last.
-    pub(crate) fn stay(&self, id: SequenceId) {
-        let mut state = self.lock();
-        state.scheduler.stay(id);
-        self.changed(&state);
-    }
-
-    /// The next chunk has another path.
-    pub(crate) fn leave(&self, id: SequenceId) {
-        let mut state = self.lock();
-        state.scheduler.leave(id);
-        state.moves.left.push(id);
-        self.changed(&state);
-    }
-}
-
-impl State {
-    /// Asks for the paths of the chunks that follow.
-    pub(crate) fn ask_for_paths(&mut self, plan: &Plan, all: &BTreeMap<SequenceId, Running>) {
-        for (id, end) in &plan.at_end {
-            let Some(running) = all.get(id) else { continue };
-            let Some(generation) = &running.job.generation else { continue };
-            let tokens: Arc<[u32]> = self.scheduler.first_tokens(*id, *end).into();
-            let asked = Asked::Chunk(tokens, Some(running.path));
-            self.unrouted.push_back(Unrouted { id: *id, asked, generation: Arc::clone(generation) });
-        }
-    }
-
-    /// Makes the changes of paths. Returns the sequences that failed.
-    pub(crate) fn make_moves(
-        &mut self,
-        all: &mut BTreeMap<SequenceId, Running>,
-    ) -> Vec<(SequenceId, EngineError)> {
-        let Moves { left, arrived, failed } = std::mem::take(&mut self.moves);
-        for id in left {
-            if let Some(running) = all.get_mut(&id) {
-                running.leave();
-            }
-        }
-        for (id, path, served) in arrived {
-            if let Some(running) = all.get_mut(&id) {
-                let modules = self.versions.number(served.version);
-                running.arrive(path, served);
-                self.scheduler.ready(id, modules);
-            }
-        }
-        failed
     }
 }

@@ -6,10 +6,9 @@ use std::time::Instant;
 
 use dipaco_topology::PathId;
 
-use crate::loads::Routed;
 use crate::running::failed;
 use crate::scheduler::SequenceId;
-use crate::shared::{Asked, Shared, Unrouted, guarded};
+use crate::shared::{Asked, Routed, Shared, Unrouted, guarded};
 use crate::{EngineError, FinishReason, Finished, GenerationEvent, Outcome, Route, ServedPath};
 
 /// Sequences that are routed together.

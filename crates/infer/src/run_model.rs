@@ -85,7 +85,7 @@ pub struct PathModules {
 }
 
 /// Picks the path that continues a text, from all its tokens (arXiv:2403.10616 §2.4.3).
-pub type TokenRouter = Box<dyn Fn(&[u32]) -> Result<PathId, BoxError> + Send + Sync>;
+pub type ChunkRouter = Box<dyn Fn(&[u32]) -> Result<PathId, BoxError> + Send + Sync>;
 
 /// The paths of a run with the weights of one moment.
 pub struct RunPaths {
@@ -170,7 +170,7 @@ pub struct RunModel {
     topology: Topology,
     stepper: Stepper,
     router: Option<PrefixRouter>,
-    token_router: Option<TokenRouter>,
+    token_router: Option<ChunkRouter>,
     newest: Mutex<Arc<RunPaths>>,
 }
 
@@ -195,7 +195,7 @@ impl RunModel {
 
     /// The same model, which can also choose paths within a text.
     #[must_use]
-    pub fn with_token_router(self, router: TokenRouter) -> Self {
+    pub fn with_token_router(self, router: ChunkRouter) -> Self {
         Self { token_router: Some(router), ..self }
     }
 

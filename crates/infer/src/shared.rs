@@ -4,18 +4,18 @@ use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dipaco_topology::PathId;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::job::Job;
-use crate::loads::Routed;
 use crate::reroute::{self, Moves};
 use crate::scheduler::{Scheduler, SequenceId};
 use crate::versions::Versions;
 use crate::{
-    EngineError, Finished, GenerateRequest, Generation, GenerationEvent, Load, Observer, Outcome,
+    EngineError, Finished, GenerateRequest, Generation, GenerationEvent, Load, Observer, Outcome, Route,
     RoutedModel, TextCodec,
 };
 
@@ -26,12 +26,12 @@ pub(crate) struct Shared {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) abort: CancellationToken,
     pub(crate) load: watch::Sender<Load>,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<SharedState>,
     /// The state changed.
     pub(crate) change: Condvar,
 }
 
-pub(crate) struct State {
+pub(crate) struct SharedState {
     pub(crate) scheduler: Scheduler,
     /// Sequences that have not left the queue.
     pub(crate) waiting: BTreeMap<SequenceId, Job>,
@@ -52,6 +52,19 @@ pub(crate) struct Unrouted {
     pub(crate) id: SequenceId,
     pub(crate) asked: Asked,
     pub(crate) generation: Arc<dyn Generation>,
+}
+
+/// A sequence with a path.
+pub(crate) struct Routed {
+    pub(crate) id: SequenceId,
+    pub(crate) path: PathId,
+    /// The router's decision, if it was asked.
+    pub(crate) route: Option<Route>,
+    /// Time that the router took, if it was asked.
+    pub(crate) took: Option<Duration>,
+    pub(crate) generation: Arc<dyn Generation>,
+    /// Number of sequences that began although this one was the first to wait.
+    pub(crate) overtaken: usize,
 }
 
 /// What a path follows from.
@@ -83,18 +96,18 @@ impl Unrouted {
 }
 
 impl Shared {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SharedState> {
         // No code under the lock can panic halfway through a change, so the state behind a poisoned lock is whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a change of the state.
-    pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, SharedState>) -> MutexGuard<'a, SharedState> {
         self.change.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells watchers and threads that the state changed.
-    pub(crate) fn changed(&self, state: &State) {
+    pub(crate) fn changed(&self, state: &SharedState) {
         self.load.send_replace(state.scheduler.load());
         self.change.notify_all();
     }
@@ -102,7 +115,7 @@ impl Shared {
     /// Ends a sequence that has not left the queue. A failure ends the other sequences of its submission.
     pub(crate) fn end_waiting(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, SharedState>,
         id: SequenceId,
         outcome: Outcome,
         end: Option<Result<Finished, EngineError>>,
@@ -122,7 +135,7 @@ impl Shared {
     }
 
     /// Ends the sequences of a submission that have not left the queue, after another one failed.
-    pub(crate) fn abandon_waiting(&self, state: &mut State, submission: u64) {
+    pub(crate) fn abandon_waiting(&self, state: &mut SharedState, submission: u64) {
         for (id, job) in state.waiting.extract_if(.., |_, job| job.submission == submission) {
             state.scheduler.remove(id);
             self.observer.finished(&job.summary(Outcome::Abort));

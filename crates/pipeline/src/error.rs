@@ -7,6 +7,7 @@ use dipaco_topology::{ModuleId, PathId};
 use dipaco_train::client::ClientError;
 use thiserror::Error;
 
+use crate::extend_error::ExtendError;
 use crate::label_error::LabelError;
 
 /// Why a step failed.
@@ -115,33 +116,6 @@ pub enum PipelineError {
         found: String,
         /// Hash of the tokenizer that the run was routed with.
         expected: String,
-    },
-    /// A run can't extend itself.
-    #[error(
-        "{} is the run to extend, or has its store: name another directory with --run, and another run.store",
-        folder.display()
-    )]
-    ExtendsItself {
-        /// The directory.
-        folder: PathBuf,
-    },
-    /// The text of an extension was prepared with another tokenizer.
-    #[error(
-        "{} is not the tokenizer of the run to extend, {}: prepare the text with `dipaco prepare` after `dipaco extend`",
-        file.display(),
-        expected.display()
-    )]
-    NotTheKeptTokenizer {
-        /// The tokenizer's file.
-        file: PathBuf,
-        /// The tokenizer of the run to extend.
-        expected: PathBuf,
-    },
-    /// A setting differs from that of the run to extend, whose weights depend on it.
-    #[error("{key} differs from the run to extend, whose weights depend on it: leave it as it is")]
-    ExtendedSetting {
-        /// The key or section.
-        key: &'static str,
     },
     /// The training replaces its weights faster than a reader can ask for them.
     #[error(
@@ -316,6 +290,9 @@ pub enum PipelineError {
     /// Labels of documents.
     #[error(transparent)]
     Labels(#[from] LabelError),
+    /// Extending a finished run.
+    #[error(transparent)]
+    Extend(#[from] ExtendError),
     /// The configuration.
     #[error(transparent)]
     Config(#[from] dipaco_config::ConfigError),
@@ -406,8 +383,7 @@ impl PipelineError {
             | Self::Path(dipaco_path::PathError::BuiltWithoutCuda)
             | Self::NoRun { .. }
             | Self::NoSuchPath { .. }
-            | Self::ExtendsItself { .. }
-            | Self::ExtendedSetting { .. }
+            | Self::Extend(ExtendError::Itself { .. } | ExtendError::Setting { .. })
             | Self::FolderBusy { .. }
             | Self::RunBusy { .. }
             | Self::OtherDefaults { .. }

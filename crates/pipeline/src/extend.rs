@@ -10,6 +10,7 @@ use dipaco_train::{ExtensionOptions, check_finished, extend_run, open_run};
 use serde::Serialize;
 
 use crate::error::PipelineError;
+use crate::extend_error::ExtendError;
 use crate::imported_files::CopiedFile;
 use crate::run::{Run, save_config};
 use crate::run_directory::RunDirectory;
@@ -79,11 +80,11 @@ pub async fn extend(
     let mut config = new_config(config, &finished, &derived, change)?;
     let run = RunDirectory::new(root).with_places(&config.run);
     if same_place(run.root(), finished.directory.root()) || run.store() == finished.directory.store() {
-        return Err(PipelineError::ExtendsItself { folder: root.to_owned() });
+        return Err(ExtendError::Itself { folder: root.to_owned() }.into());
     }
     if run.tokenizer().exists() && prepared::tokenizer(&run)?.hash() != tokenizer.hash() {
         let (file, expected) = (run.tokenizer(), finished.directory.tokenizer());
-        return Err(PipelineError::NotTheKeptTokenizer { file, expected });
+        return Err(ExtendError::Tokenizer { file, expected }.into());
     }
     config.prepare.tokenizer =
         Some(std::path::absolute(run.kept_tokenizer()).map_err(|source| PipelineError::Io {
@@ -123,7 +124,7 @@ fn check_settings(config: &RunConfig, finished: &Run, vocabulary: usize) -> Resu
         ("sync.pattern", config.sync.pattern != theirs.sync.pattern),
     ];
     match differs.into_iter().find(|(_, differs)| *differs) {
-        Some((key, _)) => Err(PipelineError::ExtendedSetting { key }),
+        Some((key, _)) => Err(ExtendError::Setting { key }.into()),
         None => Ok(()),
     }
 }

@@ -33,6 +33,7 @@ pub mod dry_run;
 pub mod evaluate;
 pub mod experiment;
 pub mod extend;
+mod extend_error;
 pub mod files;
 pub mod import;
 mod label_error;
@@ -56,6 +57,7 @@ pub mod transformer_router;
 pub mod vocabulary;
 
 pub use error::PipelineError;
+pub use extend_error::ExtendError;
 pub use imported_files::{ExportedFiles, ImportedFolder};
 pub use label_error::LabelError;
 pub use run::{Run, save_config, saved_run};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::topology::level_number;
+use crate::ids::level_number;
 use crate::{LevelConfig, ModuleId, Modules, PathId, Topology, TopologyConfig, TopologyError};
 
 /// Paths to add to those of a finished run.

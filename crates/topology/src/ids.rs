@@ -58,3 +58,8 @@ impl FromStr for PathId {
         text.parse().map(Self).map_err(|_| format!("`{text}` is not a path id: write a number from 0"))
     }
 }
+
+/// Returns a level as it stands in a [`ModuleId`]. A run has far fewer than 65,536 levels.
+pub(crate) fn level_number(level: usize) -> u16 {
+    u16::try_from(level).unwrap_or(u16::MAX)
+}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::topology::level_number;
+use crate::ids::level_number;
 use crate::{ModuleId, Modules, TopologyConfig, TopologyError};
 
 /// Checks that each listed path names one module of each level, and that each module has a path.

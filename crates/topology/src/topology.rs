@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::config::parse_blocks;
+use crate::ids::level_number;
 use crate::listed::check_listed;
 use crate::{ModuleId, Modules, PathId, TopologyConfig, TopologyError};
 
@@ -257,11 +258,6 @@ impl Topology {
         let below: u32 = self.counts[level + 1..].iter().flatten().product();
         (path.0 / below) % k == module.index
     }
-}
-
-/// Returns a level as it stands in a [`ModuleId`]. A run has far fewer than 65,536 levels.
-pub(crate) fn level_number(level: usize) -> u16 {
-    u16::try_from(level).unwrap_or(u16::MAX)
 }
 
 #[cfg(test)]

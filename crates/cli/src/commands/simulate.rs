@@ -13,7 +13,7 @@ use dipaco_telemetry::Progress;
 use self::bandwidth::BandwidthOptions;
 use self::chaos::ChaosOptions;
 use self::goodput::GoodputOptions;
-use self::serve::ServeOptions;
+use self::serve::ServingOptions;
 use self::speeds::SpeedsOptions;
 use crate::error::CliError;
 
@@ -30,7 +30,7 @@ pub(crate) enum SimulateCommand {
     Speeds(SpeedsOptions),
     /// Compute what a server of many paths gains when it batches sequences by module.
     #[command(after_help = serve::EXAMPLES)]
-    Serve(ServeOptions),
+    Serve(ServingOptions),
     /// Play small runs in which processes die, messages get lost and disks are slow, and check each of them.
     #[command(after_help = chaos::EXAMPLES)]
     Chaos(ChaosOptions),

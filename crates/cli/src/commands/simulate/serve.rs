@@ -17,7 +17,7 @@ Examples:
 
 /// Options of `dipaco simulate serve`.
 #[derive(Debug, Args)]
-pub(crate) struct ServeOptions {
+pub(crate) struct ServingOptions {
     /// Number of levels.
     #[arg(long, value_name = "L", default_value_t = 2)]
     levels: u32,
@@ -86,7 +86,7 @@ fn name(batching: Batching) -> &'static str {
     }
 }
 
-impl ServeOptions {
+impl ServingOptions {
     fn traffic(&self) -> ServedTraffic {
         ServedTraffic {
             levels: self.levels,
@@ -108,7 +108,7 @@ impl ServeOptions {
     }
 }
 
-pub(crate) fn run(options: &ServeOptions) -> Result<(), CliError> {
+pub(crate) fn run(options: &ServingOptions) -> Result<(), CliError> {
     let traffic = options.traffic();
     let serve = |batching| serve_traffic(&traffic, batching).map_err(|error| refused(&error));
     let path = serve(Batching::Path)?;

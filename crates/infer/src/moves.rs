@@ -1,0 +1,61 @@
+//! Sequences that change their paths while they run.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::EngineError;
+use crate::reroute::Moves;
+use crate::running::Running;
+use crate::scheduler::{Plan, SequenceId};
+use crate::shared::{Asked, Shared, SharedState, Unrouted};
+
+impl Shared {
+    /// The path of the next chunk is that of the last.
+    pub(crate) fn stay(&self, id: SequenceId) {
+        let mut state = self.lock();
+        state.scheduler.stay(id);
+        self.changed(&state);
+    }
+
+    /// The next chunk has another path.
+    pub(crate) fn leave(&self, id: SequenceId) {
+        let mut state = self.lock();
+        state.scheduler.leave(id);
+        state.moves.left.push(id);
+        self.changed(&state);
+    }
+}
+
+impl SharedState {
+    /// Asks for the paths of the chunks that follow.
+    pub(crate) fn ask_for_paths(&mut self, plan: &Plan, all: &BTreeMap<SequenceId, Running>) {
+        for (id, end) in &plan.at_end {
+            let Some(running) = all.get(id) else { continue };
+            let Some(generation) = &running.job.generation else { continue };
+            let tokens: Arc<[u32]> = self.scheduler.first_tokens(*id, *end).into();
+            let asked = Asked::Chunk(tokens, Some(running.path));
+            self.unrouted.push_back(Unrouted { id: *id, asked, generation: Arc::clone(generation) });
+        }
+    }
+
+    /// Makes the changes of paths. Returns the sequences that failed.
+    pub(crate) fn make_moves(
+        &mut self,
+        all: &mut BTreeMap<SequenceId, Running>,
+    ) -> Vec<(SequenceId, EngineError)> {
+        let Moves { left, arrived, failed } = std::mem::take(&mut self.moves);
+        for id in left {
+            if let Some(running) = all.get_mut(&id) {
+                running.leave();
+            }
+        }
+        for (id, path, served) in arrived {
+            if let Some(running) = all.get_mut(&id) {
+                let modules = self.versions.number(served.version);
+                running.arrive(path, served);
+                self.scheduler.ready(id, modules);
+            }
+        }
+        failed
+    }
+}
