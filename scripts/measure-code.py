@@ -136,12 +136,13 @@ class Source:
                     while self.text(index) == "#":
                         index = self.ends.get(index + 1, index) + 1
                     item = index
-                    while index < len(self.tokens) and self.text(index) not in ("{", ";"):
+                    # A field ends with the braces around it.
+                    while index < len(self.tokens) and self.text(index) not in ("{", ";", "}"):
                         index = self.ends.get(index, index) + 1
                     words = [token.text for token in self.tokens[item:index]]
                     if "mod" in words and self.text(index) == ";":
                         self.test_modules.append(words[words.index("mod") + 1])
-                    index = self.ends.get(index, index)
+                    index = index - 1 if self.text(index) == "}" else self.ends.get(index, index)
                     ranges.append((start, index))
             index += 1
         return ranges

@@ -1,4 +1,4 @@
-//! Lease trial: what one lease costs a worker beside its inner steps.
+//! Lease trial: the costs of one lease beside its inner steps.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::BenchError;
 
-/// What this process has used since its start.
+/// Use of the processor and of memory by this process since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ProcessUse {
     /// Processor seconds in the program.
@@ -29,7 +29,7 @@ pub struct ProcessUse {
 /// Functions that measure this process.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessMeter {
-    /// What the process has used; `None` where the system does not report it.
+    /// Use by the process; `None` where the system does not report it.
     pub used: fn() -> Option<ProcessUse>,
     /// Peak resident memory in bytes since the last call of `begin_peak`.
     pub peak: fn() -> Option<u64>,
@@ -55,7 +55,7 @@ pub struct LeaseTrialOptions {
 pub struct StageCost {
     /// Elapsed time.
     pub seconds: f64,
-    /// What the process used meanwhile; `None` where the system does not report it.
+    /// Use by the process meanwhile; `None` where the system does not report it.
     #[serde(flatten)]
     pub used: Option<ProcessUse>,
     /// Bytes that came to the worker.

@@ -178,12 +178,13 @@ impl Engine {
         }
         let (arrived, unfinished) = (Instant::now(), requests.len());
         let (events, receiver) = mpsc::channel(requests.iter().map(most_events).sum::<usize>().max(1));
-        let arrivals = requests.iter().map(|request| Arrival {
+        let chunks: Vec<_> = requests.iter().map(reroute::chunks).collect();
+        let arrivals = requests.iter().zip(&chunks).map(|(request, &chunks)| Arrival {
             client: request.client,
             prompt: Arc::clone(&request.prompt),
             max_tokens: request.max_tokens,
             reads_cache: !request.score_prompt,
-            chunks: reroute::chunks(request),
+            chunks,
         });
         let arrivals = arrivals.collect();
         let most = model.prefix_tokens();
@@ -196,9 +197,10 @@ impl Engine {
         let sequences = state.scheduler.admit(arrivals, deadline)?;
         state.submissions += 1;
         let submission = state.submissions;
-        for (sequence, (request, &id)) in requests.into_iter().zip(&sequences).enumerate() {
+        let new = requests.into_iter().zip(chunks).zip(&sequences);
+        for (sequence, ((request, chunks), &id)) in new.enumerate() {
             let kept = request.route_every.map(|_| Arc::clone(&generation));
-            state.unrouted.push_back(Unrouted::new(id, &request, most, Arc::clone(&generation)));
+            state.unrouted.push_back(Unrouted::new(id, &request, chunks, most, Arc::clone(&generation)));
             let (events, place, routing) = (events.clone(), None, None);
             let job = Job {
                 request,

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::job::Job;
-use crate::reroute::{self, Moves};
-use crate::scheduler::{Scheduler, SequenceId};
+use crate::reroute::Moves;
+use crate::scheduler::{Chunks, Scheduler, SequenceId};
 use crate::versions::Versions;
 use crate::{
     EngineError, Finished, GenerateRequest, Generation, GenerationEvent, Load, Observer, Outcome, Route,
@@ -78,14 +78,15 @@ pub(crate) enum Asked {
 }
 
 impl Unrouted {
-    /// A sequence that has not begun. The router reads at most `most` tokens.
+    /// A sequence that has not begun, with its first chunk. The router reads at most `most` tokens.
     pub(crate) fn new(
         id: SequenceId,
         request: &GenerateRequest,
+        chunks: Option<Chunks>,
         most: usize,
         generation: Arc<dyn Generation>,
     ) -> Self {
-        let before = reroute::chunks(request).map_or(0, |chunks| chunks.end - chunks.every);
+        let before = chunks.map_or(0, |chunks| chunks.end - chunks.every);
         let asked = match request.path {
             _ if before > 0 => Asked::Chunk(request.prompt[..before].into(), None),
             Some(path) => Asked::Pinned(path),

@@ -20,7 +20,7 @@ use crate::BenchError;
 /// Longest line of a stream in bytes. A longer one is no stream of tokens.
 const LONGEST_LINE: usize = 1 << 20;
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub(super) enum LoadOutcome {
     /// The stream came to its end.
