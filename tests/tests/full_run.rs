@@ -83,6 +83,16 @@ fn the_routed_model_has_learnt_from_its_text() {
     assert!(perplexity("routed") < perplexity("seed"), "{rows}");
     let path = run.dipaco("evaluate --path 1 --json").succeeded().json();
     assert!(path[0]["perplexity"].as_f64().unwrap() < 384.0, "{path}");
+    // Other uses of the same paths: no choice of a path for each document is better than the best one in hindsight.
+    let others = run.dipaco("evaluate --ensemble 2 --oracle --random-path --json").succeeded().json();
+    let loss = |model: &str| {
+        let row = others.as_array().unwrap().iter().find(|row| row["model"] == model).unwrap();
+        assert_eq!(row["tokens_counted"], rows[0]["tokens_counted"]);
+        row["nll_sum"].as_f64().unwrap()
+    };
+    let best = loss("best path in hindsight");
+    assert!(best <= loss("routed") && best < loss("random path") && loss("ensemble of 2") > 0.0, "{others}");
+    let _ = run.dipaco("evaluate --ensemble 2 --ensemble-temperature 0").failed(2, &["above 0"]);
     let _ = run.dipaco("evaluate --path 4").failed(2, &["no path 4", "paths 0 to 3"]);
 }
 

@@ -65,10 +65,10 @@ async fn answers(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<Answer>
         match event.event {
             GenerationEvent::Started { .. } => {}
             GenerationEvent::Prompt(scores) => {
-                answer.scores.extend(scores.iter().map(|s| (s.token, s.log_prob)))
+                answer.scores.extend(scores.iter().map(|s| (s.token, s.log_prob)));
             }
             GenerationEvent::Token { token, score, .. } => {
-                answer.scores.push((token, score.unwrap().log_prob))
+                answer.scores.push((token, score.unwrap().log_prob));
             }
             GenerationEvent::Finished(finished) => answer.reroutes = finished.reroutes,
         }
