@@ -4,7 +4,7 @@ use std::path::Path;
 
 use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter, TokenRows};
 
-use crate::{BoxError, FeatureExtractor, FittedOn, RouterConfig, TransformerFittedOn};
+use crate::{BoxError, FeatureExtractor, FitOrigin, FittedOn, RouterConfig, TransformerFittedOn};
 
 /// Different kinds of documents in [`corpus`].
 pub(crate) const TOPICS: u32 = 4;
@@ -85,5 +85,15 @@ pub(crate) fn transformer_fitted_on() -> TransformerFittedOn {
         steps: 10,
         held_out_loss: Some(0.5),
         blind_loss: None,
+    }
+}
+
+/// The origin of a router that was fitted on some documents.
+pub(crate) fn origin() -> FitOrigin {
+    FitOrigin {
+        tokens_hash: "t".into(),
+        tokenizer_hash: "k".into(),
+        seed_hash: "s".into(),
+        labels_hash: None,
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use dipaco_routing::{ShardSet, TextRouter};
-use dipaco_shards::TokenRows;
+use dipaco_shards::{TokenRows, document_number};
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
@@ -14,6 +14,9 @@ use crate::score::{Counted, Scorer};
 use crate::sequences::{Piece, Plan, Sequence, Text, longest_first};
 use crate::windows::prefixes;
 use crate::{BoxError, EvalError, Evaluation, EvaluationProgressFn, PathSource, Protocol, Stage};
+
+/// Key context that separates this use of BLAKE3 from all others.
+const CONTEXT: &str = "dipaco 2026 random path of a document";
 
 /// A router that gives probabilities to paths by the first tokens of a text. Several threads use it at the same time.
 pub trait MixtureRouter: Sync {
@@ -172,8 +175,13 @@ fn members(
             }
         }
         Mixture::Random { seed } => {
-            for (place, sequence) in plan.sequences.iter().enumerate() {
-                add(random_path(plan, sequence, seed, paths), place, 0.0);
+            let mut place = 0;
+            for document in plan.sequences.chunk_by(of_one_document) {
+                let path = random_path(plan, &document[0], seed, paths);
+                for _ in document {
+                    add(path, place, 0.0);
+                    place += 1;
+                }
             }
         }
         Mixture::Ensemble { router, paths: most } => {
@@ -223,15 +231,13 @@ fn weigh(
 
 /// A path that depends on the document's tokens and the seed alone: the same in every division of the text.
 fn random_path(plan: &Plan<'_>, sequence: &Sequence, seed: u64, paths: u32) -> PathId {
-    let mut hash = blake3::Hasher::new();
-    hash.update(&seed.to_le_bytes());
-    let document = plan.texts[sequence.text as usize].file.document(sequence.document);
-    document.iter().for_each(|token| {
-        hash.update(&token.to_le_bytes());
-    });
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&hash.finalize().as_bytes()[..8]);
-    PathId((u64::from_le_bytes(bytes) % u64::from(paths.max(1))) as u32)
+    let document = plan.texts[sequence.text as usize].file.document(sequence.document).to_vec();
+    PathId((document_number(CONTEXT, seed, &document) * f64::from(paths)) as u32)
+}
+
+/// Whether two sequences are of the same document.
+fn of_one_document(a: &Sequence, b: &Sequence) -> bool {
+    (a.text, a.document) == (b.text, b.document)
 }
 
 /// Scores of all sequences, combined over the paths so far.
@@ -256,13 +262,11 @@ struct CombinedSequence {
 
 impl Combined {
     fn new(plan: &Plan<'_>, oracle: bool) -> Self {
-        let places: Vec<usize> = (0..plan.sequences.len()).collect();
-        let same = |a: &usize, b: &usize| {
-            let [a, b] = [&plan.sequences[*a], &plan.sequences[*b]];
-            (a.text, a.document) == (b.text, b.document)
-        };
-        let documents: Vec<Range<usize>> =
-            places.chunk_by(same).map(|run| run[0]..run[0] + run.len()).collect();
+        let mut documents: Vec<Range<usize>> = Vec::new();
+        for document in plan.sequences.chunk_by(of_one_document) {
+            let start = documents.last().map_or(0, |last| last.end);
+            documents.push(start..start + document.len());
+        }
         Self {
             sequences: vec![CombinedSequence::default(); plan.sequences.len()],
             best: oracle.then(|| vec![(f64::INFINITY, PathId(0)); documents.len()]),

@@ -30,7 +30,7 @@ impl fmt::Debug for TrainerMemory {
 #[cfg(test)]
 mod tests {
     use dipaco_config::TrainConfig;
-    use dipaco_model::{Dtype, ModelConfig, ModelError, ModuleWeights, TokenBatch, TokenRows, split};
+    use dipaco_model::{Dtype, ModelConfig, ModuleWeights, TokenBatch, TokenRows, split};
     use dipaco_topology::{PathId, Topology, TopologyConfig};
 
     use super::*;
@@ -61,7 +61,7 @@ mod tests {
             Trainer::reusing(memory, &TrainDevice::Cpu, model, &topology, &weights, state, inner).unwrap();
         let token = |at: usize| ((at + seed as usize) * 7 % 61) as u32;
         let [tokens, targets] = [0..48, 1..49].map(|range| range.map(token).collect::<Vec<u32>>());
-        let rows = TokenRows::new(tokens, 2, 61).map_err(ModelError::from).unwrap();
+        let rows = TokenRows::new(tokens, 2, 61).unwrap();
         let batch = TokenBatch::new(rows, targets, 61).unwrap();
         for _ in 0..3 {
             trainer.step(&batch, PathId(0)).unwrap();

@@ -3,16 +3,8 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 use crate::features::silent;
+use crate::testing::origin;
 use crate::{ClassifierConfig, RouterKind};
-
-fn origin() -> FitOrigin {
-    FitOrigin {
-        tokens_hash: "t".into(),
-        tokenizer_hash: "k".into(),
-        seed_hash: "s".into(),
-        labels_hash: None,
-    }
-}
 
 fn from() -> TargetsFrom {
     TargetsFrom { router_hash: "r".into(), scores_hash: "l".into() }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Histogram, corpus};
+use crate::testing::{Histogram, corpus, origin};
 use crate::{features::silent, testing::TOPICS};
 
 #[test]
@@ -50,15 +50,6 @@ fn too_many_paths_and_too_long_prefixes_are_refused() {
     let config = RouterConfig { prefix_tokens: 65, ..RouterConfig::default() };
     let message = fit(&Histogram, "", &file, &[2], &config, &mut silent).unwrap_err().to_string();
     assert!(message.contains("routing.prefix_tokens = 65"), "{message}");
-}
-
-fn origin() -> FitOrigin {
-    FitOrigin {
-        tokens_hash: "t".into(),
-        tokenizer_hash: "k".into(),
-        seed_hash: "s".into(),
-        labels_hash: None,
-    }
 }
 
 /// Points whose first two components are near one of 3 places and whose last two are near one of 2, independently:

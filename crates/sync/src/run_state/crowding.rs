@@ -10,10 +10,10 @@ impl RunState {
     /// has or will have more paths than it keeps states of. Without an upload, the worker would have to repeat the steps
     /// since the last uploaded state.
     ///
-    /// A worker reports only the states that it keeps, so the equal share of all paths counts too.
+    /// A worker reports only the states that it keeps, so the equal share of all paths that train counts too.
     pub(super) fn is_crowded(&self, path: PathId, worker: &ProcessId) -> bool {
         let own = self.unfinished(worker).filter(|&other| other != path).count() + 1;
-        let share = (self.topology.paths() as usize).div_ceil(self.holders.count().max(1));
+        let share = self.topology.trained_paths().len().div_ceil(self.holders.count().max(1));
         own.max(share) > self.plan.limits.held_paths
     }
 }
@@ -34,6 +34,11 @@ mod tests {
 
     /// A run of four paths whose workers keep this many states.
     fn run(held_paths: usize) -> RunState {
+        run_of(Vec::new(), 0, held_paths)
+    }
+
+    /// A run of these paths, or of all combinations, of which the first are kept.
+    fn run_of(paths: Vec<Vec<u32>>, kept_paths: u32, held_paths: usize) -> RunState {
         let level = LevelConfig {
             modules: Modules::Count(4),
             blocks: "0".into(),
@@ -41,11 +46,15 @@ mod tests {
             head: true,
             frozen: false,
         };
-        let topology = Topology::new(&TopologyConfig::grid(1, vec![level]), 1).unwrap();
+        let config = TopologyConfig { paths, kept_paths, ..TopologyConfig::grid(1, vec![level]) };
+        let topology = Topology::new(&config, 1).unwrap();
         let schedule = Schedule::new(10, 1, 0, vec![1000]).unwrap();
         let limits = LeaseLimits { held_paths, ..LeaseLimits::of_silence(Duration::from_secs(60)) };
         let plan = RunPlan { schedule, scheme: Scheme::Synchronous, phase: 0, limits };
-        let progress = TrainingProgress::start(&topology, 1);
+        let mut progress = TrainingProgress::start(&topology, 1);
+        for kept in &mut progress.paths[..kept_paths as usize] {
+            (kept.steps, kept.measured) = (1000, true);
+        }
         RunState::new(topology, plan, progress, 1).unwrap()
     }
 
@@ -75,6 +84,15 @@ mod tests {
             for _ in 0..12 {
                 assert_eq!(train(&mut run, "a", &mut kept, most), crowded, "{most} states");
             }
+        }
+    }
+
+    #[test]
+    fn kept_paths_crowd_nobody() {
+        let mut run = run_of((0..4).map(|index| vec![index]).collect(), 3, 1);
+        let mut kept = Vec::new();
+        for _ in 0..3 {
+            assert!(!train(&mut run, "a", &mut kept, 1), "one path trains, and its state is kept");
         }
     }
 
