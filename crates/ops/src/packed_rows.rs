@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use crate::buffer::Buffer;
 use crate::element::{Element, convert};
 use crate::product::{
-    DEPTH, Group, LeftRows, Lhs, Matrix, NR, Rhs, Shared, multiply_shared, pack_all, packed_len, with_rows,
+    Group, LeftRows, Matrix, NR, Rhs, Shared, multiply_shared, pack_all, packed_len, with_rows,
 };
 use crate::quantized::{ActivationBlock, QuantizedPanels, quantize};
 use crate::scratch::{split_off, whole_lines, with_scratch};
@@ -202,72 +202,20 @@ impl PackedRows {
         let add = target == Target::Add;
         let rows = LeftRows::contiguous(x.rows, self.depth);
         match &self.panels {
-            Panels::F32(memory) => with_rows(rows, |x| {
+            Panels::F32(memory) => {
                 let rhs = Rhs::new(bytemuck::cast_slice(memory), Group::Single, self.depth, self.rows);
                 // SAFETY: passed on.
-                unsafe { multiply_shared(x, rhs, columns, y, at, stride, add) };
-            }),
-            Panels::Bf16(memory) => with_rows(rows, |x| {
+                with_rows(rows, |x| unsafe { multiply_shared(x, rhs, columns, y, at, stride, add) });
+            }
+            Panels::Bf16(memory) => {
+                let rhs = Rhs::halves(bytemuck::cast_slice(memory), self.depth, self.rows);
                 // SAFETY: passed on.
-                unsafe { self.widened_columns(bf16::of(memory), x, columns, y, at, stride, add) };
-            }),
+                with_rows(rows, |x| unsafe { multiply_shared(x, rhs, columns, y, at, stride, add) });
+            }
             // SAFETY: passed on.
             Panels::Blocks(panels) => unsafe { panels.columns(x.blocks, columns, y, at, stride, add) },
         }
     }
-
-    /// [`Self::columns`] for weights in bf16. A part of a panel is widened into the first-level cache and serves all rows
-    /// there. Sums are cut into the same parts as those of an f32 matrix, so they have the same bits.
-    ///
-    /// # Safety
-    /// No other thread may use these elements of y meanwhile.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of `columns`, and the panels")]
-    unsafe fn widened_columns(
-        &self,
-        panels: &[bf16],
-        x: Lhs<'_>,
-        columns: Range<usize>,
-        y: &Shared<f32>,
-        at: usize,
-        stride: usize,
-        add: bool,
-    ) {
-        with_scratch(DEPTH * NR, |memory| {
-            for j in columns.clone().step_by(NR) {
-                let (panel, count) = (&panels[j * self.depth..], NR.min(columns.end - j));
-                for first in (0..self.depth).step_by(DEPTH) {
-                    let groups = DEPTH.min(self.depth - first);
-                    let wide = &mut memory[..groups * NR];
-                    widen(&panel[first * NR..][..groups * NR], wide);
-                    let rhs = Rhs::new(bytemuck::cast_slice(wide), Group::Single, groups, count);
-                    let at = at + j - columns.start;
-                    // SAFETY: passed on.
-                    unsafe {
-                        multiply_shared(
-                            x.part(first, groups),
-                            rhs,
-                            0..count,
-                            y,
-                            at,
-                            stride,
-                            add || first > 0,
-                        );
-                    }
-                }
-            }
-        });
-    }
-}
-
-fn widen(from: &[bf16], to: &mut [f32]) {
-    crate::vector::dispatch(
-        #[inline(always)]
-        || {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = Element::to_f32(*from);
-            }
-        },
-    );
 }
 
 fn column_tasks(columns: usize) -> impl IndexedParallelIterator<Item = Range<usize>> {

@@ -153,7 +153,7 @@ unsafe fn multiply_into(
         (lhs.rows - 1) * lhs.row + (lhs.groups - 1) * lhs.step < lhs.data.len(),
         "the left operand is too short"
     );
-    let kernel = kernel::kernel(lhs.group);
+    let kernel = kernel::kernel(lhs.group, rhs.is_halves());
     // Columns outside, rows inside: each panel of B comes into the first-level cache once and serves all rows of A.
     for first in (0..lhs.groups).step_by(DEPTH) {
         let groups = DEPTH.min(lhs.groups - first);
@@ -181,7 +181,7 @@ unsafe fn multiply_into(
                     accumulate,
                 };
                 // SAFETY: the kernel reads `rows` rows of `groups` groups of A, inside its slice by the assertion above,
-                // and `groups` times NR groups of B, inside `b`. It writes `rows` × `valid` elements of C, which are
+                // and `groups` times NR elements of B, inside `b`. It writes `rows` × `valid` elements of C, which are
                 // valid by this function's contract.
                 unsafe { if valid == NR { kernel(&tile) } else { edge(kernel, tile) } }
             }

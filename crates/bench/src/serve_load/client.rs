@@ -64,7 +64,7 @@ impl LoadOutcome {
     }
 }
 
-/// Sends requests over a pool of connections.
+/// Sends requests, each over a connection of its own.
 pub(super) struct LoadClient {
     pool: Pool<HttpConnector, Full<Bytes>>,
     uri: Uri,
@@ -111,7 +111,8 @@ impl LoadClient {
             .map_err(|_| wrong("the API key has characters that a header can't have".into()))?;
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        let pool = Pool::builder(TokioExecutor::new()).build(connector);
+        // Some servers close a connection after each stream, and a request on such a connection would fail.
+        let pool = Pool::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
         Ok(Self { pool, uri, authorization, timeout: options.timeout })
     }
 

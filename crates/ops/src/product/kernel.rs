@@ -17,7 +17,7 @@ pub(crate) struct Tile {
     pub(crate) a: *const u32,
     pub(crate) a_row: usize,
     pub(crate) a_step: usize,
-    /// Group (g, j) of B at `g * b_step + j`.
+    /// Group (g, j) of B at `g * b_step + j`. For a kernel of halves, group g is [`NR`] bf16 from `g * b_step` on.
     pub(crate) b: *const u32,
     pub(crate) b_step: usize,
     /// Element (i, j) of C at `i * c_row + j`.
@@ -37,6 +37,8 @@ pub(super) type Kernel = unsafe fn(&Tile);
 /// The kernels of this processor.
 struct Kernels {
     single: Kernel,
+    /// A is f32 and B is bf16. An element has the bits that [`Self::single`] gives for the widened B.
+    halves: Kernel,
     pair: Option<Kernel>,
     transpose: Transpose,
     name: &'static str,
@@ -54,8 +56,13 @@ pub(super) const BLOCK: usize = 16;
 /// The environment variable that limits the instructions of products.
 const LIMIT: &str = "DIPACO_SIMD";
 
-const PORTABLE: Kernels =
-    Kernels { single: portable, pair: None, transpose: transpose_portable, name: "portable" };
+const PORTABLE: Kernels = Kernels {
+    single: portable,
+    halves: halves_portable,
+    pair: None,
+    transpose: transpose_portable,
+    name: "portable",
+};
 
 fn kernels() -> &'static Kernels {
     static KERNELS: OnceLock<Kernels> = OnceLock::new();
@@ -76,7 +83,13 @@ fn detect(limit: &str) -> Kernels {
         return PORTABLE;
     }
     if limit != "avx2" && is_x86_feature_detected!("avx512f") {
-        let wide = Kernels { single: x86::avx512, pair: None, transpose: x86::transpose, name: "AVX-512" };
+        let wide = Kernels {
+            single: x86::avx512,
+            halves: x86::avx512_halves,
+            pair: None,
+            transpose: x86::transpose,
+            name: "AVX-512",
+        };
         return if limit != "avx512" && is_x86_feature_detected!("avx512bf16") {
             Kernels { pair: Some(x86::avx512_bf16), name: "AVX-512 with BF16", ..wide }
         } else {
@@ -84,7 +97,7 @@ fn detect(limit: &str) -> Kernels {
         };
     }
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        return Kernels { single: x86::avx2, name: "AVX2", ..PORTABLE };
+        return Kernels { single: x86::avx2, halves: x86::avx2_halves, name: "AVX2", ..PORTABLE };
     }
     PORTABLE
 }
@@ -108,9 +121,10 @@ pub(super) fn has_pairs() -> bool {
     kernels().pair.is_some()
 }
 
-/// The kernel for these groups.
-pub(super) fn kernel(group: Group) -> Kernel {
+/// The kernel for these groups, and for a right operand of f32 or of bf16 that the kernel widens.
+pub(super) fn kernel(group: Group, halves: bool) -> Kernel {
     match group {
+        Group::Single if halves => kernels().halves,
         Group::Single => kernels().single,
         Group::Pair => kernels().pair.unwrap_or(pairs_portable),
     }
@@ -144,7 +158,21 @@ const ROWS: usize = 4;
 /// See [`Kernel`].
 pub(super) unsafe fn portable(tile: &Tile) {
     // SAFETY: passed on.
-    unsafe { sum(tile, |sum, a, b| *sum += f32::from_bits(a) * f32::from_bits(b)) }
+    unsafe { sum(tile, columns_of_groups, |sum, a, b| *sum += f32::from_bits(a) * f32::from_bits(b)) }
+}
+
+/// f32 and bf16 in plain Rust.
+///
+/// # Safety
+/// See [`Kernel`].
+pub(super) unsafe fn halves_portable(tile: &Tile) {
+    let widened = |tile: &Tile, g: usize, j: usize| {
+        // SAFETY: columns j to j + COLUMNS of group g of B are readable by the kernel's contract.
+        let halves = unsafe { &*tile.b.add(g * tile.b_step).cast::<u16>().add(j).cast::<[u16; COLUMNS]>() };
+        halves.map(|half| u32::from(half) << 16)
+    };
+    // SAFETY: passed on.
+    unsafe { sum(tile, widened, |sum, a, b| *sum += f32::from_bits(a) * f32::from_bits(b)) }
 }
 
 /// bf16 pairs in plain Rust: the reference of the vector kernel.
@@ -155,7 +183,7 @@ pub(super) unsafe fn pairs_portable(tile: &Tile) {
     let halves = |pair: u32| (f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000));
     // SAFETY: passed on.
     unsafe {
-        sum(tile, |sum, a, b| {
+        sum(tile, columns_of_groups, |sum, a, b| {
             let ((a0, a1), (b0, b1)) = (halves(a), halves(b));
             *sum += a0 * b0;
             *sum += a1 * b1;
@@ -163,27 +191,38 @@ pub(super) unsafe fn pairs_portable(tile: &Tile) {
     }
 }
 
-/// Computes a tile; `add` adds the product of a group of A and a group of B to a sum.
+/// Groups (g, j) to (g, j + [`COLUMNS`]) of B.
+#[inline(always)]
+fn columns_of_groups(tile: &Tile, g: usize, j: usize) -> [u32; COLUMNS] {
+    // SAFETY: columns j to j + COLUMNS of group g of B are readable by the kernel's contract.
+    unsafe { *tile.b.add(g * tile.b_step + j).cast::<[u32; COLUMNS]>() }
+}
+
+/// Computes a tile; `load` reads [`COLUMNS`] columns of a group of B from a column on, and `add` adds the product of a group
+/// of A and a group of B to a sum.
 ///
 /// # Safety
 /// See [`Kernel`].
 #[inline(always)]
-unsafe fn sum(tile: &Tile, add: impl Fn(&mut f32, u32, u32)) {
+unsafe fn sum(
+    tile: &Tile,
+    load: impl Fn(&Tile, usize, usize) -> [u32; COLUMNS],
+    add: impl Fn(&mut f32, u32, u32),
+) {
     const { assert!(MR.is_multiple_of(ROWS) && NR.is_multiple_of(COLUMNS)) }
     for i in (0..tile.rows).step_by(ROWS) {
         let rows = ROWS.min(tile.rows - i);
         for j in (0..NR).step_by(COLUMNS) {
             let mut sums = [[0f32; COLUMNS]; ROWS];
             for g in 0..tile.groups {
-                // SAFETY: columns j to j + COLUMNS of group g of B are readable by the kernel's contract.
-                let b = unsafe { std::slice::from_raw_parts(tile.b.add(g * tile.b_step + j), COLUMNS) };
+                let b = load(tile, g, j);
                 for (r, sums) in sums.iter_mut().enumerate() {
                     // Rows past the last repeat it, so that the loop has a fixed length and the sums stay in registers.
                     let row = i + r.min(rows - 1);
                     // SAFETY: group g of a row of A is readable by the kernel's contract.
                     let a = unsafe { *tile.a.add(row * tile.a_row + g * tile.a_step) };
                     for (sum, b) in sums.iter_mut().zip(b) {
-                        add(sum, a, *b);
+                        add(sum, a, b);
                     }
                 }
             }

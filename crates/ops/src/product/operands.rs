@@ -13,6 +13,8 @@ pub(crate) struct Rhs<'a> {
     panel: usize,
     /// From one group to the next.
     pub(super) step: usize,
+    /// Of a group of all columns of a panel: [`NR`], or half of it for bf16 that the kernels widen.
+    width: usize,
     pub(super) groups: usize,
     pub(super) columns: usize,
 }
@@ -22,7 +24,20 @@ impl<'a> Rhs<'a> {
     pub(crate) fn new(data: &'a [u32], group: Group, depth: usize, columns: usize) -> Self {
         let groups = group.count(depth);
         assert!(data.len() >= columns.div_ceil(NR) * NR * groups, "the packed operand is too short");
-        Self { data, group, panel: NR * groups, step: NR, groups, columns }
+        Self { data, group, panel: NR * groups, step: NR, width: NR, groups, columns }
+    }
+
+    /// A matrix of `depth` × `columns` elements in panels of bf16, each of which is a group of its own. The kernels widen
+    /// them in registers.
+    pub(crate) fn halves(data: &'a [u32], depth: usize, columns: usize) -> Self {
+        let (width, group) = (NR / 2, Group::Single);
+        assert!(data.len() >= columns.div_ceil(NR) * width * depth, "the packed operand is too short");
+        Self { data, group, panel: width * depth, step: width, width, groups: depth, columns }
+    }
+
+    /// Whether elements are bf16 that the kernels widen.
+    pub(super) fn is_halves(&self) -> bool {
+        self.width < NR
     }
 
     /// Packs a matrix into `memory`, which holds [`packed_len`] groups, in this thread.
@@ -45,7 +60,7 @@ impl<'a> Rhs<'a> {
         }
         assert!(depth == 0 || data.len() >= (depth - 1) * stride + lanes, "the right operand is too short");
         let data = bytemuck::try_cast_slice(data).ok()?;
-        Some(Self { data, group, panel: NR, step: stride, groups: depth, columns: lanes })
+        Some(Self { data, group, panel: NR, step: stride, width: NR, groups: depth, columns: lanes })
     }
 
     /// Number of columns n.
@@ -63,7 +78,10 @@ impl<'a> Rhs<'a> {
     /// The panel that begins with this column.
     pub(super) fn panel(&self, column: usize) -> &'a [u32] {
         let panel = &self.data[column / NR * self.panel..];
-        assert!(self.groups == 0 || panel.len() >= (self.groups - 1) * self.step + NR, "B is too short");
+        assert!(
+            self.groups == 0 || panel.len() >= (self.groups - 1) * self.step + self.width,
+            "B is too short"
+        );
         panel
     }
 }
@@ -107,12 +125,6 @@ impl<'a> Lhs<'a> {
         let data: &[u32] = bytemuck::try_cast_slice(matrix.data).ok()?;
         let Matrix { stride, depth, lanes, .. } = matrix;
         Some(Self { data, group: Group::Single, row: 1, step: stride, rows: lanes, groups: depth })
-    }
-
-    /// `count` groups of all rows, from group `first` on.
-    pub(crate) fn part(self, first: usize, count: usize) -> Self {
-        assert!(first + count <= self.groups, "groups that A does not have");
-        Self { data: &self.data[(first * self.step).min(self.data.len())..], groups: count, ..self }
     }
 
     /// The first of the panels of `width` rows that [`pack`] wrote.

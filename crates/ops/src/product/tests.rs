@@ -119,43 +119,54 @@ fn every_kernel_computes_the_same_tile() {
     // Miri interprets each instruction, so it gets fewer.
     const GROUPS: usize = if cfg!(miri) { 3 } else { 70 };
     for rows in 1..=MR {
-        let run_columns = |kernel: kernel::Kernel, data: &[u32], packed: bool, columns: usize| {
-            let mut c = vec![1.0; MR * 40];
-            let (a_row, a_step) = if packed { (1, MR) } else { (77, 1) };
-            let (a, b) = (data.as_ptr(), data[1000..].as_ptr());
-            let tile = Tile {
-                groups: GROUPS,
-                rows,
-                columns,
-                a,
-                a_row,
-                a_step,
-                b,
-                b_step: NR,
-                c: c.as_mut_ptr(),
-                c_row: 40,
-                accumulate: true,
+        let run_with =
+            |kernel: kernel::Kernel, data: &[u32], b: &[u32], b_step: usize, packed: bool, columns: usize| {
+                let mut c = vec![1.0; MR * 40];
+                let (a_row, a_step) = if packed { (1, MR) } else { (77, 1) };
+                let (a, b) = (data.as_ptr(), b.as_ptr());
+                let tile = Tile {
+                    groups: GROUPS,
+                    rows,
+                    columns,
+                    a,
+                    a_row,
+                    a_step,
+                    b,
+                    b_step,
+                    c: c.as_mut_ptr(),
+                    c_row: 40,
+                    accumulate: true,
+                };
+                // SAFETY: the data has room for the groups of 12 rows and 32 columns, C for 12 rows of 40.
+                unsafe { kernel(&tile) };
+                c
             };
-            // SAFETY: the data has room for the groups of 12 rows and 32 columns, C for 12 rows of 40.
-            unsafe { kernel(&tile) };
-            c
+        let run_columns = |kernel, data: &[u32], packed, columns| {
+            run_with(kernel, data, &data[1000..], NR, packed, columns)
         };
         let run = |kernel, data: &[u32], packed| run_columns(kernel, data, packed, NR);
+        // The same B in bf16.
+        let halves: Vec<u32> =
+            singles[1000..].as_chunks().0.iter().map(|[low, high]| low >> 16 | high & 0xffff_0000).collect();
+        let run_halves = |kernel, packed| run_with(kernel, &singles, &halves, NR / 2, packed, NR);
         for packed in [false, true] {
             let portable = run(kernel::portable, &singles, packed);
             for columns in [1, 16] {
-                let half = run_columns(kernel::kernel(Group::Single), &singles, packed, columns);
+                let half = run_columns(kernel::kernel(Group::Single, false), &singles, packed, columns);
                 for (half, portable) in half.chunks(40).zip(portable.chunks(40)) {
                     assert_eq!(half[..16], portable[..16]);
                 }
             }
-            assert_eq!(run(kernel::kernel(Group::Single), &singles, packed), portable);
+            assert_eq!(run(kernel::kernel(Group::Single, false), &singles, packed), portable);
+            assert_eq!(run_halves(kernel::halves_portable, packed), portable);
+            assert_eq!(run_halves(kernel::kernel(Group::Single, true), packed), portable);
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 assert_eq!(run(x86::avx2, &singles, packed), portable);
+                assert_eq!(run_halves(x86::avx2_halves, packed), portable);
             }
             assert_eq!(
-                run(kernel::kernel(Group::Pair), &values, packed),
+                run(kernel::kernel(Group::Pair, false), &values, packed),
                 run(kernel::pairs_portable, &values, packed)
             );
         }

@@ -37,6 +37,15 @@ pub(super) unsafe fn avx512(tile: &Tile) {
 /// Columns in one register.
 const HALF: usize = 16;
 
+/// f32 and bf16 with AVX-512.
+///
+/// # Safety
+/// See [`super::kernel::Kernel`]; needs AVX-512 F.
+pub(super) unsafe fn avx512_halves(tile: &Tile) {
+    // SAFETY: passed on.
+    unsafe { by_rows!(halves, tile) }
+}
+
 /// bf16 pairs with AVX-512.
 ///
 /// # Safety
@@ -65,7 +74,7 @@ macro_rules! unrolled {
 const AHEAD: usize = 24;
 
 macro_rules! avx512_kernel {
-    ($name:ident, $features:literal, $multiply:expr) => {
+    ($name:ident, $features:literal, $load:expr, $multiply:expr) => {
         #[target_feature(enable = $features)]
         unsafe fn $name<const ROWS: usize>(tile: &Tile) {
             let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
@@ -84,8 +93,7 @@ macro_rules! avx512_kernel {
                     if step != 1 {
                         _mm_prefetch::<_MM_HINT_T0>(a[0].wrapping_add(AHEAD * step).cast());
                     }
-                    let low = _mm512_loadu_ps(b.cast());
-                    let high = _mm512_loadu_ps(b.add(16).cast());
+                    let [low, high] = $load(b);
                     unrolled!(ROWS, i => {
                         let value = _mm512_set1_ps(f32::from_bits(*a[i / 3].add(i % 3 * row)));
                         sums[i][0] = $multiply(sums[i][0], value, low);
@@ -146,8 +154,32 @@ unsafe fn single_half<const ROWS: usize>(tile: &Tile) {
     });
 }
 
-avx512_kernel!(single, "avx512f", |sum, a, b| _mm512_fmadd_ps(a, b, sum));
-avx512_kernel!(pair, "avx512f,avx512bf16", |sum, a, b| {
+/// The groups of a row of a panel.
+///
+/// # Safety
+/// `b` must point to [`NR`] groups. Needs AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn whole_groups(b: *const u32) -> [__m512; 2] {
+    // SAFETY: by this function's contract.
+    unsafe { [_mm512_loadu_ps(b.cast()), _mm512_loadu_ps(b.add(16).cast())] }
+}
+
+/// The bf16 of a row of a panel, widened.
+///
+/// # Safety
+/// `b` must point to [`NR`] bf16. Needs AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn widened_512(b: *const u32) -> [__m512; 2] {
+    // SAFETY: by this function's contract.
+    let halves = unsafe { [_mm256_loadu_si256(b.cast()), _mm256_loadu_si256(b.add(8).cast())] };
+    halves.map(|halves| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))))
+}
+
+avx512_kernel!(single, "avx512f", whole_groups, |sum, a, b| _mm512_fmadd_ps(a, b, sum));
+avx512_kernel!(halves, "avx512f", widened_512, |sum, a, b| _mm512_fmadd_ps(a, b, sum));
+avx512_kernel!(pair, "avx512f,avx512bf16", whole_groups, |sum, a, b| {
     _mm512_dpbf16_ps(
         sum,
         std::mem::transmute::<__m512, __m512bh>(a),
@@ -160,13 +192,47 @@ avx512_kernel!(pair, "avx512f,avx512bf16", |sum, a, b| {
 /// # Safety
 /// See [`super::kernel::Kernel`]; needs AVX2 and FMA.
 pub(super) unsafe fn avx2(tile: &Tile) {
+    // SAFETY: passed on.
+    unsafe { in_parts::<false>(tile) }
+}
+
+/// f32 and bf16 with AVX2 and FMA.
+///
+/// # Safety
+/// See [`super::kernel::Kernel`]; needs AVX2 and FMA.
+pub(super) unsafe fn avx2_halves(tile: &Tile) {
+    // SAFETY: passed on.
+    unsafe { in_parts::<true>(tile) }
+}
+
+/// 8 columns of a group, from column `column` on. With `HALVES` they are bf16 and are widened.
+///
+/// # Safety
+/// `b` must point to the group of all columns of a panel. Needs AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn columns_256<const HALVES: bool>(b: *const u32, column: usize) -> __m256 {
+    // SAFETY: by this function's contract.
+    unsafe {
+        if HALVES {
+            let halves = _mm_loadu_si128(b.cast::<u16>().add(column).cast());
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+        } else {
+            _mm256_loadu_ps(b.add(column).cast())
+        }
+    }
+}
+
+/// # Safety
+/// See [`super::kernel::Kernel`]; needs AVX2 and FMA.
+unsafe fn in_parts<const HALVES: bool>(tile: &Tile) {
     for first in (0..tile.rows).step_by(6) {
         // One or two rows wait for memory more than for arithmetic: they read each line of B once.
         match tile.rows - first {
             // SAFETY: a part of the tile, so the kernel's contract covers it.
-            1 => unsafe { whole_width::<1>(tile, first) },
+            1 => unsafe { whole_width::<1, HALVES>(tile, first) },
             // SAFETY: as above.
-            2 => unsafe { whole_width::<2>(tile, first) },
+            2 => unsafe { whole_width::<2, HALVES>(tile, first) },
             _ => {}
         }
         if tile.rows - first <= 2 {
@@ -176,10 +242,10 @@ pub(super) unsafe fn avx2(tile: &Tile) {
             // SAFETY: a part of the tile, so the kernel's contract covers it.
             unsafe {
                 match tile.rows - first {
-                    3 => quarter::<3>(tile, first, column),
-                    4 => quarter::<4>(tile, first, column),
-                    5 => quarter::<5>(tile, first, column),
-                    _ => quarter::<6>(tile, first, column),
+                    3 => quarter::<3, HALVES>(tile, first, column),
+                    4 => quarter::<4, HALVES>(tile, first, column),
+                    5 => quarter::<5, HALVES>(tile, first, column),
+                    _ => quarter::<6, HALVES>(tile, first, column),
                 }
             }
         }
@@ -191,7 +257,7 @@ pub(super) unsafe fn avx2(tile: &Tile) {
 /// # Safety
 /// See [`super::kernel::Kernel`]; needs AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn whole_width<const ROWS: usize>(tile: &Tile, first: usize) {
+unsafe fn whole_width<const ROWS: usize, const HALVES: bool>(tile: &Tile, first: usize) {
     let mut sums = [[_mm256_setzero_ps(); 4]; ROWS];
     // SAFETY: the groups of A and B are readable and the rows of C are ours by the kernel's contract.
     unsafe {
@@ -200,7 +266,7 @@ unsafe fn whole_width<const ROWS: usize>(tile: &Tile, first: usize) {
             let ahead = b.wrapping_add(AHEAD * tile.b_step);
             _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
             _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(16).cast());
-            let columns: [__m256; 4] = std::array::from_fn(|j| _mm256_loadu_ps(b.add(8 * j).cast()));
+            let columns: [__m256; 4] = std::array::from_fn(|j| columns_256::<HALVES>(b, 8 * j));
             for (i, sums) in sums.iter_mut().enumerate() {
                 let value = _mm256_set1_ps(f32::from_bits(*a.add(i * tile.a_row)));
                 for (sum, column) in sums.iter_mut().zip(columns) {
@@ -226,13 +292,13 @@ unsafe fn whole_width<const ROWS: usize>(tile: &Tile, first: usize) {
 /// # Safety
 /// See [`super::kernel::Kernel`]; needs AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn quarter<const ROWS: usize>(tile: &Tile, first: usize, column: usize) {
+unsafe fn quarter<const ROWS: usize, const HALVES: bool>(tile: &Tile, first: usize, column: usize) {
     let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
     // SAFETY: the groups of A and B are readable and the rows of C are ours by the kernel's contract.
     unsafe {
-        let (mut a, mut b) = (tile.a.add(first * tile.a_row), tile.b.add(column));
+        let (mut a, mut b) = (tile.a.add(first * tile.a_row), tile.b);
         for _ in 0..tile.groups {
-            let (low, high) = (_mm256_loadu_ps(b.cast()), _mm256_loadu_ps(b.add(8).cast()));
+            let (low, high) = (columns_256::<HALVES>(b, column), columns_256::<HALVES>(b, column + 8));
             unrolled!(ROWS, i => {
                 let value = _mm256_set1_ps(f32::from_bits(*a.add(i * tile.a_row)));
                 sums[i][0] = _mm256_fmadd_ps(value, low, sums[i][0]);
