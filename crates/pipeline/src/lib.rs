@@ -32,6 +32,7 @@ pub mod device;
 pub mod dry_run;
 pub mod evaluate;
 pub mod experiment;
+pub mod export;
 pub mod extend;
 mod extend_error;
 pub mod files;

@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod causes;
 mod clock;
 mod event;
 mod events;
@@ -28,6 +29,7 @@ mod progress;
 mod stderr;
 mod table;
 
+pub use causes::causes;
 pub use clock::{RunClock, SystemClock};
 pub use event::{Event, EventRecord};
 pub use events::{Events, EventsError, read_events};
