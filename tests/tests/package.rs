@@ -125,7 +125,7 @@ fn the_debian_package_brings_services_that_systemd_understands() {
     // The services lie beside the targets of this machine, which they name.
     let units = tree.join("usr/lib/systemd/system");
     let services: Vec<PathBuf> = fs::read_dir(&units).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(services.len(), 3);
+    assert_eq!(services.len(), 4);
     let own = Path::new("/usr/lib/systemd/system");
     if !own.exists() || clean(Command::new("systemd-analyze"), ["--version"]).output().is_err() {
         eprintln!("this machine has no systemd: its judgement is left out");

@@ -23,6 +23,7 @@ mod run_lock;
 mod served_modules;
 mod text_codec;
 mod validation;
+mod watch;
 mod weights;
 mod workers;
 

@@ -34,7 +34,9 @@ pub use clock::{RunClock, SystemClock};
 pub use event::{Event, EventRecord};
 pub use events::{Events, EventsError, read_events};
 pub use exposition::{EXPOSITION_TYPE, Exposition, Histogram, MetricKind, label};
-pub use live::{LiveLease, LiveModule, LivePath, LiveRun, LiveSource};
+pub use live::{
+    LiveLease, LiveModule, LivePath, LiveRun, LiveSource, LiveSynchronizer, LiveSynchronizerSource,
+};
 pub use logs::{LogFormat, LogOptions, LogsError, init_logs};
 pub use progress::{Progress, ProgressUnit, Task};
 pub use table::{Align, Table};
