@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Packs one binary of dipaco: as a wheel, as a Debian package, and as the folder that a container is built from.
+"""Packs one binary of dipaco: as a wheel, as a Debian package, and as the folder that a container is built from. The wheel
+also has the Python module, whose library `lib_dipaco.so` lies beside the binary.
 
     scripts/package.py wheel                          target/release/dipaco into dist/
-    scripts/package.py wheel --build                  builds the release binary first
+    scripts/package.py wheel --build                  builds release binary and module first
     scripts/package.py wheel --glibc 2.28             fails if the binary needs a newer glibc, and names the symbols
     scripts/package.py deb container --out /tmp/out   two at once
     scripts/package.py wheel --binary target/debug/dipaco
@@ -32,8 +33,9 @@ def glibc(text):
 
 
 def build():
-    """Builds the release binary on a machine that scripts/setup.sh has set up."""
-    steps = "source scripts/setup.sh && cargo build --release --locked --bin dipaco --target-dir target"
+    """Builds the release binary and the Python module on a machine that scripts/setup.sh has set up."""
+    packages = "--package dipaco-cli --package dipaco-python"
+    steps = f"source scripts/setup.sh && cargo build --release --locked {packages} --target-dir target"
     subprocess.run(["bash", "-c", steps], cwd=ROOT, check=True, stdout=sys.stderr)
 
 

@@ -39,7 +39,8 @@ fi
 check "clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 check "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 check "python for the clients' tests" python_clients
-# Builds the program under test too. Building it alone before compiles its dependencies once more, with other features.
+# The program and the Python module under test. Alone, their dependencies would be compiled once more, with other features.
+check "programs under test" cargo build --workspace --lib --bins --tests --locked --quiet
 suite "tests" cargo test --workspace --locked --no-fail-fast --quiet
 check "unsafe code under AddressSanitizer" scripts/check-unsafe.sh
 

@@ -1,4 +1,4 @@
-"""A binary of dipaco, and what it needs from a machine."""
+"""The binary of dipaco and the library of its Python module, and what they need from a machine."""
 import functools
 import os
 import re
@@ -19,12 +19,12 @@ class PackageError(Exception):
     """Why a package can't be made, and what to do."""
 
 
-class Binary:
-    """An executable ELF file that has been run once to ask for its version."""
+class ElfFile:
+    """A program or library for Linux."""
 
-    def __init__(self, path):
+    def __init__(self, path, built_by):
         if not path.is_file():
-            raise PackageError(f"there is no binary {path}: build it with cargo build --release --locked --bin dipaco")
+            raise PackageError(f"there is no {path}: build it with {built_by}")
         self.path = path.resolve()
         header = self._readelf("--file-header")
         machine = re.search(r"Machine:\s*(.*)", header)
@@ -35,20 +35,12 @@ class Binary:
         unusual = sorted(set(self.libraries) - set(LIBRARIES))
         if unusual:
             raise PackageError(f"{path} needs libraries that not every machine has: {', '.join(unusual)}")
-        name, _, self.version = self.output("--version").strip().partition(" ")
-        if name != "dipaco" or not re.fullmatch(r"\d+\.\d+\.\d+", self.version):
-            raise PackageError(f"{path} --version does not say dipaco and a version")
 
     def _readelf(self, *options):
         done = subprocess.run(["readelf", "--wide", *options, str(self.path)], capture_output=True, text=True,
                               env={**os.environ, "LC_ALL": "C"})
         if done.returncode != 0:
             raise PackageError(f"readelf can't read {self.path}: {done.stderr.strip()}")
-        return done.stdout
-
-    def output(self, *words):
-        """Standard output of the program, called with these words."""
-        done = subprocess.run([str(self.path), *words], capture_output=True, text=True, check=True)
         return done.stdout
 
     @functools.cached_property
@@ -79,3 +71,27 @@ class Binary:
             raise PackageError(
                 f"{self.path} needs a newer glibc than {glibc[0]}.{glibc[1]}:\n{newer}"
                 "build it on a system with that glibc, or leave out --glibc for a package that asks for a newer one")
+
+
+class Binary(ElfFile):
+    """The program, which has been run once to ask for its version."""
+
+    def __init__(self, path):
+        super().__init__(path, "cargo build --release --locked --bin dipaco")
+        name, _, self.version = self.output("--version").strip().partition(" ")
+        if name != "dipaco" or not re.fullmatch(r"\d+\.\d+\.\d+", self.version):
+            raise PackageError(f"{path} --version does not say dipaco and a version")
+
+    def output(self, *words):
+        """Standard output of the program, called with these words."""
+        done = subprocess.run([str(self.path), *words], capture_output=True, text=True, check=True)
+        return done.stdout
+
+
+class Extension(ElfFile):
+    """The library of the Python module. It is built beside the binary."""
+
+    def __init__(self, binary):
+        super().__init__(binary.path.with_name("lib_dipaco.so"), "cargo build --release --locked --package dipaco-python")
+        if self.wheel_processor != binary.wheel_processor:
+            raise PackageError(f"{self.path} and {binary.path} are for different processors: build both again")

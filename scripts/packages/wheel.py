@@ -1,12 +1,16 @@
-"""The wheel: the binary as a script of a package without Python code (the binary distribution format of PyPA)."""
+"""The wheel: the binary as a script, and the Python module (the binary distribution format of PyPA)."""
 import base64
 import hashlib
 import sys
 import time
 import zipfile
 
+from .binary import Extension
+
 # The oldest glibc that wheels of today promise to run on (PEP 600). A smaller number in the tag would reach nobody.
 OLDEST_GLIBC = (2, 28)
+# The module's files besides its library.
+SOURCES = ["__init__.py", "__init__.pyi", "py.typed"]
 
 METADATA = """\
 Metadata-Version: 2.4
@@ -17,6 +21,9 @@ License-Expression: MIT OR Apache-2.0
 License-File: LICENSE-APACHE
 License-File: LICENSE-MIT
 License-File: THIRD-PARTY.txt
+Requires-Python: >=3.9
+Provides-Extra: numpy
+Requires-Dist: numpy; extra == "numpy"
 Classifier: Operating System :: POSIX :: Linux
 Classifier: Topic :: Scientific/Engineering :: Artificial Intelligence
 Description-Content-Type: text/markdown
@@ -25,15 +32,21 @@ Description-Content-Type: text/markdown
 
 
 def write_wheel(binary, root, out, seconds):
-    """Writes the wheel into the folder `out`; returns its path. Its tag names the glibc that the binary needs."""
-    major, minor = max(binary.glibc, OLDEST_GLIBC)
-    if binary.glibc > OLDEST_GLIBC:
-        print(f"the wheel asks for glibc {major}.{minor}, because the binary needs:\n{binary.newer_than(OLDEST_GLIBC)}",
-              end="", file=sys.stderr)
-    tag = f"py3-none-manylinux_{major}_{minor}_{binary.wheel_processor}"
+    """Writes the wheel into the folder `out`; returns its path. Its tag names the glibc that binary and module need, and the
+    stable interface of the oldest Python for which the module is built."""
+    extension = Extension(binary)
+    newest = max([binary, extension], key=lambda file: file.glibc)
+    major, minor = max(newest.glibc, OLDEST_GLIBC)
+    if newest.glibc > OLDEST_GLIBC:
+        print(f"the wheel asks for glibc {major}.{minor}, because {newest.path.name} needs:\n"
+              f"{newest.newer_than(OLDEST_GLIBC)}", end="", file=sys.stderr)
+    tag = f"cp39-abi3-manylinux_{major}_{minor}_{binary.wheel_processor}"
     name = f"dipaco-{binary.version}"
     info = f"{name}.dist-info"
+    sources = root / "crates/python/python/dipaco"
     files = [
+        *((f"dipaco/{source}", 0o644, (sources / source).read_bytes()) for source in SOURCES),
+        ("dipaco/_dipaco.abi3.so", 0o755, extension.path.read_bytes()),
         (f"{name}.data/scripts/dipaco", 0o755, binary.path.read_bytes()),
         (f"{info}/METADATA", 0o644, (METADATA.format(version=binary.version) + readme(root)).encode()),
         (f"{info}/WHEEL", 0o644,

@@ -56,7 +56,7 @@ pub use readers::{
 };
 pub use sampler::{Permutation, Sampler, SamplerConfig, WindowPlace};
 pub use token_file::{
-    TOKEN_FILE_FORMAT_VERSION, TokenFile, TokenFileInfo, TokenFileMetadata, TokenFileSummary,
+    DataSets, TOKEN_FILE_FORMAT_VERSION, TokenFile, TokenFileInfo, TokenFileMetadata, TokenFileSummary,
     TokenFileWriter, Tokens,
 };
 pub use tokenizer::{END_OF_TEXT, IncrementalDecoder, TemplateEncoder, Tokenizer, TokenizerTrainer};

@@ -77,6 +77,22 @@ pub struct TokenFileMetadata {
     pub content_hash: String,
 }
 
+/// Places of the data sets in a token file, for readers that map the file themselves. They lie in one piece each, without
+/// compression, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataSets {
+    /// Bytes before the first token.
+    pub tokens_offset: u64,
+    /// Number of tokens.
+    pub tokens: u64,
+    /// Bytes of a token: 2 or 4.
+    pub token_bytes: u64,
+    /// Bytes before the first document offset. The offsets are 64-bit numbers, one more than there are documents.
+    pub documents_offset: u64,
+    /// Number of documents.
+    pub documents: u64,
+}
+
 /// A token file, opened for reading. Reading takes no lock and copies nothing.
 pub struct TokenFile {
     path: PathBuf,
@@ -124,6 +140,12 @@ impl TokenFile {
     /// The attributes.
     pub fn metadata(&self) -> &TokenFileMetadata {
         &self.metadata
+    }
+
+    /// Places of the data sets.
+    pub fn data_sets(&self) -> DataSets {
+        let Header { tokens_offset, tokens, token_bytes, documents_offset, documents, .. } = self.header;
+        DataSets { tokens_offset, tokens, token_bytes, documents_offset, documents }
     }
 
     /// Number of documents.

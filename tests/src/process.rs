@@ -25,6 +25,17 @@ pub fn binary() -> PathBuf {
     binary
 }
 
+/// The library of the Python module, which `cargo build -p dipaco-python` puts beside the binary.
+///
+/// # Panics
+/// When it has not been built.
+#[must_use]
+pub fn extension() -> PathBuf {
+    let library = binary().with_file_name("lib_dipaco.so");
+    assert!(library.exists(), "{} is missing: run cargo build -p dipaco-python first", library.display());
+    library
+}
+
 /// A command of the program, without settings of the caller's environment that would change its behaviour.
 ///
 /// Descriptor 3 is a copy of its standard output. The processes that the program starts inherit it, so that the end of

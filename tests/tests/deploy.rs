@@ -30,9 +30,9 @@ fn manifests_pass_the_newest_schemas_and_name_options_that_exist() {
     let folder = root().join("deploy/kubernetes");
     let folder = folder.to_str().unwrap();
     let Some(found) = python("kubernetes_validate", "kubernetes.py", &[folder]) else { return };
-    assert!(found["checked"].as_u64() >= Some(18), "{found}");
+    assert!(found["checked"].as_u64() >= Some(24), "{found}");
     let commands = found["commands"].as_object().unwrap();
-    assert_eq!(commands.keys().collect::<Vec<_>>(), ["coordinator", "prepare", "worker"]);
+    assert_eq!(commands.keys().collect::<Vec<_>>(), ["coordinator", "prepare", "synchronizer", "worker"]);
     for args in commands.values() {
         let words: Vec<&str> = args.as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
         has_options(&words);

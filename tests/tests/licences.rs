@@ -1,4 +1,4 @@
-//! The packages of other people in the program: their licences are allowed, and the program shows their notices.
+//! The packages of other people in the program and in the Python module: their licences are allowed, and the program shows their notices.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,13 +13,24 @@ const TARGETS: [&str; 4] =
 /// HDF5's package names a file in place of an identifier.
 const CLARIFIED: (&str, &str) = ("hdf5-metno-src", "BSD-3-Clause");
 
-/// Names and versions of the packages of other people in the program on all targets, with their licences. `cargo tree`
+/// Names and versions of the packages of other people in the program and the Python module on all targets, with their licences. `cargo tree`
 /// knows which optional packages are in use.
 fn packages() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for target in TARGETS {
         let mut tree = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
-        tree.args(["tree", "--locked", "-p", "dipaco-cli", "-e", "normal", "--prefix", "none"]);
+        tree.args([
+            "tree",
+            "--locked",
+            "-p",
+            "dipaco-cli",
+            "-p",
+            "dipaco-python",
+            "-e",
+            "normal",
+            "--prefix",
+            "none",
+        ]);
         let output = tree.args(["--target", target, "-f", "{p}|{l}"]).current_dir(root()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         for line in

@@ -35,7 +35,7 @@ fn files(folder: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_wheel_installs_the_program_with_its_licences() {
+fn the_wheel_installs_program_and_module_with_their_licences() {
     let folder = tempfile::tempdir().unwrap();
     let wheel = packed(pack(&["wheel"], folder.path()));
     let again = packed(pack(&["wheel"], &folder.path().join("again")));
@@ -55,11 +55,21 @@ fn the_wheel_installs_the_program_with_its_licences() {
         assert!(shown.contains(&format!("licenses/{file}")), "{shown}");
     }
 
+    // The module is beside the program in the wheel. It needs no NumPy before arrays are asked for.
+    let same = "import dipaco; print(dipaco.__version__, dipaco.Run.__name__)";
+    let module = call(venv.join("bin/python"), &["-I", "-c", same]).succeeded().stdout;
+    assert_eq!(module.trim(), format!("{} Run", version.trim().trim_start_matches("dipaco ")));
+    let nowhere = "import dipaco; dipaco.Run('nowhere')";
+    let _ = call(venv.join("bin/python"), &["-I", "-c", nowhere]).failed(1, &["dipaco.RunError", "nowhere"]);
+    for file in ["dipaco/__init__.py", "dipaco/__init__.pyi", "dipaco/py.typed", "dipaco/_dipaco.abi3.so"] {
+        assert!(shown.contains(file), "{shown}");
+    }
+
     // The judgement of PyPA's own tool about the tag.
     let Some(python) = interpreter("auditwheel") else { return };
     let judged = call(python, &["-m", "auditwheel", "show", wheel.to_str().unwrap()]).succeeded().stdout;
     let judged = judged.split_whitespace().collect::<Vec<_>>().join(" ");
-    let tag = wheel.file_stem().unwrap().to_str().unwrap().rsplit_once("-none-").unwrap().1;
+    let tag = wheel.file_stem().unwrap().to_str().unwrap().rsplit_once("-abi3-").unwrap().1;
     assert!(judged.contains(&format!("consistent with the following platform tag: \"{tag}\"")), "{judged}");
 }
 
@@ -115,7 +125,7 @@ fn the_debian_package_brings_services_that_systemd_understands() {
     // The services lie beside the targets of this machine, which they name.
     let units = tree.join("usr/lib/systemd/system");
     let services: Vec<PathBuf> = fs::read_dir(&units).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(services.len(), 3);
+    assert_eq!(services.len(), 4);
     let own = Path::new("/usr/lib/systemd/system");
     if !own.exists() || clean(Command::new("systemd-analyze"), ["--version"]).output().is_err() {
         eprintln!("this machine has no systemd: its judgement is left out");

@@ -1,4 +1,4 @@
-//! The HTTP port of a coordinator: probes, metrics, and a page that needs nothing from elsewhere.
+//! The HTTP ports of coordinator and synchronizer: probes, metrics, and a page that needs nothing from elsewhere.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,14 +40,20 @@ fn metrics(text: &str) -> BTreeSet<String> {
     names
 }
 
-/// Asserts that the page lists exactly these metrics, and that the dashboard asks for no others. The loss on validation
-/// text comes later than the first leases, if at all.
-fn documented(exported: &BTreeSet<String>) {
+/// The metrics that the page lists, in the table of the coordinator or that of the synchronizer.
+fn listed(of_synchronizer: bool) -> BTreeSet<String> {
     let page = fs::read_to_string(root().join("docs/deploy.md")).unwrap();
     let cells = page.lines().filter_map(|line| line.strip_prefix("| `dipaco_")?.split('|').next());
     let names = cells.flat_map(|cell| cell.split('`')).filter(|name| !name.contains([' ', ',']));
     let names = names.filter(|name| !name.is_empty()).map(|name| name.trim_start_matches("dipaco_"));
-    let listed: BTreeSet<String> = names.map(|name| format!("dipaco_{name}")).collect();
+    let names = names.filter(|name| name.starts_with("synchronizer_") == of_synchronizer);
+    names.map(|name| format!("dipaco_{name}")).collect()
+}
+
+/// Asserts that the page lists exactly these metrics, and that the dashboard asks for no others. The loss on validation
+/// text comes later than the first leases, if at all.
+fn documented(exported: &BTreeSet<String>) {
+    let listed = listed(false);
     let later = BTreeSet::from(["dipaco_validation_loss_nats".to_owned()]);
     let now: BTreeSet<String> = exported.difference(&later).cloned().collect();
     assert_eq!(listed.difference(&later).cloned().collect::<BTreeSet<_>>(), now);
@@ -164,4 +170,67 @@ fn a_training_can_be_watched_by_probes_prometheus_and_people_also_after_a_restar
     if let Some(read) = read {
         same_values(&run, &read);
     }
+}
+
+/// A synchronizer of level 0 with a port.
+fn synchronizer(run: &Run) -> Process {
+    Process::start(run.command("synchronizer -v --json --modules 0 --name 0 --http 0"))
+}
+
+#[test]
+fn a_synchronizer_answers_probes_and_prometheus() {
+    let run = untrained();
+    let mut coordinator = run.coordinator("--listen 127.0.0.1:0");
+    coordinator.line_with("listening for workers");
+    let mut synchronizer = synchronizer(&run);
+    let http = address(&mut synchronizer);
+    assert_eq!(get(&http, "/health").status, 200);
+    synchronizer.until("its modules", || get(&http, "/ready").status == 200);
+    let before = get(&http, "/status.json").json();
+    let modules = before["live"]["modules"].as_array().unwrap();
+    assert_eq!(modules.iter().map(|module| &module["level"]).collect::<Vec<_>>(), [0, 0], "{before}");
+    assert_eq!((&before["live"]["outer_steps"], &before["live"]["outer_steps_lost"]), (&0.into(), &0.into()));
+
+    // Two modules take three outer steps each, and the third ones end the run.
+    let worker = run.worker("a");
+    synchronizer.until("four outer steps", || {
+        let live = get(&http, "/status.json").json()["live"].clone();
+        live["outer_steps"].as_u64() >= Some(4)
+    });
+    let text = get(&http, "/metrics").body;
+    assert_eq!(metrics(&text), listed(true), "{text}");
+    let name = before["live"]["run"].as_str().unwrap();
+    assert!(text.contains(&format!("dipaco_synchronizer_ready{{run=\"{name}\"}} 1\n")), "{text}");
+    assert!(get(&http, "/status.json").json()["live"]["bytes_received"].as_u64() > Some(10_000));
+    assert_eq!((get(&http, "/").status, get(&http, "/nothing").status), (404, 404));
+    for method in ["POST", "PUT", "DELETE"] {
+        assert_eq!(exchange(&http, &request(method, "/metrics", b"")).status, 405, "{method}");
+    }
+    let _ = coordinator.finish().succeeded();
+    let summary = synchronizer.finish().succeeded().json();
+    assert_eq!(summary["outer_steps"], 6);
+    worker.signal(Signal::INT);
+    let _ = worker.finish();
+}
+
+#[test]
+fn a_synchronizer_without_a_coordinator_lives_and_is_not_ready() {
+    let run = untrained();
+    let coordinator = run.coordinator("--listen 127.0.0.1:0");
+    let token = run.file("secrets/synchronizer.token");
+    let mut coordinator = coordinator;
+    coordinator.line_with("listening for workers");
+    coordinator.signal(Signal::KILL);
+    let _ = coordinator.finish().killed();
+    assert!(token.exists());
+    let mut synchronizer = synchronizer(&run);
+    let http = address(&mut synchronizer);
+    assert_eq!(get(&http, "/health").status, 200);
+    let ready = get(&http, "/ready");
+    assert_eq!(ready.status, 503);
+    assert!(ready.body.contains("the coordinator has not given the synchronizer its modules"), "{ready:?}");
+    assert!(get(&http, "/metrics").body.contains("dipaco_synchronizer_ready{} 0\n"));
+    assert!(get(&http, "/status.json").json()["live"].is_null());
+    synchronizer.signal(Signal::INT);
+    let _ = synchronizer.finish();
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use dipaco_config::ConfigError;
 use dipaco_experiment::ExperimentError;
 use dipaco_monitor::TensorBoardError;
-use dipaco_telemetry::LogsError;
+use dipaco_telemetry::{LogsError, causes};
 use thiserror::Error;
 
 use dipaco_pipeline::PipelineError;
@@ -210,15 +210,10 @@ fn render(
     cause: Option<&(dyn Error + 'static)>,
     remedy: Option<String>,
 ) -> String {
-    let mut last = what.to_string();
-    let mut out = format!("error: {last}\n");
-    for cause in std::iter::successors(cause, |&cause| cause.source()) {
-        let text = cause.to_string();
-        // Some libraries repeat their source in their own message.
-        if !last.contains(&text) {
-            let _ = writeln!(out, "  because: {text}");
-        }
-        last = text;
+    let what = what.to_string();
+    let mut out = format!("error: {what}\n");
+    for cause in causes(&what, cause) {
+        let _ = writeln!(out, "  because: {cause}");
     }
     if let Some(remedy) = remedy {
         let _ = writeln!(out, "  try: {remedy}");

@@ -7,6 +7,7 @@ mod commands;
 mod config_options;
 mod device;
 mod error;
+mod http_address;
 mod interrupt;
 mod memory;
 mod output;

@@ -1,20 +1,25 @@
 //! A training seen from outside: its history, metrics, and a page over HTTP.
 //!
 //! [`RunHistory`] is the sum of the events in `metrics.jsonl`. It survives a restart of the coordinator, because the file
-//! does. [`LiveRun`](dipaco_telemetry::LiveRun) is the present state, from the coordinator. [`serve`] answers with both.
+//! does. [`LiveRun`](dipaco_telemetry::LiveRun) is the present state, from the coordinator. [`Monitor`] shows both, and
+//! [`SynchronizerMonitor`] the present state of a synchronizer. [`serve`] answers with one of them.
 //! [`TensorBoard`] writes the events for another program. Nothing here changes a run.
 
 #![forbid(unsafe_code)]
 
+mod coordinator;
 mod event_file;
 mod event_tail;
 mod history;
 mod metrics;
 mod page;
 mod serve;
+mod synchronizer;
 mod tensorboard;
 
+pub use coordinator::Monitor;
 pub use event_tail::EventTail;
 pub use history::{LossPoint, PathHistory, RunHistory, WorkerHistory};
-pub use serve::{Monitor, serve};
+pub use serve::{Watched, serve};
+pub use synchronizer::SynchronizerMonitor;
 pub use tensorboard::{TensorBoard, TensorBoardError, follow};

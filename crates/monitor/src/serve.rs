@@ -1,7 +1,6 @@
-//! The HTTP port. Read-only, without state of its own but the history.
+//! The HTTP port of a process. Read-only.
 
-use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -9,15 +8,13 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use dipaco_telemetry::{EXPOSITION_TYPE, LiveRun, LiveSource};
+use dipaco_telemetry::EXPOSITION_TYPE;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
-
-use crate::{EventTail, RunHistory, metrics, page};
 
 /// Connections at a time. A connection carries one request.
 const CONNECTIONS: usize = 32;
@@ -28,44 +25,21 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The page may load nothing, from nowhere. Its style stands in it.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
 
-/// The answers of the port.
-pub struct Monitor {
-    live: OnceLock<LiveSource>,
-    history: Mutex<(EventTail, RunHistory)>,
-}
-
-impl Monitor {
-    /// The monitor of a run with this event file. It is not ready yet.
-    #[must_use]
-    pub fn new(events: &Path) -> Arc<Self> {
-        let history = Mutex::new((EventTail::new(events), RunHistory::default()));
-        Arc::new(Self { live: OnceLock::new(), history })
-    }
-
-    /// Makes the monitor ready: the coordinator has taken its run over. Only the first call counts.
-    pub fn watch(&self, live: LiveSource) {
-        let _ = self.live.set(live);
-    }
-
-    /// The present state, and the history up to now. Blocks on the event file.
-    fn look(&self) -> (Option<LiveRun>, RunHistory) {
-        let live = self.live.get().and_then(|live| live());
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-        let (tail, sum) = &mut *history;
-        let read = tail.read(|record| match record {
-            Some(record) => sum.add(record),
-            None => *sum = RunHistory::default(),
-        });
-        if let Err(error) = read {
-            tracing::warn!(%error, "the event file can't be read; the page shows an older state");
-        }
-        (live, sum.clone())
-    }
+/// What a port shows of its process.
+pub trait Watched: Send + Sync + 'static {
+    /// Why the process is not ready; `None` when it is. Never blocks: a probe must not wait for a file.
+    fn not_ready(&self) -> Option<&'static str>;
+    /// The metrics for Prometheus. May block.
+    fn metrics(&self) -> String;
+    /// The present state as JSON. May block.
+    fn status(&self) -> String;
+    /// A page for people; `None` for a process without one. May block.
+    fn page(&self) -> Option<String>;
 }
 
 /// Answers on `listener` until `shutdown` is cancelled. Never fails: an error of a connection ends that connection.
-pub async fn serve(listener: TcpListener, monitor: Arc<Monitor>, shutdown: CancellationToken) {
-    let app = router(monitor);
+pub async fn serve(listener: TcpListener, watched: Arc<dyn Watched>, shutdown: CancellationToken) {
+    let app = router(watched);
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         // The semaphore is never closed.
@@ -103,59 +77,46 @@ async fn answer(stream: TcpStream, app: Router) {
     }
 }
 
-fn router(monitor: Arc<Monitor>) -> Router {
+fn router(watched: Arc<dyn Watched>) -> Router {
     Router::new()
         .route("/health", get(async || "ok\n"))
         .route("/ready", get(ready))
-        .route("/metrics", get(metrics_page))
+        .route("/metrics", get(metrics))
         .route("/status.json", get(status))
         .route("/", get(front))
-        .with_state(monitor)
+        .with_state(watched)
 }
 
-async fn ready(State(monitor): State<Arc<Monitor>>) -> Response {
-    // Not through `look`: a probe must not wait for the event file.
-    match monitor.live.get().and_then(|live| live()) {
-        Some(_) => "ready\n".into_response(),
-        None => {
-            (StatusCode::SERVICE_UNAVAILABLE, "the coordinator has not taken its run over\n").into_response()
-        }
+async fn ready(State(watched): State<Arc<dyn Watched>>) -> Response {
+    match watched.not_ready() {
+        None => "ready\n".into_response(),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
     }
 }
 
-async fn metrics_page(State(monitor): State<Arc<Monitor>>) -> Response {
-    looked(monitor, EXPOSITION_TYPE, |live, history| metrics::render(live.as_ref(), &history)).await
+async fn metrics(State(watched): State<Arc<dyn Watched>>) -> Response {
+    looked(EXPOSITION_TYPE, move || Some(watched.metrics())).await
 }
 
-async fn status(State(monitor): State<Arc<Monitor>>) -> Response {
-    looked(monitor, "application/json", |live, history| {
-        serde_json::json!({ "live": live, "history": history }).to_string()
-    })
-    .await
+async fn status(State(watched): State<Arc<dyn Watched>>) -> Response {
+    looked("application/json", move || Some(watched.status())).await
 }
 
-async fn front(State(monitor): State<Arc<Monitor>>) -> Response {
-    looked(monitor, "text/html; charset=utf-8", |live, history| page::render(live.as_ref(), &history)).await
+async fn front(State(watched): State<Arc<dyn Watched>>) -> Response {
+    looked("text/html; charset=utf-8", move || watched.page()).await
 }
 
-/// An answer about the run. It is made on a thread that may block.
-async fn looked(
-    monitor: Arc<Monitor>,
-    kind: &'static str,
-    render: impl FnOnce(Option<LiveRun>, RunHistory) -> String + Send + 'static,
-) -> Response {
-    let text = tokio::task::spawn_blocking(move || {
-        let (live, history) = monitor.look();
-        render(live, history)
-    });
+/// An answer about the process. It is made on a thread that may block.
+async fn looked(kind: &'static str, render: impl FnOnce() -> Option<String> + Send + 'static) -> Response {
     let headers = [
         (header::CONTENT_TYPE, kind),
         (header::CACHE_CONTROL, "no-store"),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
-    match text.await {
-        Ok(text) => (headers, text).into_response(),
+    match tokio::task::spawn_blocking(render).await {
+        Ok(Some(text)) => (headers, text).into_response(),
+        Ok(None) => StatusCode::NOT_FOUND.into_response(),
         Err(error) => {
             tracing::warn!(%error, "the state of the run can't be shown");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()

@@ -20,8 +20,8 @@ pub enum PipelineError {
         /// The folder of prepared text.
         folder: PathBuf,
     },
-    /// The HTTP port of a training can't be opened.
-    #[error("the training can't be watched at {address}: name another address with --http, or leave it out")]
+    /// The HTTP port of a training or a synchronizer can't be opened.
+    #[error("nobody can watch this process at {address}: name another address with --http, or leave it out")]
     Watch {
         /// The address.
         address: std::net::SocketAddr,

@@ -23,6 +23,7 @@ mod run_lock;
 mod served_modules;
 mod text_codec;
 mod validation;
+mod watch;
 mod weights;
 mod workers;
 
@@ -32,6 +33,7 @@ pub mod device;
 pub mod dry_run;
 pub mod evaluate;
 pub mod experiment;
+pub mod export;
 pub mod extend;
 mod extend_error;
 pub mod files;

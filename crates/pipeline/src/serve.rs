@@ -1,14 +1,14 @@
-//! Serving a run over HTTP.
+//! Serving a run over HTTP, or to callers in the same process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use dipaco_config::RunConfig;
-use dipaco_infer::{BoxError, ModuleMemory, PrefixRouter, RoutedModel, RunModel};
+use dipaco_infer::{BoxError, Engine, ModuleMemory, NoObserver, PrefixRouter, RoutedModel, RunModel};
 use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
 use dipaco_routing::{Router, TextRouter, TransformerRouter};
-use dipaco_server::{ServeConfig, ServedRun, ServerState};
+use dipaco_server::{ServeConfig, ServedRun, ServerState, start_engine};
 use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
@@ -39,20 +39,53 @@ pub async fn open(
 ) -> Result<Arc<ServerState>, PipelineError> {
     let weights = Weights::open(run, config, version).await?;
     let served = served_run(config, &weights).await?;
+    let Opened { source, model, codec } = opened(run, config, version, weights).await?;
+    if config.serve.reload_seconds > 0.0 {
+        let every = Duration::try_from_secs_f64(config.serve.reload_seconds).unwrap_or(Duration::MAX);
+        tokio::spawn(follow(source, Arc::downgrade(&model), every));
+    }
+    Ok(ServerState::start(serve, served, model, codec)?)
+}
+
+/// Opens a run and starts the engine of a server for callers in this process, without HTTP. It keeps the weights of this
+/// moment. `config` has its vocabulary.
+///
+/// # Errors
+/// As [`open`].
+pub async fn engine(
+    run: &RunDirectory,
+    config: &RunConfig,
+    serve: &ServeConfig,
+    version: Version,
+) -> Result<Engine, PipelineError> {
+    let weights = Weights::open(run, config, version).await?;
+    let Opened { model, codec, .. } = opened(run, config, version, weights).await?;
+    Ok(start_engine(serve, model, codec, Arc::new(NoObserver))?)
+}
+
+/// A run as model and tokenizer of an engine.
+struct Opened {
+    source: Arc<Source>,
+    model: Arc<RunModel>,
+    codec: Arc<RunTextCodec>,
+}
+
+async fn opened(
+    run: &RunDirectory,
+    config: &RunConfig,
+    version: Version,
+    weights: Weights,
+) -> Result<Opened, PipelineError> {
     let phase = weights.manifest().phase();
     let router = router(&run.routing(phase))?;
-    let codec = RunTextCodec::new(tokenizer(run)?, run.imported().end_tokens()?);
+    let codec = Arc::new(RunTextCodec::new(tokenizer(run)?, run.imported().end_tokens()?));
     let modules = ServedModules::new(format(config.serve.format), config.serve.memory());
     let source = Source { run: run.clone(), config: config.clone(), version, modules, phase };
     let source = Arc::new(source);
     let own = Arc::clone(&source);
     let model = tokio::task::spawn_blocking(move || load(&own, weights, router)).await;
     let model = Arc::new(model.map_err(|source| PipelineError::Task { source })??);
-    if config.serve.reload_seconds > 0.0 {
-        let every = Duration::try_from_secs_f64(config.serve.reload_seconds).unwrap_or(Duration::MAX);
-        tokio::spawn(follow(source, Arc::downgrade(&model), every));
-    }
-    Ok(ServerState::start(serve, served, model, Arc::new(codec))?)
+    Ok(Opened { source, model, codec })
 }
 
 /// Describes the served weights to clients.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use dipaco_monitor::SynchronizerMonitor;
 use dipaco_net::{Clock, HelperToken, Limits, NetError, Server};
 use dipaco_topology::ModuleId;
 use dipaco_train::client::{NextIdentity, TokenSource};
@@ -15,6 +16,7 @@ use crate::error::PipelineError;
 use crate::limits::raise_open_files;
 use crate::run_directory::RunDirectory;
 use crate::store::open_store;
+use crate::watch::watch;
 
 /// Settings of a synchronizer.
 #[derive(Clone, Debug)]
@@ -33,6 +35,8 @@ pub struct Options {
     pub name: String,
     /// How long to retry when the coordinator can't be reached.
     pub patience: Duration,
+    /// TCP address at which the synchronizer can be watched over HTTP; nowhere when absent.
+    pub http: Option<SocketAddr>,
 }
 
 /// Takes outer steps until the run is complete or `cancel` is triggered.
@@ -45,13 +49,19 @@ pub async fn synchronize(
     options: Options,
     cancel: CancellationToken,
 ) -> Result<SynchronizerSummary, PipelineError> {
-    let Options { join, max_workers, modules, listen, advertise, name, patience } = options;
+    let Options { join, max_workers, modules, listen, advertise, name, patience, http } = options;
     let file = join.unwrap_or_else(|| run.synchronizer_token());
     if !file.exists() {
         return Err(PipelineError::NoCoordinator { file });
     }
     let HelperToken { join: token, server: identity } = HelperToken::read_from(&file)?;
     raise_open_files();
+    let (monitor, watching) = (SynchronizerMonitor::new(), CancellationToken::new());
+    // Ends with this function, however it ends.
+    let _watched = watching.clone().drop_guard();
+    if let Some(address) = http {
+        watch(address, "synchronizer", monitor.clone(), watching).await?;
+    }
     // The session with the coordinator brings the next identity.
     let next_identity = NextIdentity::default();
     let source = next_identity.clone();
@@ -81,6 +91,7 @@ pub async fn synchronize(
         revocations: Revocations::of(&run.revoked()),
         patience,
         next_identity,
+        observe: Some(Box::new(move |live| monitor.watch(live))),
     };
     Ok(dipaco_train::synchronize(options, server, cancel).await?)
 }

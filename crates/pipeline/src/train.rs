@@ -25,6 +25,7 @@ use crate::run_directory::RunDirectory;
 use crate::run_lock::RunLock;
 use crate::store::{manifest, open_store};
 use crate::validation::validate_in_turn;
+use crate::watch::watch;
 use crate::workers::{WorkerSetup, Workers};
 
 /// Settings of a training that do not change its weights.
@@ -87,7 +88,7 @@ pub async fn train(
     // Ends with this function, however it ends.
     let _watched = watching.clone().drop_guard();
     if let Some(address) = options.http {
-        watch(address, monitor.clone(), watching.clone()).await?;
+        watch(address, "training", monitor.clone(), watching.clone()).await?;
     }
     let board = options
         .tensorboard
@@ -183,25 +184,6 @@ pub fn threads_per_worker(config: &RunConfig, workers: usize) -> usize {
         }
         threads => threads,
     }
-}
-
-/// Answers HTTP requests about the training at `address` until `shutdown`.
-async fn watch(
-    address: SocketAddr,
-    monitor: Arc<Monitor>,
-    shutdown: CancellationToken,
-) -> Result<(), PipelineError> {
-    let failed = |source| PipelineError::Watch { address, source };
-    let listener = tokio::net::TcpListener::bind(address).await.map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
-    tracing::info!("the training can be watched at http://{address}/");
-    if !address.ip().is_loopback() {
-        tracing::warn!(
-            "everybody who can reach {address} can watch the training: the page asks for no password"
-        );
-    }
-    tokio::spawn(dipaco_monitor::serve(listener, monitor, shutdown));
-    Ok(())
 }
 
 /// Binds the coordinator's socket and writes the tokens of workers and synchronizers.

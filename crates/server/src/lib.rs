@@ -39,4 +39,4 @@ pub use dipaco_settings::{KvType, Preload, ServeConfig, WeightType};
 pub use loading::while_loading;
 pub use metrics::Metrics;
 pub use serve::serve;
-pub use state::{ServedRun, ServerError, ServerState};
+pub use state::{ServedRun, ServerError, ServerState, start_engine};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use dipaco_infer::{Engine, RoutedModel, TextCodec};
+use dipaco_infer::{Engine, Observer, RoutedModel, TextCodec};
 use dipaco_settings::SettingError;
 use dipaco_topology::PathId;
 use thiserror::Error;
@@ -99,6 +99,25 @@ pub struct ServerState {
     draining: AtomicBool,
 }
 
+/// Starts the engine of a server, with the limits of `[serve]`.
+///
+/// # Errors
+/// When the configuration or the tokenizer can't be used, or the engine's threads can't be started.
+pub fn start_engine(
+    config: &ServeConfig,
+    model: Arc<dyn RoutedModel>,
+    codec: Arc<dyn TextCodec>,
+    observer: Arc<dyn Observer>,
+) -> Result<Engine, ServerError> {
+    config.check()?;
+    // A pretrained model may have more rows than its tokenizer has entries.
+    if codec.vocab_size() > model.vocab_size() {
+        return Err(ServerError::Vocabulary { tokenizer: codec.vocab_size(), model: model.vocab_size() });
+    }
+    Engine::start(model, codec, observer, &settings::engine(config))
+        .map_err(|source| ServerError::Threads { slots: config.slots, source })
+}
+
 impl ServerState {
     /// Reads the API keys from the configured file and starts the engine for a run.
     ///
@@ -110,18 +129,11 @@ impl ServerState {
         model: Arc<dyn RoutedModel>,
         codec: Arc<dyn TextCodec>,
     ) -> Result<Arc<Self>, ServerError> {
-        config.check()?;
         let keys = Arc::new(KeyFile::open(config.api_keys.as_deref())?);
-        // A pretrained model may have more rows than its tokenizer has entries.
-        if codec.vocab_size() > model.vocab_size() {
-            return Err(ServerError::Vocabulary { tokenizer: codec.vocab_size(), model: model.vocab_size() });
-        }
         let metrics = Arc::new(Metrics::new(&run.name, model.topology().paths(), &run.version));
         let admission = Arc::new(Admission::new());
         let observers = Observers { metrics: Arc::clone(&metrics), admission: Arc::clone(&admission) };
-        let engine =
-            Engine::start(model, Arc::clone(&codec), Arc::new(observers), &settings::engine(&config))
-                .map_err(|source| ServerError::Threads { slots: config.slots, source })?;
+        let engine = start_engine(&config, model, Arc::clone(&codec), Arc::new(observers))?;
         admission.set_places(engine.slots());
         Ok(Arc::new(Self {
             blocking: Blocking::new(engine.slots(), config.queued_requests),

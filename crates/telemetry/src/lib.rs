@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod causes;
 mod clock;
 mod event;
 mod events;
@@ -28,11 +29,14 @@ mod progress;
 mod stderr;
 mod table;
 
+pub use causes::causes;
 pub use clock::{RunClock, SystemClock};
 pub use event::{Event, EventRecord};
 pub use events::{Events, EventsError, read_events};
 pub use exposition::{EXPOSITION_TYPE, Exposition, Histogram, MetricKind, label};
-pub use live::{LiveLease, LiveModule, LivePath, LiveRun, LiveSource};
+pub use live::{
+    LiveLease, LiveModule, LivePath, LiveRun, LiveSource, LiveSynchronizer, LiveSynchronizerSource,
+};
 pub use logs::{LogFormat, LogOptions, LogsError, init_logs};
 pub use progress::{Progress, ProgressUnit, Task};
 pub use table::{Align, Table};

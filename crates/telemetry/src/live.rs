@@ -1,4 +1,4 @@
-//! A training as its coordinator knows it at this moment.
+//! A training as its coordinator knows it at this moment, and a synchronizer as it knows itself.
 
 use std::sync::Arc;
 
@@ -74,4 +74,30 @@ pub struct LiveLease {
     pub asked: u64,
     /// Seconds since the worker's last word about it.
     pub silent_seconds: f64,
+}
+
+/// Asks a synchronizer for its present state; `None` when it has ended.
+pub type LiveSynchronizerSource = Arc<dyn Fn() -> Option<LiveSynchronizer> + Send + Sync>;
+
+/// A synchronizer at this moment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LiveSynchronizer {
+    /// Identity of the run.
+    pub run: String,
+    /// Address by which workers reach it.
+    pub address: String,
+    /// Modules whose outer steps it takes.
+    pub modules: Vec<ModuleId>,
+    /// Outer steps that the coordinator accepted.
+    pub outer_steps: u64,
+    /// Outer steps that did not count, because another process took them.
+    pub outer_steps_lost: u64,
+    /// Seconds since the coordinator's last answer.
+    pub coordinator_silent_seconds: f64,
+    /// Bytes sent to workers in UDP datagrams.
+    pub bytes_sent: u64,
+    /// Bytes received from workers in UDP datagrams.
+    pub bytes_received: u64,
+    /// Seconds since it joined.
+    pub seconds: f64,
 }

@@ -41,5 +41,7 @@ pub use router::{
     small_shards, train_router, write_scores,
 };
 pub use seed::{SeedError, SeedOptions, SeedSummary, adopt_seed, import_seed, train_seed};
-pub use synchronizer::{SynchronizerError, SynchronizerOptions, SynchronizerSummary, synchronize};
+pub use synchronizer::{
+    ObserveSynchronizer, SynchronizerError, SynchronizerOptions, SynchronizerSummary, synchronize,
+};
 pub use worker::{LeaseMoment, LeaseObserver, LeaseStage, WorkerError, WorkerOptions, WorkerSummary, work};

@@ -2,6 +2,7 @@
 
 mod error;
 mod gathered;
+mod live;
 mod process;
 mod robust_merge;
 
@@ -26,6 +27,7 @@ use dipaco_path::module_files;
 use dipaco_path::{Merged, OuterState};
 use dipaco_protocol::{MergeInput, OuterStepDone, OuterStepOrder};
 pub use error::SynchronizerError;
+pub use live::ObserveSynchronizer;
 pub use process::{SynchronizerOptions, SynchronizerSummary, synchronize};
 use robust_merge::RobustMerge;
 

@@ -1,20 +1,17 @@
 //! `dipaco export`: writes a path or the seed as a Hugging Face Llama checkpoint, or as a GGUF file.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use dipaco_config::RunConfig;
-use dipaco_model::{
-    GgufVocabulary, ModuleWeights, SpecialTokens, WeightFormat, export_gguf, export_llama, export_model,
-};
+use dipaco_model::WeightFormat;
+use dipaco_pipeline::export::{CHECKPOINT_FILE, Exported};
 use dipaco_topology::PathId;
 
 use crate::error::CliError;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
-use dipaco_pipeline::files;
-use dipaco_pipeline::{RunDirectory, Version, Weights};
-use dipaco_pipeline::{prepared, vocabulary};
+use dipaco_pipeline::vocabulary;
+use dipaco_pipeline::{Version, Weights};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -81,7 +78,7 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
-    let there = [options.out.as_ref().map(|out| out.join("config.json")), options.gguf.clone()];
+    let there = [options.out.as_ref().map(|out| out.join(CHECKPOINT_FILE)), options.gguf.clone()];
     if let Some(there) = there.into_iter().flatten().find(|file| file.exists() && !options.force) {
         return Err(CliError::Usage {
             message: format!("{} is there already", there.display()),
@@ -89,68 +86,19 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
         });
     }
     let version = if options.early_stopping { Version::Best } else { Version::Current };
-    let (path, name) =
-        (options.path, options.path.map_or_else(|| "seed".into(), |path| format!("path-{path}")));
+    let path = options.path;
     let shown = path.map_or_else(|| "the seed".into(), |path| format!("path {path}"));
-    let composed = runtime::run(async {
+    let exported = runtime::run(async {
         let weights = Weights::open(&run, &config, version).await?;
-        runtime::blocking(move || Ok(path.map_or_else(|| weights.seed(), |path| weights.path(path))?)).await
+        runtime::blocking(move || Ok(Exported::compose(&weights, path)?)).await
     })?;
-    let weights = composed.weights()?;
     if let Some(out) = &options.out {
-        write_checkpoint(&run, &config, &weights, out)?;
+        exported.write_checkpoint(&run, &config, out)?;
         output::print(&format!("{shown} is in {}\n", out.display()))?;
     }
     if let Some(file) = &options.gguf {
-        write_gguf(&run, &config, &weights, &name, options.format.into(), file)?;
+        exported.write_gguf(&run, &config, options.format.into(), file)?;
         output::print(&format!("{shown} is in {}\n", file.display()))?;
     }
-    Ok(())
-}
-
-fn write_checkpoint(
-    run: &RunDirectory,
-    config: &RunConfig,
-    weights: &ModuleWeights,
-    out: &Path,
-) -> Result<(), CliError> {
-    let tokenizer = prepared::tokenizer(run)?;
-    let checkpoint = match run.imported().exported()? {
-        Some(imported) => {
-            let tokenizer = ("tokenizer.json".to_owned(), tokenizer.to_json().to_vec());
-            let mut checkpoint = export_model(&config.model, weights, &imported.special)?;
-            checkpoint.extend(imported.files.into_iter().chain([tokenizer]));
-            checkpoint
-        }
-        None => {
-            let special = SpecialTokens {
-                end_of_text: tokenizer.end_of_text(),
-                end_of_text_text: tokenizer.end_of_text_text(),
-            };
-            export_llama(&config.model, weights, &special, tokenizer.to_json())?
-        }
-    };
-    for (name, bytes) in &checkpoint {
-        files::write(&out.join(name), bytes)?;
-    }
-    Ok(())
-}
-
-fn write_gguf(
-    run: &RunDirectory,
-    config: &RunConfig,
-    weights: &ModuleWeights,
-    name: &str,
-    format: WeightFormat,
-    file: &Path,
-) -> Result<(), CliError> {
-    let (tokenizer, imported) = (prepared::tokenizer(run)?, run.imported());
-    // A model for chats ends its answers with a token of its own.
-    let end = imported.end_tokens()?.first().copied().unwrap_or(tokenizer.end_of_text());
-    let vocabulary = GgufVocabulary::from_tokenizer_json(tokenizer.to_json(), end)
-        .map_err(dipaco_model::ModelError::from)?
-        .with_chat_template(imported.chat_template()?);
-    let name = format!("{}/{name}", config.run.name);
-    files::write_large(file, |out| export_gguf(&config.model, weights, &name, &vocabulary, format, out))?;
     Ok(())
 }

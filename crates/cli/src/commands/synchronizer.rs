@@ -9,6 +9,7 @@ use dipaco_telemetry::human;
 use dipaco_topology::{ModuleId, Topology};
 
 use crate::error::CliError;
+use crate::http_address::http_address;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
@@ -44,6 +45,10 @@ pub(crate) struct SynchronizerArguments {
     /// Seconds to retry when the coordinator can't be reached. After them the synchronizer ends with exit code 75.
     #[arg(long, env = "DIPACO_PATIENCE", default_value_t = 600, value_name = "SECONDS")]
     patience: u64,
+    /// Address with /health, /ready, /metrics and /status.json. A port alone is a port of this machine's loopback. Everybody
+    /// who reaches the address can read, and nobody can change anything.
+    #[arg(long, env = "DIPACO_HTTP", value_name = "[ADDRESS:]PORT", value_parser = http_address)]
+    http: Option<SocketAddr>,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -119,6 +124,7 @@ pub(crate) fn run(options: &SynchronizerArguments) -> Result<(), CliError> {
         advertise: options.advertise.clone(),
         name: options.name.clone().unwrap_or_else(|| format!("synchronizer-{}", std::process::id())),
         patience: Duration::from_secs(options.patience),
+        http: options.http,
     };
     let summary = runtime::run(async { Ok(synchronize(&run, how, interrupt.token()).await?) })?;
     if options.json {

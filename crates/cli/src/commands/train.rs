@@ -12,6 +12,7 @@ use dipaco_train::CoordinatorSummary;
 use crate::commands::dry_run;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
+use crate::http_address::http_address;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
@@ -38,14 +39,6 @@ struct WatchOptions {
     /// Folder of files for TensorBoard, which grow during the training. `dipaco tensorboard` writes the same files later.
     #[arg(long, env = "DIPACO_TENSORBOARD", value_name = "DIR")]
     tensorboard: Option<PathBuf>,
-}
-
-/// Reads `PORT` or `ADDRESS:PORT`.
-fn http_address(text: &str) -> Result<SocketAddr, String> {
-    if let Ok(port) = text.parse::<u16>() {
-        return Ok(SocketAddr::from(([127, 0, 0, 1], port)));
-    }
-    text.parse().map_err(|_| format!("{text:?} is neither a port nor an address such as 127.0.0.1:9440"))
 }
 
 /// Options of `dipaco train`.

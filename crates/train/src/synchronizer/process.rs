@@ -12,6 +12,7 @@ use dipaco_config::OuterConfig;
 use dipaco_ledger::StoredResult;
 use dipaco_net::{Clock, JoinToken, Server};
 use dipaco_store::{ObjectRef, RunStore, names};
+use dipaco_telemetry::LiveSynchronizerSource;
 use dipaco_topology::ModuleId;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
@@ -23,6 +24,7 @@ use crate::host::{
     Admission, AdmittedUpload, Answer, ObjectPiece, Peer, RequestHandler, ResultIntake, ResultReceiver,
     Revocations, Upload, UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
 };
+use crate::synchronizer::live::{self, ObserveSynchronizer, Tally};
 use crate::synchronizer::{Synchronizer, SynchronizerError};
 use dipaco_path::{Layout, TrainDevice, numerics};
 use dipaco_protocol::{FetchSource, RUN_COMPLETE, Request, Response};
@@ -34,7 +36,6 @@ const WAIT_MS: u64 = 15_000;
 const WORKER_WAITS: Duration = Duration::from_secs(30);
 
 /// Settings of a synchronizer.
-#[derive(Clone, Debug)]
 pub struct SynchronizerOptions {
     /// Join token for the coordinator, with the role [`SYNCHRONIZER`](dipaco_protocol::SYNCHRONIZER).
     pub token: JoinToken,
@@ -56,6 +57,8 @@ pub struct SynchronizerOptions {
     pub patience: Duration,
     /// Takes the next identity of the synchronizer's server when the coordinator has renewed it.
     pub next_identity: NextIdentity,
+    /// Gets the source of the present state once the coordinator has given the modules.
+    pub observe: Option<ObserveSynchronizer>,
 }
 
 /// Counters of a synchronizer.
@@ -92,6 +95,7 @@ pub async fn synchronize(
         revocations,
         patience,
         next_identity,
+        observe,
     } = options;
     let run = token.run_id.clone();
     let clock = Clock::system();
@@ -123,16 +127,16 @@ pub async fn synchronize(
         modules,
         address,
         revocations,
+        tally: Tally::begin(),
     });
+    let observe = observe.map(|observe| (observe, live::source(&process, server.traffic_source())));
     // No farewell: workers are served until this function ends, because the coordinator answers them afterwards.
     let never = CancellationToken::new();
-    let mut summary = SynchronizerSummary::default();
     let result = tokio::select! {
         result = serve_peers(&server, &process, &never) => result,
-        result = process.take_outer_steps(synchronizer, &mut summary) => result,
+        result = process.take_outer_steps(synchronizer, observe) => result,
     };
-    let traffic = server.traffic();
-    (summary.bytes_sent, summary.bytes_received) = (traffic.udp_sent, traffic.udp_received);
+    let summary = process.tally.summary(server.traffic());
     let complete = result.as_ref().err().is_none_or(SynchronizerError::is_complete);
     server.close(if complete { RUN_COMPLETE } else { "the synchronizer stops" }).await;
     process.session.close().await;
@@ -143,13 +147,14 @@ pub async fn synchronize(
 }
 
 /// Answers workers, and takes the outer steps that the coordinator orders.
-struct SynchronizerProcess {
-    run: String,
+pub(super) struct SynchronizerProcess {
+    pub(super) run: String,
     intake: Arc<ResultIntake>,
     session: Arc<Session>,
-    modules: Vec<ModuleId>,
-    address: String,
+    pub(super) modules: Vec<ModuleId>,
+    pub(super) address: String,
     revocations: Revocations,
+    pub(super) tally: Tally,
 }
 
 impl SynchronizerProcess {
@@ -157,7 +162,7 @@ impl SynchronizerProcess {
     async fn take_outer_steps(
         &self,
         mut synchronizer: Synchronizer,
-        summary: &mut SynchronizerSummary,
+        mut observe: Option<(ObserveSynchronizer, LiveSynchronizerSource)>,
     ) -> Result<(), SynchronizerError> {
         loop {
             let (modules, address) = (self.modules.clone(), self.address.clone());
@@ -167,6 +172,10 @@ impl SynchronizerProcess {
                     // Fences from `next` on are newer than the answer: such a lease may have uploads here already.
                     let over = |fence| fence < next && !leases.contains(&fence);
                     self.intake.uploads.retain(|claim| !over(claim.key.fence));
+                    self.tally.answered();
+                    if let Some((observe, live)) = observe.take() {
+                        observe(live);
+                    }
                     orders
                 }
                 Response::Finished => return Ok(()),
@@ -180,10 +189,10 @@ impl SynchronizerProcess {
                 let Some(done) = synchronizer.carry_out(order).await? else { continue };
                 let fragment = done.fragment;
                 match self.session.call(&Request::Stepped(Box::new(done)), None, LONG_CALL_TIMEOUT).await? {
-                    Response::Done => summary.outer_steps += 1,
+                    Response::Done => self.tally.stepped(),
                     Response::Lost { reason } => {
                         tracing::warn!(%fragment, reason, "an outer step does not count");
-                        summary.lost += 1;
+                        self.tally.lost();
                     }
                     Response::Refused { reason } => return Err(SynchronizerError::Refused { reason }),
                     _ => return Err(SynchronizerError::UnexpectedAnswer { request: "Stepped" }),

@@ -274,6 +274,7 @@ impl Run {
             revocations: Revocations::none(),
             patience: Duration::from_secs(20),
             next_identity: Arc::default(),
+            observe: None,
         };
         tokio::spawn(synchronize(options, server, CancellationToken::new()))
     }
