@@ -71,7 +71,7 @@ pub fn targets_of(scores: &[f64], paths: u32) -> Result<Vec<PathId>, RoutingErro
 /// Documents whose best paths are known.
 #[derive(Clone, Copy, Debug)]
 pub struct ScoredDocuments<'a> {
-    /// The seed's features of the documents (N, D), row-major.
+    /// Features of the documents (N, D), row-major.
     pub features: &'a [f32],
     /// Components of a feature (D).
     pub dimension: usize,

@@ -9,7 +9,7 @@ use crate::RoutingError;
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum PhaseKind {
-    /// A linear classifier of the seed's features, fitted on the path with the highest likelihood for each reserved
+    /// A linear classifier of a document's features, fitted on the path with the highest likelihood for each reserved
     /// document (discriminative routing, arXiv:2403.10616 §2.4.2). Written `"discriminative"`.
     #[default]
     Discriminative,

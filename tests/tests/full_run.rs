@@ -1,6 +1,8 @@
 //! Every step of a run through the real binary, from text to HTTP.
 #![allow(clippy::unwrap_used)]
 
+use std::fs;
+
 use dipaco_tests::fixtures::corpus;
 use dipaco_tests::http::{get, post};
 use dipaco_tests::process::{Process, Signal, output};
@@ -92,8 +94,47 @@ fn the_routed_model_has_learnt_from_its_text() {
     };
     let best = loss("best path in hindsight");
     assert!(best <= loss("routed") && best < loss("random path") && loss("ensemble of 2") > 0.0, "{others}");
+    let _ = run.dipaco("evaluate --soup --path 1").failed(2, &["--soup", "--path"]);
     let _ = run.dipaco("evaluate --ensemble 2 --ensemble-temperature 0").failed(2, &["above 0"]);
     let _ = run.dipaco("evaluate --path 4").failed(2, &["no path 4", "paths 0 to 3"]);
+}
+
+/// The values of a safetensors file of f32 tensors, behind its header.
+fn values(bytes: &[u8]) -> (&[u8], Vec<f32>) {
+    let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let (header, values) = bytes.split_at(8 + length);
+    (header, values.chunks(4).map(|value| f32::from_le_bytes(value.try_into().unwrap())).collect())
+}
+
+#[test]
+fn the_mean_of_all_paths_is_that_of_their_exports() {
+    let run = trained();
+    let rows = run.dipaco("evaluate --soup --json").succeeded().json();
+    let soup = rows.as_array().unwrap().iter().find(|row| row["model"] == "mean of all paths").unwrap();
+    // The mean of the four exported models, imported into a run of its own.
+    let other = Run::new();
+    let mut mean = Vec::new();
+    let folder = |path: u32| other.folder().join(format!("path-{path}"));
+    for path in 0..4 {
+        let _ = run.dipaco(&format!("export --path {path} --out {}", folder(path).display())).succeeded();
+        let bytes = fs::read(folder(path).join("model.safetensors")).unwrap();
+        let (_, values) = values(&bytes);
+        mean.resize(values.len(), 0.0);
+        mean.iter_mut().zip(values).for_each(|(mean, value)| *mean += f64::from(value) / 4.0);
+    }
+    let file = folder(0).join("model.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    let mut joined = values(&bytes).0.to_vec();
+    joined.extend(mean.iter().flat_map(|value| (*value as f32).to_le_bytes()));
+    fs::write(&file, joined).unwrap();
+    let import = format!("seed --import {} --set seed_model.steps=0", folder(0).display());
+    let _ = other.dipaco(&import).succeeded();
+    let _ = other.prepare(corpus()).succeeded();
+    let _ = other.dipaco("seed").succeeded();
+    let dense = other.dipaco("evaluate --seed --json").succeeded().json();
+    for key in ["nll_sum", "tokens_counted"] {
+        assert_eq!(dense[0][key], soup[key], "{key}: {dense} {soup}");
+    }
 }
 
 #[test]
@@ -151,7 +192,7 @@ fn tokens_for_single_workers_are_issued_and_revoked() {
     let run = trained().copy();
     let file = run.directory().join("gpu-3.token");
     let _ = run.dipaco(&format!("token issue gpu-3 --days 1 --out {}", file.display())).succeeded();
-    assert!(std::fs::read_to_string(&file).unwrap().starts_with("dipaco1."));
+    assert!(fs::read_to_string(&file).unwrap().starts_with("dipaco1."));
     let _ = run.dipaco("token issue gpu-4 --advertise 10.0.0.1:7440").succeeded().says("dipaco1.");
     let _ = run.dipaco("token issue Not_A_Name").failed(1, &["lower-case letters"]);
     let _ = run.dipaco("token issue gpu-3 --days 0").failed(2, &["--days"]);

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use dipaco_tests::fixtures::{corpus, fixture, root};
+use dipaco_tests::http::get;
 use dipaco_tests::process::{Output, dipaco};
 use dipaco_tests::run::Run;
 use serde_json::{Value, json};
@@ -82,6 +83,13 @@ fn an_imported_model_is_prepared_adapted_routed_trained_and_exported() {
         assert_eq!(ours[key], theirs[key], "{key}");
     }
     assert_eq!(ours["rope_theta"], theirs["rope_parameters"]["rope_theta"]);
+    // The server reads the model's sampling settings.
+    fs::write(run.file("imported/generation_config.json"), r#"{"eos_token_id": 0, "temperature": 9}"#)
+        .unwrap();
+    let refused = ["temperature is 9", "a number from 0 to 2", "serve.model_sampling = false"];
+    let _ = run.dipaco("serve --address 127.0.0.1:0").failed(1, &refused);
+    let server = run.serve("--set serve.model_sampling=false");
+    assert_eq!(get(&server.address, "/health").status, 200);
     // What was exported can be imported.
     let again = self::run();
     let _ = again.dipaco(&format!("seed --import {}", out.display())).succeeded();
@@ -198,4 +206,11 @@ fn a_quickstart_from_nothing_creates_nothing() {
     let refused = format!("--from {} --set train.rounds=0", model().display());
     let _ = quickstart(&run, &refused).failed(2, &["train.rounds"]);
     assert!(!run.directory().exists(), "{}", run.directory().display());
+}
+
+#[test]
+fn a_check_names_the_blocks_of_a_level_as_ranges() {
+    let file = root().join("configs/smollm2-2x2.toml");
+    let check = dipaco(&format!("config check --config {}", file.display())).succeeded();
+    let _ = check.says("modules of level 0: blocks 0..15").says("modules of level 2: embedding, head");
 }

@@ -6,7 +6,8 @@ use dipaco_tests::process::dipaco;
 #[test]
 fn bandwidth_is_printed_for_the_requested_sizes() {
     let table = dipaco("simulate bandwidth").succeeded().says("data parallel").says("Gbit/s").stdout;
-    assert_eq!(table.lines().filter(|line| line.contains("streaming, overlap 1, 4 bits")).count(), 3);
+    assert_eq!(table.lines().filter(|line| line.contains("streaming, overlap 1, 4 bits")).count(), 5);
+    assert_eq!(table.lines().filter(|line| line.contains("eager, 4 bits")).count(), 5);
     let rows = dipaco("simulate bandwidth --parameters 1e10 --step-seconds 0.8 --json").succeeded().json();
     let row = |scheme: &str| {
         let found = rows.as_array().unwrap().iter().find(|row| row["scheme"] == scheme).unwrap();

@@ -209,9 +209,9 @@ impl SimulatedWorker {
 /// A state of zeros with the tensors and the progress that the coordinator expects after a lease.
 fn state_after(plan: &WorkerPlan, layout: &Layout, lease: &GrantedLease) -> Result<PathState, BenchError> {
     let moments = MomentSpecs::of_plan(plan)?;
-    let position = (lease.to - lease.phase_step) * plan.train.batch as u64;
-    let mut state = PathState { step: lease.to, position, ..PathState::start(&moments) };
     let schedule = plan.schedule()?;
+    let position = schedule.trained(lease.path, lease.phase_step, lease.to) * plan.train.batch as u64;
+    let mut state = PathState { step: lease.to, position, ..PathState::start(&moments) };
     for weights in &lease.weights {
         let (level, index) = (weights.fragment.module.level, weights.fragment.index);
         if KeptParts::of(plan, &schedule, lease.path, lease.to, index).own {

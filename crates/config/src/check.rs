@@ -1,5 +1,7 @@
 //! Checks that the values of a configuration are in range and fit together.
 
+mod paths_per_round;
+
 use dipaco_routing::{FeatureKind, RouterKind};
 use dipaco_sync::{EmbeddingMean, Rescale, ScheduleError, Weighting};
 use dipaco_topology::Topology;
@@ -222,6 +224,7 @@ impl RunConfig {
         problems.of_section("train.schedule", train.schedule.check());
         self.check_outer(problems);
         self.check_sync(problems);
+        self.check_paths_per_round(problems);
         problems.at_least_one("train.state_every", u64::from(train.state_every));
         problems.at_least_one("train.held_paths", train.held_paths as u64);
         if !(1..=86_400).contains(&train.lease_seconds) {

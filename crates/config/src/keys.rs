@@ -58,7 +58,7 @@ pub const SECTIONS: &[(&str, &str)] = &[
     ("routing", "Routing of documents to paths."),
     (
         "routing.classifier",
-        "Fitting of a discriminative router: a linear classifier of the seed's features that predicts the best path of a \
+        "Fitting of a discriminative router: a linear classifier of a document's features that predicts the best path of a \
          document.",
     ),
     (

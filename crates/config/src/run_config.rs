@@ -223,6 +223,9 @@ pub struct TrainConfig {
     pub rounds: u32,
     /// Key `train.inner_steps`.
     pub inner_steps: u64,
+    /// Key `train.paths_per_round`. Left out of the written configuration when all paths train.
+    #[serde(skip_serializing_if = "trains_all")]
+    pub paths_per_round: u32,
     /// Key `train.batch`.
     pub batch: usize,
     /// Key `train.sequence_tokens`.
@@ -275,6 +278,7 @@ impl Default for TrainConfig {
         Self {
             rounds: 10,
             inner_steps: 30,
+            paths_per_round: 0,
             batch: 8,
             sequence_tokens: 256,
             micro_batch: 0,
@@ -301,7 +305,18 @@ impl Default for TrainConfig {
     }
 }
 
+/// True if no path rests in any round.
+fn trains_all(paths_per_round: &u32) -> bool {
+    *paths_per_round == 0
+}
+
 impl TrainConfig {
+    /// Number of paths of `trained` that train in a round.
+    #[must_use]
+    pub fn paths_in_a_round(&self, trained: u64) -> u64 {
+        if self.paths_per_round == 0 { trained } else { trained.min(self.paths_per_round.into()) }
+    }
+
     /// The values that influence the weights. Keys that only set how work is distributed, or trade time for memory, have
     /// their defaults.
     #[must_use]

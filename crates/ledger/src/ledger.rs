@@ -127,6 +127,8 @@ impl Ledger {
         if let Some(seed) = plan.sampling {
             state.sample_shards(seed, objects.shard_tokens());
         }
+        // Some paths rest in the first round.
+        state.pass_over_idle();
         let mut ledger = Self {
             run,
             incarnation,

@@ -15,6 +15,8 @@ pub struct InnerConfig {
     pub schedule: ScheduleConfig,
     /// First step of the learning rate schedule, counted from the start of the run.
     pub first_step: u64,
+    /// Steps so far that the path did not take, because it rested in their rounds.
+    pub rested: u64,
     /// Number of inner steps of the schedule.
     pub total_steps: u64,
     /// B, sequences per step.
@@ -34,6 +36,7 @@ impl InnerConfig {
             adamw: train.adamw.clone(),
             schedule: train.schedule.clone(),
             first_step: 0,
+            rested: 0,
             total_steps,
             batch: train.batch,
             micro_batch: train.micro_batch,
@@ -43,13 +46,13 @@ impl InnerConfig {
 
     /// The inner loop of a lease in a phase that begins after `phase_step` inner steps.
     #[must_use]
-    pub fn of_lease(plan: &WorkerPlan, phase_step: u64) -> Self {
+    pub fn of_lease(plan: &WorkerPlan, phase_step: u64, rested: u64) -> Self {
         let first_step = match plan.train.schedule_at_phase {
             ScheduleAtPhase::Continue => 0,
             ScheduleAtPhase::Restart => phase_step,
         };
         let inner = Self::of_path(&plan.train, plan.total_steps().saturating_sub(first_step));
-        Self { first_step, ..inner }
+        Self { first_step, rested, ..inner }
     }
 
     /// Sequences of a forward and backward pass.
@@ -89,7 +92,7 @@ mod tests {
         let mut config = RunConfig::default();
         (config.train.rounds, config.train.inner_steps) = (10, 30);
         let spans = |config: &RunConfig, phase_step| {
-            let inner = InnerConfig::of_lease(&WorkerPlan::new(config), phase_step);
+            let inner = InnerConfig::of_lease(&WorkerPlan::new(config), phase_step, 0);
             (inner.first_step, inner.total_steps)
         };
         assert_eq!(spans(&config, 60), (0, 300));

@@ -148,12 +148,13 @@ pub fn train_lease(
     mut early: impl FnMut(OuterGradient),
 ) -> Result<Option<TrainedLease>, PathError> {
     let LeaseTraining { device, plan, path, data, phase_step, to, sends, memory } = lease;
-    let config = InnerConfig::of_lease(plan, phase_step);
     let schedule = plan.schedule()?;
     if state.step == phase_step {
         state.position = 0;
     }
     let from = state.step;
+    let rested = from - schedule.trained(path, 0, from);
+    let config = InnerConfig::of_lease(plan, phase_step, rested);
     let global = weights.global;
     // The trainer puts them on its device, so this copy is freed before the first step.
     let local = std::mem::take(&mut weights.local);

@@ -73,7 +73,7 @@ pub fn check_state(
     }
     let schedule = plan.schedule()?;
     let begin = schedule.begin(schedule.phase_at(step.saturating_sub(1)));
-    let position = (step - begin.min(step)).saturating_mul(plan.train.batch as u64);
+    let position = schedule.trained(path, begin.min(step), step).saturating_mul(plan.train.batch as u64);
     if state.position != position {
         return Err(other(format!("its data position is {}, not {position}", state.position)));
     }

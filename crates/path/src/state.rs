@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use dipaco_model::{ModuleWeights, TensorSpec, parameters, safetensors_of};
-use dipaco_sync::Ahead;
-use dipaco_topology::Part;
+use dipaco_sync::{Ahead, Schedule};
+use dipaco_topology::{Part, PathId};
 use serde::{Deserialize, Serialize};
 
 use crate::{MomentSpecs, PathError};
@@ -113,6 +113,19 @@ impl PathState {
             second: vec![0.0; parameters(moments.second())],
             kept: BTreeMap::new(),
         }
+    }
+
+    /// Moves the path on to inner step `to` over rounds in which it rested. The phase of routing of `to` begins after
+    /// `phase_step` inner steps. A state from which the path has to train first stays as it is.
+    pub fn rest(&mut self, schedule: &Schedule, path: PathId, to: u64, phase_step: u64) {
+        if self.step >= to || schedule.trained(path, self.step, to) > 0 {
+            return;
+        }
+        if self.step < phase_step {
+            // Another shard, from its beginning.
+            self.position = 0;
+        }
+        self.step = to;
     }
 
     /// Encodes the state as safetensors: `first/NAME` and `second/NAME` for each tensor with the moment, and

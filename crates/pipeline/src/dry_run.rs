@@ -7,7 +7,7 @@ use dipaco_codec::{Compression, encoded_len};
 use dipaco_config::{Optimizer, RunConfig};
 use dipaco_model::{Dtype, ModelConfig, StepMemory, StepShape, level_specs, parameters, trained_specs};
 use dipaco_path::MomentSpecs;
-use dipaco_topology::{Part, Topology};
+use dipaco_topology::{Topology, parts_in_words};
 use serde::Serialize;
 
 pub use self::remedies::Remedy;
@@ -145,7 +145,7 @@ impl DryRun {
                 .map(|level| level.parameters.saturating_mul(level.modules.into()))
                 .fold(0, u64::saturating_add),
         };
-        let trained = topology.trained_paths().len() as u64;
+        let trained = config.train.paths_in_a_round(topology.trained_paths().len() as u64);
         let paths_per_worker = trained.div_ceil(workers.max(1) as u64);
         Ok(Self {
             run: config.run.name.clone(),
@@ -185,38 +185,11 @@ fn level(model: &ModelConfig, topology: &Topology, level: usize) -> Level {
     let modules = topology.modules_in(level);
     Level {
         modules,
-        holds: holds(topology.parts(level)),
+        holds: parts_in_words(topology.parts(level)),
         parameters: parameters(&level_specs(model, topology, level)) as u64,
         paths_per_module: topology.paths() / modules.max(1),
         trains: topology.trains(level),
     }
-}
-
-/// The parts of a level in the words of the configuration.
-fn holds(parts: &[Part]) -> String {
-    let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
-    for part in parts {
-        let Part::Block(block) = *part else { continue };
-        match ranges.last_mut() {
-            Some(range) if range.end == block => range.end += 1,
-            _ => ranges.push(block..block + 1),
-        }
-    }
-    let blocks: Vec<String> = ranges
-        .iter()
-        .map(|range| if range.len() == 1 { range.start.to_string() } else { format!("{range:?}") })
-        .collect();
-    let mut words = Vec::new();
-    if parts.contains(&Part::Embedding) {
-        words.push("embedding".to_owned());
-    }
-    if !blocks.is_empty() {
-        words.push(format!("blocks {}", blocks.join(", ")));
-    }
-    if parts.contains(&Part::Head) {
-        words.push("head".to_owned());
-    }
-    words.join(", ")
 }
 
 /// Memory of one worker in bytes.
@@ -304,14 +277,6 @@ mod tests {
         let mut config = RunConfig::default();
         config.model.vocab_size = 4096;
         config
-    }
-
-    #[test]
-    fn parts_are_named_as_in_the_configuration() {
-        let parts =
-            [Part::Embedding, Part::Block(0), Part::Block(5), Part::Block(6), Part::Block(11), Part::Head];
-        assert_eq!(holds(&parts), "embedding, blocks 0, 5..7, 11, head");
-        assert_eq!(holds(&[Part::Head]), "head");
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub enum Subject {
     Oracle,
     /// A random path for each document.
     RandomPath,
+    /// The mean of the weights of all paths, on all validation documents.
+    Soup,
     /// One path, on all validation documents.
     Path(PathId),
     /// The seed, on all validation documents.
@@ -86,6 +88,7 @@ pub fn evaluate(
             let imported = weights.imported()?.ok_or(PipelineError::NotImported)?;
             evaluate_dense(&imported, &*file()?, &protocol, &mut show)?
         }
+        Subject::Soup => evaluate_dense(&weights.soup()?, &*file()?, &protocol, &mut show)?,
         Subject::Path(path) => evaluate_path(path, &weights.path(path)?, &*file()?, &protocol, &mut show)?,
         Subject::Routed => {
             let windows = match config.evaluation.route {

@@ -99,6 +99,20 @@ impl ImportedFolder {
         Ok(Vec::new())
     }
 
+    /// The keys of the model's generation settings. Empty in a run without an imported model, and for a model without such
+    /// settings.
+    ///
+    /// # Errors
+    /// As [`ImportedFolder::end_tokens`].
+    pub fn generation_settings(&self) -> Result<serde_json::Map<String, Value>, PipelineError> {
+        let Some(bytes) = self.read(GENERATION)? else { return Ok(serde_json::Map::new()) };
+        let not_json = |source| ImportError::Json { file: GENERATION.name().to_owned(), source };
+        match serde_json::from_slice(&bytes).map_err(|source| not_json(Some(source)))? {
+            Value::Object(settings) => Ok(settings),
+            _ => Err(not_json(None).into()),
+        }
+    }
+
     /// The chat template of the imported model, in Jinja: its own file, or else the key of `tokenizer_config.json`. `None` in a
     /// run without an imported model, and for a model without a template.
     ///

@@ -21,6 +21,7 @@ mod run;
 mod run_directory;
 mod run_lock;
 mod served_modules;
+mod soup;
 mod text_codec;
 mod validation;
 mod watch;

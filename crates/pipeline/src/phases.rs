@@ -20,7 +20,7 @@ use dipaco_train::{CoordinatorError, LedgerError, Reroute, score_header, small_s
 use crate::error::PipelineError;
 use crate::files;
 use crate::prepared::token_file;
-use crate::route::{assign, origin_of, router, shard_records, shown, token_vectors};
+use crate::route::{assign, origin_of, router, shard_records, shown, token_vectors, with_vectors};
 use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::store::manifest;
@@ -154,10 +154,7 @@ pub fn refit(
         uncalibrated = ?fitted.uncalibrated_sizes,
         "a discriminative router is fitted"
     );
-    let router = match vectors {
-        Some(vectors) => fitted.router.with_token_vectors(&vectors)?,
-        None => fitted.router,
-    };
+    let router = with_vectors(fitted.router, vectors.as_ref())?;
     files::write(&new.router(), router.to_bytes())?;
     features.remove()?;
     Ok((router, true))

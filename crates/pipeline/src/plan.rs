@@ -47,6 +47,7 @@ pub fn plan(
     Ok(Plan::new(&Setting {
         parameters: sizes.parameters.path,
         paths: sizes.paths.into(),
+        paths_per_round: config.train.paths_in_a_round(sizes.paths.into()),
         levels: levels.collect(),
         seed_steps: config.seed_model.steps,
         rounds: config.train.rounds.into(),

@@ -94,10 +94,7 @@ pub fn fit(
             let (clusters, dimension) = (weights.topology().radices(), model.dimension());
             let fitted =
                 dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
-            match &vectors {
-                Some(vectors) => fitted.router.with_token_vectors(vectors)?,
-                None => fitted.router,
-            }
+            with_vectors(fitted.router, vectors.as_ref())?
         }
     };
     files::write(&routing.router(), router.to_bytes())?;
@@ -157,6 +154,14 @@ pub(crate) fn token_vectors(
 ) -> Result<Option<TokenVectors>, PipelineError> {
     let needed = settings.needs_token_vectors(kind);
     Ok(needed.then(|| TokenVectors::fit(file, settings, progress)).transpose()?)
+}
+
+/// A fitted router with the token vectors of its features, if they need any.
+pub(crate) fn with_vectors(router: Router, vectors: Option<&TokenVectors>) -> Result<Router, PipelineError> {
+    Ok(match vectors {
+        Some(vectors) => router.with_token_vectors(vectors)?,
+        None => router,
+    })
 }
 
 /// The features that a router reads.

@@ -79,7 +79,7 @@ const DATA_PARALLEL: Laws = Laws {
 pub struct Prediction {
     /// Loss after 20 tokens per parameter, in nats per token of the authors' vocabulary of 32,768 on C4.
     pub loss: f64,
-    /// Highest likely loss. The power law is too good: by 1.7 % at most within its data, and by 3.9 % at 10B parameters.
+    /// Highest likely loss. The power law is too good: by 1.8 % at most within its data, and by 4.8 % at 10B parameters.
     pub loss_at_most: f64,
     /// Peak of the inner learning rate of AdamW.
     pub learning_rate: f64,
@@ -99,7 +99,7 @@ fn predict(laws: Laws, parameters: f64, replicas: u32) -> Result<Prediction, Out
     let loss = laws.loss.at(parameters, replicas);
     Ok(Prediction {
         loss,
-        loss_at_most: loss * if parameters <= MOST_FITTED { 1.02 } else { 1.04 },
+        loss_at_most: loss * if parameters <= MOST_FITTED { 1.02 } else { 1.05 },
         learning_rate: laws.learning_rate.at(parameters, replicas),
         batch_tokens: laws.batch.at(parameters, replicas) * SEQUENCE,
         within: WITHIN,
@@ -155,6 +155,51 @@ mod tests {
             let found = diloco(parameters, 8).unwrap();
             near(found.loss, loss, 3);
             assert!((found.loss..found.loss_at_most).contains(&measured), "{found:?} for {measured}");
+        }
+    }
+
+    /// Tables 4 and 5: measured losses of data-parallel training, and of 1, 2, 4 and 8 replicas, by parameters.
+    const MEASURED: [(f64, f64, &[(u32, f64)]); 4] = [
+        (35e6, 3.485, &[(1, 3.482), (2, 3.509), (4, 3.555), (8, 3.621)]),
+        (2.4e9, 2.326, &[(1, 2.317), (2, 2.324), (4, 2.333), (8, 2.352)]),
+        (4e9, 2.224, &[(1, 2.219), (2, 2.220), (4, 2.230)]),
+        (10e9, 2.090, &[(1, 2.086), (2, 2.086), (4, 2.096)]),
+    ];
+
+    #[test]
+    fn measured_losses_lie_within_the_error_bar() {
+        let within = |found: Prediction, measured: f64, what: &str| {
+            assert!(
+                (found.loss..=found.loss_at_most).contains(&measured),
+                "{what}: {found:?} for {measured}"
+            );
+        };
+        for (parameters, data_parallel_loss, replicas) in MEASURED {
+            within(data_parallel(parameters).unwrap(), data_parallel_loss, "data parallel");
+            for &(replicas, measured) in replicas {
+                let found = diloco(parameters, replicas).unwrap();
+                within(found, measured, &format!("{replicas} replicas of {parameters}"));
+            }
+        }
+    }
+
+    #[test]
+    fn the_joint_law_agrees_with_the_laws_of_each_number_of_replicas() {
+        // Tables 7 and 9: factor and exponent of the loss, and of the batch in sequences.
+        let tables = [
+            (1, (18.363, -0.0961), (0.01361, 0.435)),
+            (2, (18.768, -0.0969), (0.00769, 0.479)),
+            (4, (19.762, -0.0992), (0.00535, 0.510)),
+            (8, (21.051, -0.1018), (0.01859, 0.455)),
+        ];
+        for (replicas, loss, batch) in tables {
+            for parameters in [35e6, 150e6, 550e6, 2.4e9] {
+                let found = diloco(parameters, replicas).unwrap();
+                let of = |(factor, exponent): (f64, f64)| factor * f64::powf(parameters, exponent);
+                assert!((of(loss) / found.loss - 1.0).abs() < 0.01, "loss of {replicas}, {parameters}");
+                let ratio = of(batch) * SEQUENCE / found.batch_tokens;
+                assert!((ratio.ln()).abs() < found.within.ln(), "batch of {replicas}, {parameters}: {ratio}");
+            }
         }
     }
 

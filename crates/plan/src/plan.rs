@@ -32,6 +32,8 @@ pub struct Setting {
     pub parameters: u64,
     /// Number of paths.
     pub paths: u64,
+    /// Number of paths that train in a round.
+    pub paths_per_round: u64,
     /// The levels.
     pub levels: Vec<PlannedLevel>,
     /// Inner steps of the seed.
@@ -112,7 +114,9 @@ impl Plan {
     /// The plan of a run.
     #[must_use]
     pub fn new(setting: &Setting) -> Self {
-        let steps = setting.rounds.saturating_mul(setting.inner_steps);
+        // A path trains in its share of the rounds.
+        let share = setting.paths_per_round as f64 / setting.paths.max(1) as f64;
+        let steps = (setting.rounds.saturating_mul(setting.inner_steps) as f64 * share.min(1.0)) as u64;
         let path_tokens = steps.saturating_mul(setting.step_tokens);
         let parameters = setting.parameters as f64;
         let training = TrainingPlan {
@@ -128,7 +132,8 @@ impl Plan {
         let levels: Vec<LevelPlan> =
             setting.levels.iter().map(|level| self::level(parameters, level)).collect();
         let time = setting.workers.as_ref().map(|workers| {
-            TimePlan::new(setting.paths, setting.rounds, setting.inner_steps, setting.step_tokens, workers)
+            let paths = setting.paths_per_round;
+            TimePlan::new(paths, setting.rounds, setting.inner_steps, setting.step_tokens, workers)
         });
         let mut plan = Self {
             training,
@@ -234,6 +239,7 @@ mod tests {
         Setting {
             parameters: 151_181_184,
             paths: 64,
+            paths_per_round: 64,
             levels: vec![PlannedLevel { paths_per_module: 8, outer_rate: 0.7 * 8f64.sqrt() }; 2],
             seed_steps: 24_000,
             rounds: 427,
@@ -258,6 +264,13 @@ mod tests {
         let [level, _] = &plan.levels[..] else { panic!() };
         // 20 times the batch of a replica of the law.
         assert!((paper().step_tokens as f64 / level.advised_step_tokens.unwrap() - 20.7).abs() < 0.2);
+    }
+
+    #[test]
+    fn a_path_that_rests_in_three_of_four_rounds_reads_a_quarter() {
+        let plan = Plan::new(&Setting { paths_per_round: 16, ..paper() });
+        assert!((plan.shard.unwrap().epochs - 13.8 / 4.0).abs() < 0.05);
+        assert!((plan.training.tokens_per_parameter - 222.0 / 4.0).abs() < 0.3);
     }
 
     #[test]

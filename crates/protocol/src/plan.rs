@@ -2,7 +2,7 @@
 
 use dipaco_config::{OuterConfig, RunConfig, TrainConfig};
 use dipaco_model::ModelConfig;
-use dipaco_sync::{Schedule, SyncConfig};
+use dipaco_sync::{Rests, Schedule, SyncConfig};
 use dipaco_topology::{Topology, TopologyConfig, TopologyError};
 use serde::{Deserialize, Serialize};
 
@@ -54,13 +54,19 @@ impl WorkerPlan {
         Topology::new(&self.topology, self.model.blocks)
     }
 
-    /// Schedule of sends and receives of each fragment.
+    /// Schedule of sends and receives of each fragment, and of the rounds in which paths rest.
     ///
     /// # Errors
     /// When the section `[sync]` does not fit the inner steps.
     pub fn schedule(&self) -> Result<Schedule, PlanError> {
         let ends = self.boundaries.iter().copied().chain([self.train.rounds]);
-        Ok(self.sync.schedule(self.seed, self.train.inner_steps, ends)?)
+        let schedule = self.sync.schedule(self.seed, self.train.inner_steps, ends)?;
+        if self.train.paths_per_round == 0 {
+            return Ok(schedule);
+        }
+        let topology = self.topology()?;
+        let trained = self.topology.kept_paths..topology.paths();
+        Ok(schedule.resting(Rests::new(self.seed, trained, self.train.paths_per_round))?)
     }
 
     /// Number of inner steps of a path over the whole run.

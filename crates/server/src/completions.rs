@@ -52,7 +52,8 @@ pub(crate) async fn completions(
 ) -> Result<Response, ApiError> {
     let began = Instant::now();
     let headers = request.headers().clone();
-    let completion = CompletionRequest::read(&mut Fields::read(&state, request).await?)?;
+    let mut fields = fields_of(&state, request).await?;
+    let completion = CompletionRequest::read(&mut fields)?;
     respond(state, id, headers, completion, began).await
 }
 
@@ -63,7 +64,7 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let began = Instant::now();
     let headers = request.headers().clone();
-    let mut fields = Fields::read(&state, request).await?;
+    let mut fields = fields_of(&state, request).await?;
     if state.chat.get().is_none() {
         return Err(no_chat());
     }
@@ -78,6 +79,15 @@ pub(crate) async fn chat(
     completion.default_max_tokens = usize::MAX;
     completion.form = Form::Chat;
     respond(state, id, headers, completion, began).await
+}
+
+/// The fields of a request, with the sampling parameters of the model where the request sets none.
+async fn fields_of(state: &ServerState, request: Request) -> Result<Fields, ApiError> {
+    let mut fields = Fields::read(state, request).await?;
+    if let Some(defaults) = state.sampling.get() {
+        defaults.fill(&mut fields);
+    }
+    Ok(fields)
 }
 
 async fn respond(

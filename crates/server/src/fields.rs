@@ -53,6 +53,11 @@ impl Fields {
         self.fields.insert(name.to_owned(), value);
     }
 
+    /// Sets a field unless the request has it.
+    pub(crate) fn put_default(&mut self, name: &str, value: &Value) {
+        self.fields.entry(name).or_insert_with(|| value.clone());
+    }
+
     pub(crate) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         match self.take(name) {
             None => Ok(None),

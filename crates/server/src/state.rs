@@ -16,7 +16,7 @@ use crate::body::BodyMemory;
 use crate::error::ApiError;
 use crate::key_file::KeyFile;
 use crate::random::Random;
-use crate::{ChatTemplate, Metrics, ServeConfig, settings};
+use crate::{ChatTemplate, Metrics, SamplingDefaults, ServeConfig, settings};
 
 /// Errors of a server's start.
 #[derive(Debug, Error)]
@@ -46,6 +46,14 @@ pub enum ServerError {
         /// The place and kind of the mistake.
         #[source]
         source: Box<minijinja::Error>,
+    },
+    /// A sampling parameter of the model's generation settings can't be used.
+    #[error(
+        "the model's generation settings: {problem}; correct them, or serve with serve.model_sampling = false"
+    )]
+    Sampling {
+        /// The parameter, its value and its range.
+        problem: String,
     },
     /// The tokenizer has more tokens than the model.
     #[error(
@@ -96,6 +104,7 @@ pub struct ServerState {
     pub(crate) bodies: BodyMemory,
     pub(crate) random: Random,
     pub(crate) chat: OnceLock<ChatTemplate>,
+    pub(crate) sampling: OnceLock<SamplingDefaults>,
     draining: AtomicBool,
 }
 
@@ -147,6 +156,7 @@ impl ServerState {
             admission,
             random: Random::default(),
             chat: OnceLock::new(),
+            sampling: OnceLock::new(),
             draining: AtomicBool::new(false),
         }))
     }
@@ -161,6 +171,14 @@ impl ServerState {
     pub fn set_chat_template(&self, template: ChatTemplate) {
         if self.chat.set(template).is_err() {
             tracing::warn!("the server has a chat template already");
+        }
+    }
+
+    /// Gives requests these sampling parameters where they set none. Without them the parameters of OpenAI's API hold. Second
+    /// ones change nothing.
+    pub fn set_sampling_defaults(&self, defaults: SamplingDefaults) {
+        if self.sampling.set(defaults).is_err() {
+            tracing::warn!("the server has sampling defaults already");
         }
     }
 

@@ -97,6 +97,8 @@ pub struct ServeConfig {
     pub api_keys: Option<PathBuf>,
     /// Key `serve.chat_template`.
     pub chat_template: Option<PathBuf>,
+    /// Key `serve.model_sampling`.
+    pub model_sampling: bool,
     /// Key `serve.allowed_origins`.
     pub allowed_origins: Vec<String>,
 }
@@ -126,6 +128,7 @@ impl Default for ServeConfig {
             keep_alive: 15.0,
             api_keys: None,
             chat_template: None,
+            model_sampling: true,
             allowed_origins: Vec::new(),
         }
     }

@@ -43,6 +43,13 @@ impl SimulatedScheme {
         Self { inner_steps, value_bits, sync }
     }
 
+    /// Eager updates (arXiv:2502.12996): whole modules, and each outer step takes effect one round after its sends.
+    #[must_use]
+    pub fn eager(inner_steps: u32, value_bits: f64) -> Self {
+        let streaming = Self::streaming(inner_steps, 1, inner_steps, value_bits);
+        Self { sync: SyncConfig { eager: true, ..streaming.sync }, ..streaming }
+    }
+
     /// Decoupled DiLoCo (arXiv:2604.21428): streaming without waiting. An outer step merges the existing contributions
     /// after the first contribution and a grace period of at most `grace_seconds`.
     #[must_use]
@@ -68,7 +75,8 @@ impl SimulatedScheme {
         if let Some((key, problem)) = self.sync.check().into_iter().next() {
             return Err(SimulateError::Sync { key, problem });
         }
-        Ok(Schedule::new(u64::from(steps), fragments, self.sync.overlap_steps, vec![ENDLESS])?)
+        let schedule = Schedule::new(u64::from(steps), fragments, self.sync.overlap_steps, vec![ENDLESS])?;
+        Ok(schedule.eager(self.sync.eager))
     }
 }
 

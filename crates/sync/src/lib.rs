@@ -37,6 +37,7 @@ mod progress;
 mod ready;
 mod reason;
 mod rescale;
+mod rests;
 mod run_state;
 mod sampling;
 mod schedule;
@@ -60,6 +61,7 @@ pub use process_id::ProcessId;
 pub use progress::{Contribution, PathProgress, ProgressError, TrainingProgress};
 pub use reason::Reason;
 pub use rescale::Rescale;
+pub use rests::Rests;
 pub use run_state::{
     Commit, EarlyContribution, ExpectedSend, FailedTraining, Grant, LeaseOutcome, OuterStep, RunPlan,
     RunState,

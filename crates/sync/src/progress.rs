@@ -100,7 +100,7 @@ impl TrainingProgress {
                 };
                 let pending = self.pending.get(&fragment).into_iter().flatten().filter(|c| c.path == path);
                 let pending: Vec<u32> = pending.map(|contribution| contribution.number).collect();
-                let dropped = |&number: &u32| plan.schedule.dropped(path, fragment.index, u64::from(number));
+                let absent = |&number: &u32| plan.schedule.absent(path, fragment.index, u64::from(number));
                 // Pending contributions are the newest ones; all others are merged. In a synchronous run each outer
                 // step merges one contribution per path, so the version tells how many are merged.
                 let oldest = if plan.scheme.waits() {
@@ -111,7 +111,7 @@ impl TrainingProgress {
                 let quarantined = self.quarantined.contains(&path);
                 let consistent = oldest.is_some_and(|oldest| {
                     // A path in quarantine contributes only what it sent before.
-                    let waits = |number: &u32| !dropped(number) && (!quarantined || pending.contains(number));
+                    let waits = |number: &u32| !absent(number) && (!quarantined || pending.contains(number));
                     (oldest..=sent).filter(waits).eq(pending.iter().copied())
                 });
                 if adopted > version || !consistent {

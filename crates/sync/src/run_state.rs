@@ -140,6 +140,8 @@ pub struct RunState {
     /// Draws the next path in proportion to the untrained part of its shard. Without it, the path that is furthest
     /// behind is next.
     sampling: Option<Sampling>,
+    /// Paths that could train, and rest in this round: [`RunState::pass_over_idle`] moves them on.
+    resting: BTreeSet<PathId>,
     /// Workers for which the training of a path has failed since the path's last completed lease.
     failed: BTreeMap<PathId, BTreeSet<ProcessId>>,
 }
@@ -180,6 +182,7 @@ impl RunState {
             compared: ProcessId::local(""),
             ready: Ready::default(),
             sampling: None,
+            resting: BTreeSet::new(),
             failed: BTreeMap::new(),
         };
         rounds.look_at_all();

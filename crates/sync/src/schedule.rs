@@ -3,7 +3,7 @@
 use dipaco_topology::PathId;
 use thiserror::Error;
 
-use crate::Drops;
+use crate::{Drops, Rests};
 
 /// The inner steps at which a path sends and receives each fragment (Streaming DiLoCo, arXiv:2501.18512 §2.2 and
 /// §2.3). Steps are counted from 1; "at step t" is after t inner steps.
@@ -23,6 +23,7 @@ pub struct Schedule {
     ends: Vec<u64>,
     eager: bool,
     drops: Drops,
+    rests: Rests,
 }
 
 /// Settings that make no schedule.
@@ -55,6 +56,11 @@ pub enum ScheduleError {
     /// The ends of the phases do not rise.
     #[error("the ends of the phases do not rise")]
     Ends,
+    /// Some paths rest in a round, and outer gradients span rounds.
+    #[error(
+        "a part of the paths trains in each round, which needs whole modules and no overlap, so that each outer gradient belongs to one round"
+    )]
+    Rests,
 }
 
 /// A fragment at a step.
@@ -90,7 +96,15 @@ impl Schedule {
         if ends.windows(2).any(|pair| pair[0] >= pair[1]) {
             return Err(ScheduleError::Ends);
         }
-        Ok(Self { inner_steps, fragments, overlap, ends, eager: false, drops: Drops::default() })
+        Ok(Self {
+            inner_steps,
+            fragments,
+            overlap,
+            ends,
+            eager: false,
+            drops: Drops::default(),
+            rests: Rests::default(),
+        })
     }
 
     /// The same schedule with eager updates (arXiv:2502.12996): a path already receives at its first send of a phase,
@@ -104,6 +118,63 @@ impl Schedule {
     #[must_use]
     pub fn without(self, drops: Drops) -> Self {
         Self { drops, ..self }
+    }
+
+    /// The same schedule with rounds in which some paths rest.
+    ///
+    /// # Errors
+    /// When outer gradients span rounds.
+    pub fn resting(self, rests: Rests) -> Result<Self, ScheduleError> {
+        if rests.any() && (self.fragments > 1 || self.overlap > 0 || self.drops.any()) {
+            return Err(ScheduleError::Rests);
+        }
+        Ok(Self { rests, ..self })
+    }
+
+    /// The rounds in which paths rest.
+    #[must_use]
+    pub fn rests(&self) -> Rests {
+        self.rests
+    }
+
+    /// True if a path rests in the round that begins after `step` inner steps.
+    #[must_use]
+    pub fn rests_after(&self, path: PathId, step: u64) -> bool {
+        self.rests.any()
+            && step < self.total()
+            && self.rests.rests(path, self.sent_through(0, self.next_stop(step)))
+    }
+
+    /// The number of inner steps after which a path trains next: `step`, or the end of the rounds in which it rests
+    /// first.
+    #[must_use]
+    pub fn rests_until(&self, path: PathId, mut step: u64) -> u64 {
+        while self.rests_after(path, step) {
+            step = self.next_stop(step);
+        }
+        step
+    }
+
+    /// Number of inner steps that a path takes after `from` and up to `to`, without those of rounds in which it rests.
+    #[must_use]
+    pub fn trained(&self, path: PathId, from: u64, to: u64) -> u64 {
+        if !self.rests.any() {
+            return to.saturating_sub(from);
+        }
+        let (mut step, mut trained) = (from, 0);
+        while step < to {
+            let next = self.next_stop(step).clamp(step + 1, to);
+            trained += if self.rests_after(path, step) { 0 } else { next - step };
+            step = next;
+        }
+        trained
+    }
+
+    /// True if no outer gradient of this sequence number comes from a path: it drops the outer gradient, or rests in its
+    /// round.
+    #[must_use]
+    pub fn absent(&self, path: PathId, fragment: u32, number: u64) -> bool {
+        self.rests.rests(path, number) || self.dropped(path, fragment, number)
     }
 
     /// The dropped outer gradients.

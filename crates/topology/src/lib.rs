@@ -25,10 +25,12 @@ mod error;
 mod extension;
 mod ids;
 mod listed;
+mod parts;
 mod topology;
 
 pub use config::{LevelConfig, Modules, TopologyConfig};
 pub use error::TopologyError;
 pub use extension::{AddedPaths, DerivedTopology};
 pub use ids::{ModuleId, PathId};
+pub use parts::parts_in_words;
 pub use topology::{Part, Topology};

@@ -256,6 +256,7 @@ fn the_held_out_loss_does_not_count_the_prefix() {
             adamw: plan.train.adamw.clone(),
             schedule: plan.train.schedule.clone(),
             first_step: 0,
+            rested: 0,
             total_steps: 1,
             batch: 4,
             micro_batch: 0,

@@ -95,6 +95,7 @@ impl Reference {
             adamw: AdamWConfig { learning_rate: 1e-2, ..AdamWConfig::default() },
             schedule: ScheduleConfig { warmup_steps: 2, ..ScheduleConfig::default() },
             first_step: 0,
+            rested: 0,
             total_steps: STEPS as u64,
             batch: BATCH,
             micro_batch: 0,

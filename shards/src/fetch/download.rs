@@ -9,6 +9,7 @@ use std::time::Duration;
 use flate2::bufread::MultiGzDecoder;
 use serde::{Deserialize, Serialize};
 use ureq::http::{HeaderMap, Response};
+use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 use super::FetchConfig;
@@ -64,7 +65,10 @@ impl<'a> Downloader<'a> {
         sleep: &'a dyn Fn(Duration),
     ) -> Self {
         let timeout = Some(Duration::from_secs(config.timeout_seconds));
+        // The machine's certificates, so that a proxy of a company which signs with its own authority can be passed.
+        let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
         let mut builder = Agent::config_builder()
+            .tls_config(tls)
             .http_status_as_error(false)
             // Ranges and the expected length count bytes of the stored file, so the transfer must not compress it.
             .accept_encoding("identity")
@@ -142,6 +146,13 @@ impl<'a> Downloader<'a> {
                 url: url.to_owned(),
                 reason: format!("this is not an address ({error}): correct the base URL"),
             }),
+            error if is_distrust(&error) => Failure::Final(ShardsError::Fetch {
+                url: url.to_owned(),
+                reason: format!(
+                    "this machine does not trust the server's certificate ({error}): if a proxy signs with an authority of its own, \
+                     install that authority's certificate, or name its file in SSL_CERT_FILE"
+                ),
+            }),
             error => passing(format!("no answer ({error})")),
         })?;
         let (state, offset) = accept(url, part, &response, state, offset)?;
@@ -197,6 +208,16 @@ impl<'a> Downloader<'a> {
         }
         Ok(())
     }
+}
+
+/// True if the server's certificate was refused: another attempt would be refused too.
+fn is_distrust(error: &ureq::Error) -> bool {
+    let tls = match error {
+        ureq::Error::Rustls(tls) => Some(tls),
+        ureq::Error::Io(error) => error.get_ref().and_then(|inner| inner.downcast_ref()),
+        _ => None,
+    };
+    matches!(tls, Some(rustls::Error::InvalidCertificate(_)))
 }
 
 /// Reads the status and headers of an answer; returns the file's description and the offset of the answer's first byte.

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use dipaco_config::{KeyDoc, RunConfig};
 use dipaco_telemetry::{Align, Table, human};
-use dipaco_topology::Topology;
+use dipaco_topology::{Topology, parts_in_words};
 use serde::Serialize;
 
 use crate::config_options::ConfigOptions;
@@ -107,7 +107,11 @@ impl ConfigSummary {
             steps.saturating_mul(batch as u64).saturating_mul(sequence as u64)
         };
         let (train, seed) = (&config.train, &config.seed_model);
-        let inner_steps_per_path = u64::from(train.rounds).saturating_mul(train.inner_steps);
+        let rounds_of_all = u64::from(train.rounds).saturating_mul(train.inner_steps);
+        let trained = topology.trained_paths().len() as u64;
+        // With `train.paths_per_round` a path rests in some rounds: the mean of the paths.
+        let inner_steps_per_path =
+            rounds_of_all.saturating_mul(train.paths_in_a_round(trained)) / trained.max(1);
         Self {
             hash: config.hash(),
             paths: topology.paths(),
@@ -133,10 +137,10 @@ fn check(options: &CheckOptions) -> Result<(), CliError> {
     let mut table = Table::new(&[("the configuration is right", Align::Left), ("", Align::Right)]);
     table.row(["paths".to_owned(), human::integer(summary.paths.into())]);
     for level in 0..topology.levels() {
-        let parts: Vec<String> = topology.parts(level).iter().map(ToString::to_string).collect();
+        let parts = parts_in_words(topology.parts(level));
         let modules = human::integer(topology.modules_in(level).into());
         let frozen = if topology.trains(level) { "" } else { " (frozen)" };
-        table.row([format!("modules of level {level}: {}{frozen}", parts.join(", ")), modules]);
+        table.row([format!("modules of level {level}: {parts}{frozen}"), modules]);
     }
     table.row(["modules in all".to_owned(), human::integer(summary.modules as u64)]);
     table.row(["tokens of the seed".to_owned(), human::integer(summary.seed_tokens)]);

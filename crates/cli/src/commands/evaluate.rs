@@ -26,7 +26,7 @@ Examples:
   dipaco evaluate --run runs/tiny --early-stopping     each path at its best version
   dipaco evaluate --run runs/tiny --route-window       each sequence by its own first tokens
   dipaco evaluate --run runs/tiny --reroute 64 --reroute 128
-  dipaco evaluate --run runs/tiny --ensemble 2 --oracle --random-path
+  dipaco evaluate --run runs/tiny --ensemble 2 --oracle --random-path --soup
   dipaco evaluate --run runs/tiny --labels domains.jsonl.gz --json";
 
 /// Options of `dipaco evaluate`.
@@ -68,6 +68,9 @@ pub(crate) struct EvaluateOptions {
     /// Also evaluate each document by a random path.
     #[arg(long, conflicts_with_all = ["paths", "seed"])]
     random_path: bool,
+    /// Also evaluate the mean of the weights of all paths as one model, which needs no router.
+    #[arg(long, conflicts_with_all = ["paths", "seed"])]
+    soup: bool,
     /// Label file, a JSON object with `url` and `domain` on each line (.gz and .zst are decompressed). Adds results for each
     /// domain, and the agreement of paths with domains.
     #[arg(long, value_name = "FILE")]
@@ -173,6 +176,9 @@ impl EvaluateOptions {
         }
         if self.random_path {
             subjects.push(("random path".to_owned(), Subject::RandomPath));
+        }
+        if self.soup {
+            subjects.push(("mean of all paths".to_owned(), Subject::Soup));
         }
         subjects
     }

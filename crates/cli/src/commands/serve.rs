@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use clap::Args;
 use dipaco_config::RunConfig;
-use dipaco_server::{ChatTemplate, EncodeChat, serve, while_loading};
+use dipaco_server::{ChatTemplate, EncodeChat, SamplingDefaults, serve, while_loading};
 use dipaco_telemetry::Progress;
 use tokio::net::TcpListener;
 
@@ -59,6 +59,10 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
         let state = opened?;
         if let Some(template) = chat_template(&run, &config)? {
             state.set_chat_template(template);
+        }
+        if config.serve.model_sampling {
+            let settings = run.imported().generation_settings()?;
+            state.set_sampling_defaults(SamplingDefaults::new(&settings)?);
         }
         progress.line(&format!("serving {} at http://{bound}", config.run.name));
         Ok(serve(listener, state, interrupt.token()).await?)

@@ -126,7 +126,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "routing.phases[].kind",
         "name",
-        "Router of the phase. \"discriminative\" is a linear classifier of the seed's features. It is fitted to predict the \
+        "Router of the phase. \"discriminative\" is a linear classifier of a document's features. It is fitted to predict the \
          path with the highest likelihood of each reserved document (`routing.router_share`).",
     ),
 ];

@@ -130,6 +130,13 @@ pub(super) const KEYS: &[KeyDoc] = &[
          run with an imported model has the model's template without this key.",
     ),
     free(
+        "serve.model_sampling",
+        "true or false",
+        "Gives requests the sampling parameters of an imported model's `generation_config.json` (`temperature`, `top_p`, \
+         `top_k`, `min_p`, `repetition_penalty`) where they set none, as vLLM does. Otherwise OpenAI's hold: temperature 1, \
+         and nothing cut off.",
+    ),
+    free(
         "serve.allowed_origins",
         "origins",
         "Web pages whose scripts may use the server (CORS), as in `https://chat.example.org`; `*` allows every page. \

@@ -10,12 +10,21 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "train.rounds",
         "rounds",
-        "Rounds of training. In each round every path takes its inner steps and every module takes one outer step.",
+        "Rounds of training. In each round every path (or `train.paths_per_round` of them) takes its inner steps, and every \
+         module takes one outer step.",
     ),
     key(
         "train.inner_steps",
         "steps",
         "H, inner steps of a path per round. More steps need less communication and let paths drift further apart.",
+    ),
+    key(
+        "train.paths_per_round",
+        "paths",
+        "Paths that train in each round, drawn anew for each round by `run.seed`; 0 trains all. The others rest: they keep \
+         their moments and their place in the shard, and their learning rate goes on with the round. A module takes the mean \
+         of the paths that trained. \
+         Needs `sync.quorum = 0`, one fragment, and no overlap, blend or drops.",
     ),
     key("train.batch", "sequences", "B, sequences per inner step."),
     key("train.sequence_tokens", "tokens", "T, tokens per sequence; at most `model.context`."),

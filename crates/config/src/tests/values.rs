@@ -134,3 +134,24 @@ fn a_merge_that_compares_contributions_needs_them_together() {
     assert!(error.contains("outer.clip_radius: nan is not a finite number"), "{error}");
     assert!(set(&["outer.merge=median"]).is_err());
 }
+
+#[test]
+fn a_part_of_the_paths_trains_only_in_rounds_of_their_own() {
+    let of = |overrides: &[&str]| {
+        let all: Vec<&str> = ["train.paths_per_round=2"].iter().chain(overrides).copied().collect();
+        set(&all)
+    };
+    assert_eq!(of(&[]).unwrap().config.train.paths_in_a_round(4), 2);
+    for against in
+        ["sync.fragments=2", "sync.overlap_steps=1", "sync.quorum=1", "sync.blend=0.5", "sync.drop_rate=0.1"]
+    {
+        let error = of(&[against]).unwrap_err().to_string();
+        assert!(error.contains("each outer gradient must belong to one round"), "{against}: {error}");
+    }
+    let error = set(&["train.paths_per_round=5"]).unwrap_err().to_string();
+    assert!(error.contains("train.paths_per_round is 5 but 4 paths train: use at most 4"), "{error}");
+    // Runs from before the key are still the same runs.
+    let default = RunConfig::default();
+    assert!(!serde_json::to_string(&default).unwrap().contains("paths_per_round"));
+    assert_ne!(of(&[]).unwrap().config.hash(), default.hash());
+}

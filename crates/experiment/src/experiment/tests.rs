@@ -132,6 +132,10 @@ fn every_experiment_that_is_shipped_can_be_resolved() {
         let keys: BTreeSet<String> = cells.iter().map(|cell| cell_key(&cell.config, "")).collect();
         assert_eq!(keys.len(), cells.len(), "{}: two cells are the same", file.display());
         assert!(cells.iter().any(|cell| cell.run == experiment.baseline()), "{}", file.display());
+        // A dense model without outer momentum is a weak baseline, so one with it stands beside it.
+        let momentum = |cell: &Cell| cell.config.outer.nesterov.momentum > 0.0;
+        let dense: Vec<&Cell> = cells.iter().filter(|cell| cell.run.starts_with("dense")).collect();
+        assert_eq!(dense.iter().any(|cell| momentum(cell)), !dense.is_empty(), "{}", file.display());
         count += 1;
     }
     assert!(count > 0);

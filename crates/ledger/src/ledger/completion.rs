@@ -81,7 +81,7 @@ impl Ledger {
             obsolete.extend(self.note_completed(&lease, results.contains_key(&LeaseResult::State))?);
         }
         obsolete.extend(self.note_results(&lease, &contributions, results)?);
-        self.state.pass_over_quarantined();
+        self.state.pass_over_idle();
         // A path whose last leases are in no state goes on with the worker that trained them, if it can.
         let bound = !self.objects.path(path)?.replay.is_empty();
         self.state.bind(path, bound);
@@ -110,11 +110,12 @@ impl Ledger {
     /// Adds a completed lease to the leases that a worker without the path's state replays. Returns obsolete objects.
     fn note_completed(&mut self, lease: &Lease, with_state: bool) -> Result<Option<String>, LedgerError> {
         let completed = self.completed_lease_record(lease)?;
-        let total = self.state.schedule().total();
+        let schedule = self.state.schedule();
+        let trains_again = schedule.rests_until(lease.path, lease.to) < schedule.total();
         let path = self.objects.path_mut(lease.path)?;
         path.fence = Some(lease.fence.0);
         path.replay.push(completed);
-        if lease.to < total || with_state {
+        if trains_again || with_state {
             return Ok(None);
         }
         // The run is over for this path: nobody replays its leases, and its earlier state is useless.
@@ -185,7 +186,10 @@ impl Ledger {
         if lease.hands_over.is_some() {
             return Ok(true);
         }
-        if lease.to == self.state.schedule().total() {
+        let schedule = self.state.schedule();
+        // The next lease of the path begins here.
+        let next = schedule.rests_until(lease.path, lease.to);
+        if next == schedule.total() {
             return Ok(self.plan.state_every == 1);
         }
         if lease.crowded {
@@ -193,7 +197,7 @@ impl Ledger {
         }
         let replay = self.objects.path(lease.path)?.replay.len() + 1;
         let replay = replay + usize::from(self.preceding_lease(lease).is_some());
-        let carried_over = lease.to == self.state.schedule().end(self.state.phase());
+        let carried_over = next >= schedule.end(self.state.phase());
         let long = replay >= self.plan.state_every as usize
             || replay * self.fragment_ids_of(lease.path).len() > MAX_REPLAY_WEIGHTS;
         Ok(long || carried_over)

@@ -71,12 +71,12 @@ impl<'a> OrderBuilder<'a> {
         let gradients: BTreeMap<PathId, &ObjectRef> =
             gradients.map(|(contribution, gradient)| (contribution.path, &gradient.object)).collect();
         // A path in quarantine contributes only what it sent before.
-        let dropped = |path| {
-            state.schedule().dropped(path, fragment.index, u64::from(version))
+        let absent = |path| {
+            state.schedule().absent(path, fragment.index, u64::from(version))
                 || state.is_quarantined(path) && !gradients.contains_key(&path)
         };
         let learners: Vec<_> =
-            state.topology().paths_through(fragment.module).filter(|&path| !dropped(path)).collect();
+            state.topology().paths_through(fragment.module).filter(|&path| !absent(path)).collect();
         if learners.is_empty() {
             return Ok(None);
         }

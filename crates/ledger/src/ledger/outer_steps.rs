@@ -99,7 +99,7 @@ impl Ledger {
             let what = format!("outer step {} of {fragment} was ordered and is not due", step.version);
             return Err(LedgerError::internal(what));
         }
-        self.state.pass_over_quarantined();
+        self.state.pass_over_idle();
         let OuterStepDone { weights, momentum, change, .. } = done.clone();
         let mut obsolete = Vec::new();
         let objects = self.objects.fragment_mut(fragment)?;

@@ -60,7 +60,7 @@ impl Ledger {
             obsolete.extend(self.prune(fragment)?);
         }
         self.state.go_on(self.state.phase() + 1);
-        self.state.pass_over_quarantined();
+        self.state.pass_over_idle();
         self.note_change(obsolete);
         Ok(())
     }

@@ -71,7 +71,7 @@ impl Ledger {
         objects.replay.clear();
         self.state.quarantine(path);
         self.discard_received(path);
-        self.state.pass_over_quarantined();
+        self.state.pass_over_idle();
         self.note_change(Vec::new());
         Ok(FailureDecision::Quarantined(record))
     }

@@ -57,9 +57,14 @@ pub(crate) fn start() -> RunManifest {
 
 /// The ledger of a manifest.
 pub(crate) fn take_over(manifest: RunManifest) -> Ledger {
+    take_over_with(manifest, Schedule::new(3, 1, 0, vec![6]).unwrap())
+}
+
+/// The ledger of a manifest with another schedule of two rounds.
+pub(crate) fn take_over_with(manifest: RunManifest, schedule: Schedule) -> Ledger {
     let topology = Topology::new(&TopologyConfig { replicas: 3, ..TopologyConfig::dense(1) }, 1).unwrap();
     let plan = LedgerPlan {
-        schedule: Schedule::new(3, 1, 0, vec![6]).unwrap(),
+        schedule,
         scheme: Scheme::Synchronous,
         limits: LeaseLimits::of_silence(Duration::from_secs(1)),
         state_every: 9,

@@ -86,9 +86,11 @@ impl Compute for CpuPath {
                 return Ok(report);
             }
             let gradient_scale = clip_scale(squared, config.adamw.clip_norm);
+            // Bias correction counts the steps that the moments have seen.
+            let number = state.step.saturating_sub(config.rested) + 1;
             let mut update = Update {
                 config,
-                step: AdamWStep { number: state.step + 1, learning_rate, gradient_scale, decay: true },
+                step: AdamWStep { number, learning_rate, gradient_scale, decay: true },
                 first: &mut state.first,
                 second: &mut state.second,
                 scratch: &mut self.scratch,

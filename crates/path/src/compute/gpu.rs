@@ -43,7 +43,7 @@ impl GpuPath {
             weights: &whole.values,
             first: &state.first,
             second: &state.second,
-            step: state.step,
+            step: state.step.saturating_sub(config.rested),
         };
         let path = CudaPath::new(gpu, model.clone(), options, &upload)?;
         let (model, topology) = (model.clone(), topology.clone());

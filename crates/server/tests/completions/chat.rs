@@ -50,6 +50,35 @@ async fn a_chat_is_the_completion_of_its_template() {
 }
 
 #[tokio::test]
+async fn requests_that_set_no_sampling_get_that_of_the_model() {
+    let server = server().await;
+    with_template(&server);
+    let hello = json!([{"role": "user", "content": "a"}]);
+    // The likeliest token follows with the temperature 0 only: with 2 the 20 answers are not all the same.
+    let answers = async |temperature: Option<f64>| {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..20 {
+            let mut body = json!({"messages": hello, "max_tokens": 4, "path": 0, "seed": seed});
+            let mut text = json!({"prompt": "a", "max_tokens": 4, "path": 0, "seed": seed});
+            if let Some(temperature) = temperature {
+                (body["temperature"], text["temperature"]) = (json!(temperature), json!(temperature));
+            }
+            let chat = server.post("/v1/chat/completions", &body).await.json();
+            let text = server.post("/v1/completions", &text).await.json();
+            seen.insert(chat["choices"][0]["message"]["content"].to_string());
+            seen.insert(text["choices"][0]["text"].to_string());
+        }
+        seen.len()
+    };
+    assert!(answers(None).await > 1 && answers(Some(0.0)).await == 1);
+    let settings = json!({"temperature": 0.0, "eos_token_id": 1});
+    let defaults = dipaco_server::SamplingDefaults::new(settings.as_object().unwrap()).unwrap();
+    server.state.set_sampling_defaults(defaults);
+    assert_eq!(answers(None).await, 1);
+    assert!(answers(Some(2.0)).await > 1, "a request's own value goes before the model's");
+}
+
+#[tokio::test]
 async fn chats_that_cannot_be_answered_are_refused_with_the_field() {
     let server = server().await;
     let chat = async |body: Value| server.post("/v1/chat/completions", &body).await.error();

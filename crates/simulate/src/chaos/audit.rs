@@ -85,8 +85,8 @@ impl Audit {
         Ok(())
     }
 
-    /// Checks a finished run: every inner step of every path is in the weights of each of its fragments exactly once. A
-    /// path that diverges for everybody is in quarantine, and no other path is. Its steps before are in the weights once.
+    /// Checks a finished run: every inner step of every path is in the weights of each of its fragments exactly once, but
+    /// for the rounds in which the path rests. A path that diverges for everybody is in quarantine, and no other path is. Its steps before are in the weights once.
     ///
     /// # Errors
     /// The violated invariant.
@@ -115,6 +115,7 @@ impl Audit {
                         return Err(format!("outer gradient {number} of path {path} to {fragment} is lost"));
                     }
                     let steps = gradient.steps.end - gradient.steps.start;
+                    trained = case.schedule.rests_until(path, trained);
                     if gradient.steps.start != trained || contribution.steps != steps {
                         return Err(format!(
                             "outer gradient {number} of path {path} to {fragment} holds inner steps {} to {}, counted as {} steps, but step {trained} is next",
@@ -126,6 +127,7 @@ impl Audit {
                 if diverges {
                     continue;
                 }
+                trained = case.schedule.rests_until(path, trained);
                 if trained != total || expected.is_some_and(|expected| expected.len() != merged.len()) {
                     return Err(format!(
                         "{fragment} has {trained} of {total} steps of path {path} in {} outer gradients",

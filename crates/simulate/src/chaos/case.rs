@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use dipaco_ledger::{LedgerPlan, ShardRecord};
 use dipaco_sync::{
-    Drops, FragmentId, LeaseLimits, OuterRule, Quorum, Rescale, Schedule, Scheme, Weighting, learner::Blend,
+    Drops, FragmentId, LeaseLimits, OuterRule, Quorum, Rescale, Rests, Schedule, Scheme, Weighting,
+    learner::Blend,
 };
 use dipaco_topology::{AddedPaths, LevelConfig, Modules, PathId, Topology, TopologyConfig, TopologyError};
 use rand::{Rng, SeedableRng};
@@ -111,8 +112,16 @@ impl Case {
         } else {
             Drops::new(seed, random.random_range(0.0..0.7))
         };
-        let schedule = Schedule::new(inner_steps, fragments, overlap, ends).map_err(|e| e.to_string())?;
-        let schedule = schedule.eager(eager).without(drops);
+        let rests = if quorum { Rests::default() } else { rests(seed, &topology) };
+        let schedule = if rests.any() {
+            // Each outer gradient belongs to one round.
+            Schedule::new(inner_steps, 1, 0, ends).and_then(|schedule| schedule.resting(rests))
+        } else {
+            Schedule::new(inner_steps, fragments, overlap, ends)
+                .map(|schedule| schedule.eager(eager).without(drops))
+        };
+        let schedule = schedule.map_err(|e| e.to_string())?;
+        let eager = eager && !rests.any();
         let sampling = (quorum && random.random_bool(0.3)).then_some(seed);
         let scheme = if quorum {
             Scheme::Quorum(Quorum {
@@ -125,8 +134,8 @@ impl Case {
         } else {
             Scheme::Synchronous
         };
-        let blend =
-            Blend { own: if eager || random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) } };
+        let own = if eager || random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) };
+        let blend = Blend { own: if rests.any() { 0.0 } else { own } };
         let worker = |random: &mut ChaCha8Rng| Machine {
             step: Duration::from_micros(random.random_range(1_000..60_000)),
             clock: random.random_range(0.7..1.4),
@@ -147,7 +156,9 @@ impl Case {
         let state_every = if random.random_bool(0.5) { 1 } else { random.random_range(2..=4) };
         let checkpoints = random.random_range(0..=2);
         // Drawn apart, so that the cases of seeds without such a path stay as they are.
-        let diverging = diverging(seed, &topology, schedule.total());
+        let diverging = diverging(seed, &topology, schedule.total())
+            // A path that rests from then on never diverges.
+            .filter(|diverging| schedule.trained(diverging.path, diverging.after, schedule.total()) > 0);
         let weighting = if random.random_bool(0.8) { Weighting::ShardSize } else { Weighting::Uniform };
         Ok(Self {
             topology,
@@ -237,7 +248,7 @@ impl Case {
             ),
         };
         format!(
-            "{} paths {:?}{}{}{}, H {}, F {}, overlap {}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
+            "{} paths {:?}{}{}{}, H {}, F {}, overlap {}{}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
              a worker dies every {:.1} s, the coordinator every {:.1} s",
             self.topology.paths(),
             self.topology.radices(),
@@ -255,6 +266,7 @@ impl Case {
             self.schedule.overlap(),
             if self.eager { ", eager" } else { "" },
             if self.schedule.drops().any() { ", some dropped" } else { "" },
+            if self.schedule.rests().any() { ", some rest" } else { "" },
             self.schedule.total(),
             if self.sampling.is_some() { ", paths drawn" } else { "" },
             self.workers.len() - self.lying_workers,
@@ -279,6 +291,18 @@ fn diverging(seed: u64, topology: &Topology, steps: u64) -> Option<Diverging> {
         path: PathId(random.random_range(kept..topology.paths())),
         after: random.random_range(0..steps),
     })
+}
+
+/// In a fifth of the cases, rounds in which some paths rest. Drawn apart, so that the other cases stay as they are.
+fn rests(seed: u64, topology: &Topology) -> Rests {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(5);
+    let trained = u32::try_from(topology.trained_paths().len()).unwrap_or(0);
+    if trained < 2 || !random.random_bool(0.2) {
+        return Rests::default();
+    }
+    let kept = topology.paths() - trained;
+    Rests::new(seed, kept..topology.paths(), random.random_range(1..trained))
 }
 
 /// A replicated model, a grid, or a grid with a level of path-specific modules.

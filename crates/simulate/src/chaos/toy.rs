@@ -118,6 +118,14 @@ impl ToyPathState {
         Self { step, ..self }
     }
 
+    /// Moves the path on to a step over rounds in which it rested.
+    pub(crate) fn rest(&mut self, case: &Case, path: PathId, to: u64) {
+        if self.step < to && case.schedule.trained(path, self.step, to) == 0 {
+            self.step = to;
+            self.sent_at.fill(to);
+        }
+    }
+
     /// Takes over global weights at the start of a lease.
     pub(crate) fn take_over(&mut self, case: &Case, beginning: &Beginning<'_>) {
         let &Beginning { path, from, trains, begins_phase, weights } = beginning;
@@ -170,7 +178,7 @@ impl ToyPathState {
 pub(crate) fn sends(case: &Case, path: PathId, fragment: FragmentId) -> Option<Vec<u32>> {
     let (schedule, fragment) = (&case.schedule, fragment.index);
     let numbers = 1..=schedule.sent_through(fragment, schedule.total());
-    let sent = numbers.filter(|&number| !schedule.dropped(path, fragment, number));
+    let sent = numbers.filter(|&number| !schedule.absent(path, fragment, number));
     (!case.scheme.dynamic_steps()).then(|| sent.map(|n| u32::try_from(n).unwrap_or(u32::MAX)).collect())
 }
 

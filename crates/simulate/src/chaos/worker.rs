@@ -366,6 +366,7 @@ impl ChaosWorker {
                     begins_phase: completed.from == lease.phase_step,
                     weights,
                 };
+                again.rest(case, lease.path, completed.from);
                 again.take_over(case, &beginning);
                 for step in completed.from + 1..=completed.to {
                     again.train(case, lease.path, step);
@@ -375,7 +376,8 @@ impl ChaosWorker {
             }
             state = Some(again);
         }
-        let state = state.unwrap_or_else(|| stored.clone().at(lease.from));
+        let mut state = state.unwrap_or_else(|| stored.clone().at(lease.from));
+        state.rest(case, lease.path, lease.from);
         if state.step != lease.from {
             return Err(format!(
                 "path {} is at step {}, and its lease begins at {}",

@@ -28,6 +28,8 @@ pub(crate) struct Learner {
     /// True during a pause for a change of chips.
     pub(crate) stopped: bool,
     pub(crate) current: Option<LearnerLease>,
+    /// The lease that `current` follows: it is trained, and its results are on their way.
+    pub(crate) uploading: Option<LearnerLease>,
     /// The path that the learner trained last; the learner holds its state.
     pub(crate) held: Vec<PathId>,
     /// The learner's lease at its death.
@@ -81,6 +83,7 @@ impl Learner {
             alive: true,
             stopped: false,
             current: None,
+            uploading: None,
             held: Vec::new(),
             left: None,
             link_free: 0.0,
@@ -99,6 +102,18 @@ impl Learner {
 
     fn share(&self) -> f64 {
         self.chips.as_ref().map_or(1.0, OwnChips::share)
+    }
+
+    /// True if the learner has trained its lease, and nothing else is on its way: it can ask for the lease that follows.
+    pub(crate) fn waits_for_arrival(&self) -> bool {
+        let trained = self.current.as_ref().is_some_and(|current| current.at == current.lease.to);
+        self.alive && !self.stopped && trained && self.uploading.is_none()
+    }
+
+    /// Begins the lease that follows the current one, whose results are on their way.
+    pub(crate) fn follow(&mut self, lease: Lease) {
+        self.uploading = self.current.take();
+        self.begin(lease);
     }
 
     pub(crate) fn begin(&mut self, lease: Lease) {
@@ -166,9 +181,15 @@ impl Learner {
         current.last / share
     }
 
-    /// The core has accepted the lease.
+    /// A lease with this fencing number that the learner has not completed.
+    pub(crate) fn lease(&self, fence: Fence) -> Option<&LearnerLease> {
+        self.uploading.iter().chain(&self.current).find(|held| held.lease.fence == fence)
+    }
+
+    /// The core has accepted the older lease.
     pub(crate) fn done(&mut self) {
-        self.good += self.current.take().map_or(0.0, |current| current.work);
+        let done = if self.uploading.is_some() { &mut self.uploading } else { &mut self.current };
+        self.good += done.take().map_or(0.0, |done| done.work);
     }
 
     /// The process dies, and the uncommitted results of its lease are lost.
@@ -176,12 +197,14 @@ impl Learner {
         self.alive = false;
         self.stopped = false;
         self.process += 1;
-        self.left =
-            self.current.take().map(|current| (current.lease.path, current.lease.fence)).or(self.left);
+        // A lease that follows another is lost with it.
+        let current = self.current.take();
+        let lost = self.uploading.take().or(current);
+        self.left = lost.map(|lost| (lost.lease.path, lost.lease.fence)).or(self.left);
     }
 
     /// Seconds of accepted training, including the current lease.
     pub(crate) fn good(&self) -> f64 {
-        self.good + self.current.as_ref().map_or(0.0, |current| current.work)
+        self.good + self.uploading.iter().chain(&self.current).map(|held| held.work).sum::<f64>()
     }
 }

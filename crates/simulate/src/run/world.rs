@@ -189,12 +189,12 @@ impl<'a> RunWorld<'a> {
                         self.run_state.release(path, fence);
                     }
                     self.ask(number);
-                    self.wake();
+                    self.wake()?;
                 }
             }
             RunEvent::Stepped(step) => {
-                self.stepped(&step);
-                self.step();
+                self.stepped(&step)?;
+                self.step()?;
             }
             // A stale timer: a later one was set for an earlier time.
             RunEvent::Timer if self.timer != Some(self.now) => {}
@@ -202,9 +202,9 @@ impl<'a> RunWorld<'a> {
                 self.timer = None;
                 self.beat();
                 if !self.run_state.expire(self.now).is_empty() {
-                    self.wake();
+                    self.wake()?;
                 }
-                self.step();
+                self.step()?;
             }
         }
         Ok(())
@@ -220,11 +220,13 @@ impl<'a> RunWorld<'a> {
         }
     }
 
-    /// All free learners ask for a lease.
-    fn wake(&mut self) {
+    /// All free learners ask for a lease, and those whose results are on their way for the lease that follows.
+    fn wake(&mut self) -> Result<(), SimulateError> {
         for number in 0..self.learners.len() {
             self.ask(number);
+            self.follow(number)?;
         }
+        Ok(())
     }
 
     /// Starts or stops the training of a learner.
@@ -270,37 +272,41 @@ impl<'a> RunWorld<'a> {
             self.after(arrival - now.as_secs_f64(), RunEvent::Arrived(number, fence, send));
         }
         if at == to {
-            self.after(arrived - now.as_secs_f64(), RunEvent::Finished(number, fence));
+            let pause = arrived - now.as_secs_f64();
+            self.after(pause, RunEvent::Finished(number, fence));
+            if pause > 0.0 {
+                self.follow(number)?;
+            }
         }
         Ok(())
     }
 
     /// Starts all due outer steps.
-    fn step(&mut self) {
+    fn step(&mut self) -> Result<(), SimulateError> {
         loop {
             let due = self.run_state.due(self.now).into_iter();
             let due: Vec<_> = due.filter(|step| !self.computing.contains(&step.fragment)).collect();
             if due.is_empty() {
-                return;
+                return Ok(());
             }
             for step in due {
                 self.computing.insert(step.fragment);
                 if self.run.outer_seconds > 0.0 {
                     self.after(self.run.outer_seconds, RunEvent::Stepped(step));
                 } else {
-                    self.stepped(&step);
+                    self.stepped(&step)?;
                 }
             }
         }
     }
 
-    fn stepped(&mut self, step: &OuterStep) {
+    fn stepped(&mut self, step: &OuterStep) -> Result<(), SimulateError> {
         self.computing.remove(&step.fragment);
         let took = Duration::try_from_secs_f64(self.run.outer_seconds).unwrap_or(Duration::MAX);
         if self.run_state.stepped(step, took) {
             self.tally.stepped(self.now, step);
         }
-        self.wake();
+        self.wake()
     }
 
     /// Schedules the next event of a learner's chips.

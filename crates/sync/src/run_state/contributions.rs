@@ -77,9 +77,9 @@ impl RunState {
             return Commit::Duplicate;
         }
         let schedule = &self.plan.schedule;
-        // No step waits for a dropped outer gradient.
-        let dropped = |&number: &u32| schedule.dropped(path, send.fragment.index, u64::from(number));
-        if let Some(number) = (sent + 1..send.number).find(|number| !dropped(number)) {
+        // No step waits for a dropped outer gradient, or for that of a path that rests.
+        let absent = |&number: &u32| schedule.absent(path, send.fragment.index, u64::from(number));
+        if let Some(number) = (sent + 1..send.number).find(|number| !absent(number)) {
             return Commit::Refused(LeaseError::Owes { path, fence, fragment: send.fragment, number });
         }
         let received = lease.receives.iter().find(|receive| receive.fragment == send.fragment);

@@ -19,13 +19,15 @@ pub(super) struct Gathering {
 impl RunState {
     /// Outer steps that are due now, in order.
     pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
-        let fragments: Vec<FragmentId> =
-            if self.plan.schedule.drops().any() || !self.progress.quarantined.is_empty() {
-                // With dropped outer gradients or quarantined paths a step may have no contribution.
-                self.progress.versions.keys().copied().collect()
-            } else {
-                self.progress.pending.keys().copied().collect()
-            };
+        let schedule = &self.plan.schedule;
+        let missing =
+            schedule.drops().any() || schedule.rests().any() || !self.progress.quarantined.is_empty();
+        let fragments: Vec<FragmentId> = if missing {
+            // A step may have no contribution.
+            self.progress.versions.keys().copied().collect()
+        } else {
+            self.progress.pending.keys().copied().collect()
+        };
         fragments.into_iter().filter_map(|fragment| self.due_step(now, fragment)).collect()
     }
 

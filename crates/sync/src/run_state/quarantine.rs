@@ -1,4 +1,4 @@
-//! Paths whose training fails, and paths in quarantine: nobody trains them, and the others do not wait for them.
+//! Paths whose training fails, and paths that nobody trains, in quarantine or for a round: the others do not wait for them.
 
 use dipaco_topology::PathId;
 
@@ -64,12 +64,19 @@ impl RunState {
         self.progress.quarantined.contains(&path)
     }
 
-    /// Moves the paths in quarantine on as far as they can go. They take their inner steps in no time and contribute
-    /// nothing, as if the schedule dropped their outer gradients. So no outer step waits for them.
-    pub fn pass_over_quarantined(&mut self) {
+    /// Moves the paths that do not train on as far as they can go: paths in quarantine, and paths in the rounds in which
+    /// they rest. They take their inner steps in no time and contribute nothing, as if the schedule dropped their outer
+    /// gradients. So no outer step waits for them.
+    pub fn pass_over_idle(&mut self) {
         for path in self.progress.quarantined.clone() {
             while let Ok(task) = self.task(path) {
                 self.pass_over(path, task);
+            }
+        }
+        while let Some(path) = self.resting.pop_first() {
+            let steps = self.path(path).steps;
+            if self.task(path) == Ok(LeaseTask::Train) && self.plan.schedule.rests_after(path, steps) {
+                self.pass_over(path, LeaseTask::Train);
             }
         }
     }

@@ -98,9 +98,14 @@ impl RunState {
     /// Updates the index for a path.
     pub(super) fn look_at(&mut self, path: PathId) {
         let task = self.task(path);
-        let leased = self.leases.contains_key(&path) || self.progress.quarantined.contains(&path);
+        let steps = self.path(path).steps;
+        let rests = task == Ok(LeaseTask::Train) && self.plan.schedule.rests_after(path, steps);
+        if rests {
+            self.resting.insert(path);
+        }
+        let taken = rests || self.leases.contains_key(&path) || self.progress.quarantined.contains(&path);
         let reserved = self.holders.are_waited_for(path);
-        self.ready.set(path, self.path(path).steps, task, leased, reserved);
+        self.ready.set(path, steps, task, taken, reserved);
     }
 
     pub(super) fn look_at_all(&mut self) {

@@ -8,6 +8,7 @@ mod following_leases;
 mod holders;
 mod leases;
 mod quorum;
+mod rests;
 
 const LEASE: Duration = Duration::from_secs(60);
 /// H.

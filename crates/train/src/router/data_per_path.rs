@@ -28,11 +28,14 @@ pub fn shard_repeats(shard: &ShardRecord, train: &TrainConfig, rounds: u32) -> f
 /// A warning about paths that see their shard too often in `rounds` rounds to learn from more rounds.
 #[must_use]
 pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> Option<String> {
-    let repeats = |(path, shard): (u32, &ShardRecord)| {
-        (shard_repeats(shard, &config.train, rounds), PathId(path), shard.documents)
-    };
     // Nobody trains on the text of kept paths.
     let kept = config.topology.kept_paths as usize;
+    let trained = shards.len().saturating_sub(kept) as u64;
+    // A path rests in the other rounds.
+    let share = config.train.paths_in_a_round(trained) as f64 / trained.max(1) as f64;
+    let repeats = |(path, shard): (u32, &ShardRecord)| {
+        (shard_repeats(shard, &config.train, rounds) * share, PathId(path), shard.documents)
+    };
     let mut often: Vec<_> =
         (0u32..).zip(shards).skip(kept).map(repeats).filter(|small| small.0 > REPEATS).collect();
     often.sort_by(|a, b| b.0.total_cmp(&a.0));

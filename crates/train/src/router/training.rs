@@ -129,6 +129,7 @@ fn trainer(
         adamw: config.adamw.clone(),
         schedule: config.schedule.clone(),
         first_step: 0,
+        rested: 0,
         total_steps: config.steps,
         batch: config.batch,
         micro_batch: 0,

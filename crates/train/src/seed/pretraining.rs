@@ -73,6 +73,7 @@ impl Pretraining {
             adamw: seed.adamw.clone(),
             schedule: seed.schedule.clone(),
             first_step: 0,
+            rested: 0,
             total_steps: seed.steps,
             batch: seed.batch,
             micro_batch: seed.micro_batch,

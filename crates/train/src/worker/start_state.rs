@@ -35,9 +35,22 @@ impl Worker {
         Ok(PathWeights::new(self.prefetch.session.plan(), path, &globals, state, begins_phase)?)
     }
 
-    /// The state with which a lease begins: the state that this worker kept, or the path's last stored state. A worker
-    /// that takes the path over with a stored state repeats the completed leases since then.
+    /// The state with which a lease begins.
     pub(super) async fn start_state(
+        &mut self,
+        active: &ActiveLease,
+        prefetched: PrefetchedState,
+    ) -> Result<PathState, WorkerError> {
+        let GrantedLease { path, from, phase_step, .. } = active.lease;
+        let mut state = self.last_state(active, prefetched).await?;
+        let schedule = self.prefetch.session.plan().schedule().map_err(PathError::from)?;
+        state.rest(&schedule, path, from, phase_step);
+        Ok(state)
+    }
+
+    /// The state after the path's last lease: the state that this worker kept, or the path's last stored state. A worker
+    /// that takes the path over with a stored state repeats the completed leases since then.
+    async fn last_state(
         &mut self,
         active: &ActiveLease,
         prefetched: PrefetchedState,
@@ -80,6 +93,8 @@ impl Worker {
     ) -> Result<PathState, WorkerError> {
         let lease = &active.lease;
         self.prefetch.weights.fetch(&completed.weights).await?;
+        let schedule = self.prefetch.session.plan().schedule().map_err(PathError::from)?;
+        state.rest(&schedule, lease.path, completed.from, lease.phase_step);
         let begins_phase = completed.from == lease.phase_step;
         let weights = self.path_weights(lease.path, &completed.weights, &mut state, begins_phase).await?;
         let span = TrainingSpan { to: completed.to, sends: completed.sends.clone() };

@@ -12,17 +12,19 @@ use crate::error::CliError;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  dipaco simulate bandwidth                            1B, 10B and 100B parameters, as in arXiv:2501.18512, table 4
+  dipaco simulate bandwidth                            1B, 10B and 100B parameters, Llama 405B and DeepSeek-V3 671B
   dipaco simulate bandwidth --parameters 2e9 --step-seconds 1.5 --inner-steps 50 --fragments 10 --overlap 2
   dipaco simulate bandwidth --sites 8 --latency 0.05 --out pictures --json";
 
 /// Shares of compute time whose bandwidth is computed.
 const SHARES: [f64; 5] = [0.5, 0.8, 0.9, 0.95, 0.99];
-/// The sizes of arXiv:2501.18512, table 4.
-const PAPER: [ModelSize; 3] = [
+/// The sizes of arXiv:2501.18512: table 4, Llama 405B and DeepSeek-V3.
+const PAPER: [ModelSize; 5] = [
     ModelSize { parameters: 1e9, step_seconds: 0.1 },
     ModelSize { parameters: 1e10, step_seconds: 0.8 },
     ModelSize { parameters: 1e11, step_seconds: 4.9 },
+    ModelSize { parameters: 4.05e11, step_seconds: 26.9 },
+    ModelSize { parameters: 6.71e11, step_seconds: 20.1 },
 ];
 /// A bandwidth in bit/s for a run whose bandwidth is searched.
 const ANY: f64 = 1e9;
@@ -32,7 +34,7 @@ const POINTS: u32 = 60;
 /// Options of `dipaco simulate bandwidth`.
 #[derive(Debug, Args)]
 pub(crate) struct BandwidthOptions {
-    /// Number of synchronised parameters; may be repeated. The default is 1e9, 1e10 and 1e11.
+    /// Number of synchronised parameters. The default is 1e9, 1e10, 1e11, 4.05e11 and 6.71e11, one after the other.
     #[arg(long, value_name = "N", requires = "step_seconds")]
     parameters: Option<f64>,
     /// Seconds of an inner step at a site.
@@ -115,6 +117,7 @@ impl BandwidthOptions {
                 format!("streaming, overlap {overlap}, {} bits", self.bits),
                 SimulatedScheme::streaming(h, p, overlap, self.bits),
             ),
+            (format!("eager, {} bits", self.bits), SimulatedScheme::eager(h, self.bits)),
         ]
     }
 }

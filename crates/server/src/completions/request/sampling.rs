@@ -3,11 +3,37 @@
 use std::collections::BTreeMap;
 
 use dipaco_infer::SamplingParams;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::MAX_TOKEN_RULES;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
+use crate::{SamplingDefaults, ServerError};
+
+/// The parameters that a model's generation settings give: those that vLLM takes from them too.
+const DEFAULTS: [&str; 5] = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
+
+impl SamplingDefaults {
+    /// The sampling parameters among the keys of a `generation_config.json`. Other keys and those with the value `null` are
+    /// passed over.
+    ///
+    /// # Errors
+    /// [`ServerError::Sampling`] when a request could not have one of the values.
+    pub fn new(settings: &Map<String, Value>) -> Result<Self, ServerError> {
+        let own = |name: &str| Some((name.to_owned(), settings.get(name)?.clone()));
+        let fields: Map<String, Value> =
+            DEFAULTS.into_iter().filter_map(own).filter(|(_, value)| !value.is_null()).collect();
+        let checked = Fields::new(Value::Object(fields.clone()));
+        let checked = checked.and_then(|mut fields| AskedSampling::read(&mut fields));
+        checked.map_err(|error| ServerError::Sampling { problem: error.message })?;
+        Ok(Self { fields })
+    }
+
+    /// Sets the fields that a request leaves out.
+    pub(crate) fn fill(&self, fields: &mut Fields) {
+        self.fields.iter().for_each(|(name, value)| fields.put_default(name, value));
+    }
+}
 
 /// The sampling parameters of the request.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::SamplingDefaults;
 
 fn read(body: Value) -> Result<CompletionRequest, ApiError> {
     CompletionRequest::read(&mut Fields::new(body)?)
@@ -96,5 +97,34 @@ proptest! {
         }
         let _ = read(NAMES.iter().map(ToString::to_string).zip(values.clone()).collect());
         let _ = read(values[0].clone());
+    }
+}
+
+fn defaults(settings: &Value) -> Result<SamplingDefaults, crate::ServerError> {
+    SamplingDefaults::new(settings.as_object().unwrap())
+}
+
+#[test]
+fn a_request_keeps_its_own_values_and_gets_the_others() {
+    let settings = json!({
+        "temperature": 0.2, "top_p": 0.9, "top_k": null, "repetition_penalty": 1.1, "do_sample": true,
+        "eos_token_id": [0, 2], "max_new_tokens": 40,
+    });
+    let defaults = defaults(&settings).unwrap();
+    let mut fields = Fields::new(json!({"temperature": 0, "top_p": null})).unwrap();
+    defaults.fill(&mut fields);
+    let mut names = fields.rest();
+    names.sort_unstable();
+    assert_eq!(names, ["repetition_penalty", "temperature", "top_p"]);
+    let mut values = |name: &str| fields.take(name).unwrap();
+    assert_eq!((values("temperature"), values("top_p")), (json!(0), json!(0.9)));
+    assert_eq!(values("repetition_penalty"), json!(1.1));
+}
+
+#[test]
+fn values_that_no_request_can_have_are_refused_by_name() {
+    for (name, value) in [("temperature", json!(9)), ("top_p", json!("high")), ("top_k", json!(-2))] {
+        let error = defaults(&json!({ name: value })).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name} is {value}")), "{error}");
     }
 }

@@ -10,7 +10,7 @@ use crate::SimulateError;
 impl RunWorld<'_> {
     /// A learner asks for a lease, if it is free.
     pub(super) fn ask(&mut self, number: usize) {
-        let learner = &mut self.learners[number];
+        let learner = &self.learners[number];
         if !learner.is_free() {
             return;
         }
@@ -19,19 +19,40 @@ impl RunWorld<'_> {
         let Grant::Lease(lease) = self.run_state.grant(self.now, &request) else {
             return;
         };
-        if let RunEnd::Step(step) = self.end
-            && lease.from >= step
-        {
-            self.before_end.remove(&number);
-        }
-        learner.begin(*lease);
+        self.note_start(number, lease.from);
+        self.learners[number].begin(*lease);
         self.go(number);
     }
 
-    /// A learner's lease, if it is still current.
+    /// A learner whose results are on their way asks for the lease that follows, and trains meanwhile.
+    pub(super) fn follow(&mut self, number: usize) -> Result<(), SimulateError> {
+        let learner = &self.learners[number];
+        let Some(current) = learner.current.as_ref().filter(|_| learner.waits_for_arrival()) else {
+            return Ok(());
+        };
+        let claim = current.lease.claim();
+        let granted = self.run_state.follow(self.now, &claim, LeaseSecret::default());
+        let Grant::Lease(lease) = granted.map_err(|error| self.refused(number, &error))? else {
+            return Ok(());
+        };
+        self.note_start(number, lease.from);
+        self.learners[number].follow(*lease);
+        self.go(number);
+        Ok(())
+    }
+
+    /// A learner begins a lease at this inner step.
+    fn note_start(&mut self, number: usize, from: u64) {
+        if let RunEnd::Step(step) = self.end
+            && from >= step
+        {
+            self.before_end.remove(&number);
+        }
+    }
+
+    /// The claim of a learner's lease.
     fn claim(&self, number: usize, fence: Fence) -> Option<LeaseClaim> {
-        let lease = &self.learners[number].current.as_ref()?.lease;
-        (lease.fence == fence).then(|| lease.claim())
+        self.learners[number].lease(fence).map(|held| held.lease.claim())
     }
 
     fn refused(&self, number: usize, error: &LeaseError) -> SimulateError {
@@ -54,20 +75,19 @@ impl RunWorld<'_> {
         if let Commit::Refused(error) = self.run_state.contribute(&expected) {
             return Err(self.refused(number, &error));
         }
-        self.step();
-        Ok(())
+        self.step()
     }
 
     pub(super) fn complete(&mut self, number: usize, fence: Fence) -> Result<(), SimulateError> {
         let Some(claim) = self.claim(number, fence) else { return Ok(()) };
-        let seconds = self.learners[number].current.as_ref().map_or(0.0, |current| current.seconds);
+        let seconds = self.learners[number].lease(fence).map_or(0.0, |held| held.seconds);
         let done = LeaseOutcome { seconds, ..LeaseOutcome::default() };
         if let Commit::Refused(error) = self.run_state.commit(self.now, &claim, &done) {
             return Err(self.refused(number, &error));
         }
         self.learners[number].done();
-        self.step();
+        self.step()?;
         self.ask(number);
-        Ok(())
+        self.follow(number)
     }
 }

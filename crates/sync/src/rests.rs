@@ -1,0 +1,105 @@
+//! Path sampling: the rounds in which a path rests.
+
+use std::ops::Range;
+
+use dipaco_topology::PathId;
+
+use crate::drops::hash;
+
+/// Path sampling (arXiv:2403.10616 §2.6.2): in each round a random subset of the paths trains, and the others rest. The
+/// subset is a function of the run's seed and the round, so every run of a seed trains the same paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rests {
+    seed: u64,
+    /// The first path that trains at all.
+    first: u32,
+    /// Number of paths that train at all.
+    paths: u32,
+    /// Number of paths that train in a round.
+    awake: u32,
+}
+
+impl Rests {
+    /// `awake` of the paths `trained` train in each round; all of them with 0.
+    #[must_use]
+    pub fn new(seed: u64, trained: Range<u32>, awake: u32) -> Self {
+        Self { seed, first: trained.start, paths: trained.end.saturating_sub(trained.start), awake }
+    }
+
+    /// True if any path rests in any round.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        self.awake > 0 && self.awake < self.paths
+    }
+
+    /// True if a path rests in a round, counted from 1: the paths that train are those with the lowest hashes of seed,
+    /// round and number.
+    #[must_use]
+    pub(crate) fn rests(&self, path: PathId, round: u64) -> bool {
+        let Some(number) = path.0.checked_sub(self.first).filter(|&number| self.any() && number < self.paths)
+        else {
+            return false;
+        };
+        // The number decides between equal hashes.
+        let place = |number: u32| (hash([self.seed, round, u64::from(number)]), number);
+        let own = place(number);
+        let before = (0..self.paths).filter(|&other| place(other) < own);
+        before.take(self.awake as usize).count() == self.awake as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn awake(rests: &Rests, paths: Range<u32>, round: u64) -> Vec<u32> {
+        paths.filter(|&path| !rests.rests(PathId(path), round)).collect()
+    }
+
+    #[test]
+    fn as_many_paths_train_in_each_round_as_are_asked_for() {
+        for (paths, of_round) in [(2, 1), (3, 2), (4, 1), (5, 3), (16, 4), (17, 16), (256, 40), (1000, 7)] {
+            let rests = Rests::new(7, 0..paths, of_round);
+            for round in 1..=50 {
+                assert_eq!(awake(&rests, 0..paths, round).len(), of_round as usize, "{paths} {round}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_path_and_every_pair_of_paths_trains_equally_often() {
+        let rests = Rests::new(3, 0..6, 3);
+        let (mut single, mut pairs) = ([0u32; 6], [[0u32; 6]; 6]);
+        for round in 1..=10_000 {
+            let awake = awake(&rests, 0..6, round);
+            for &a in &awake {
+                single[a as usize] += 1;
+                awake.iter().filter(|&&b| b > a).for_each(|&b| pairs[a as usize][b as usize] += 1);
+            }
+        }
+        // Half of the rounds, and a fifth of them. Four standard deviations are 200 and 160.
+        assert!(single.iter().all(|&rounds| rounds.abs_diff(5_000) < 200), "{single:?}");
+        for (a, row) in pairs.iter().enumerate() {
+            assert!(row[a + 1..].iter().all(|&rounds| rounds.abs_diff(2_000) < 160), "{pairs:?}");
+        }
+    }
+
+    #[test]
+    fn seed_and_round_choose_the_paths() {
+        let of = |seed, round| awake(&Rests::new(seed, 0..64, 8), 0..64, round);
+        assert_eq!(of(1, 5), of(1, 5));
+        assert_ne!(of(1, 5), of(2, 5));
+        assert_ne!(of(1, 5), of(1, 6));
+    }
+
+    #[test]
+    fn kept_paths_are_not_counted_and_all_may_train() {
+        let rests = Rests::new(1, 4..10, 2);
+        assert_eq!(awake(&rests, 4..10, 1).len(), 2);
+        assert_eq!(awake(&rests, 0..4, 1).len(), 4, "kept paths have no rounds in which to rest");
+        for all in [0, 6, 7] {
+            assert!(!Rests::new(1, 4..10, all).any());
+        }
+        assert!(!Rests::default().any());
+    }
+}

@@ -1,0 +1,78 @@
+//! Runs in which a part of the paths trains in each round.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use dipaco_config::RunConfig;
+use dipaco_optim::Optimizer;
+use dipaco_path::{MomentSpecs, PathState};
+use dipaco_protocol::WorkerPlan;
+use dipaco_topology::PathId;
+
+use support::{Run, config};
+
+const ROUNDS: u32 = 6;
+
+/// Six rounds, in each of which two of the four paths train.
+fn sampled() -> RunConfig {
+    let mut config = config();
+    (config.train.rounds, config.train.paths_per_round) = (ROUNDS, 2);
+    config
+}
+
+/// A run after its training.
+async fn trained(config: RunConfig, workers: usize) -> Run {
+    let run = Run::seeded(config).await;
+    assert!(run.train(workers).await.0.finished);
+    run
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_paths_of_a_round_do_not_depend_on_workers_or_stops() {
+    let one = trained(sampled(), 1).await;
+    let bits = one.weights().await;
+    assert_eq!(trained(sampled(), 3).await.weights().await, bits);
+    // States stay with workers, and a worker that takes a path over repeats its leases over the rounds between them.
+    let mut kept = sampled();
+    (kept.train.state_every, kept.train.held_paths) = (100, 4);
+    assert_eq!(trained(kept.clone(), 2).await.weights().await, bits);
+    let stopped = Run::seeded(kept).await;
+    stopped.train_with_stops((6..).step_by(9)).await;
+    assert_eq!(stopped.weights().await, bits);
+    let mut all = sampled();
+    all.train.paths_per_round = 0;
+    assert_ne!(trained(all.clone(), 1).await.weights().await, bits);
+    all.train.paths_per_round = 4;
+    let all_again = trained(all, 1).await;
+    assert_ne!(all_again.weights().await, bits);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_path_counts_the_steps_that_it_took() {
+    let mut config = sampled();
+    config.train.state_every = 1;
+    let run = trained(config, 2).await;
+    let plan = WorkerPlan::new(&run.config);
+    let schedule = plan.schedule().unwrap();
+    let training = run.manifest().await.training.unwrap();
+    let mut all = 0;
+    for (path, record) in (0..).map(PathId).zip(&training.paths) {
+        let took = schedule.trained(path, 0, schedule.total());
+        assert!(record.counted.iter().all(|counted| counted.steps == took), "{:?} {took}", record.counted);
+        assert_eq!(record.steps, schedule.total());
+        let Some(state) = &record.state else {
+            assert_eq!(took, 0);
+            continue;
+        };
+        let state = run.store.get(state).await.unwrap();
+        let specs = MomentSpecs::whole(&run.config.model, Optimizer::AdamW);
+        let state = PathState::decode(&state, &specs).unwrap();
+        assert_eq!(
+            state.position,
+            took * run.config.train.batch as u64,
+            "no text of the shard is passed over"
+        );
+        all += took;
+    }
+    assert_eq!(all, u64::from(ROUNDS) * 2 * run.config.train.inner_steps);
+}
