@@ -287,9 +287,10 @@ impl RoutedModel for RunModel {
     }
 
     fn executor(&self, pages: usize, kv: KvType) -> Box<dyn Executor + '_> {
-        let pages = match self.reroutes() {
-            true => self.stepper.pages_with_borders(pages, kv),
-            false => self.stepper.pages(pages, kv),
+        let pages = if self.reroutes() {
+            self.stepper.pages_with_borders(pages, kv)
+        } else {
+            self.stepper.pages(pages, kv)
         };
         Box::new(Steps { model: self, pages })
     }

@@ -150,6 +150,7 @@ impl Stepper {
 
     /// The number of stages, from the first, that two paths have in common. `same` tells if they have the same module of a
     /// level. The last stage never counts, because there is no border behind it.
+    #[must_use]
     pub fn shared_stages(&self, same: impl Fn(usize) -> bool) -> usize {
         if !same(self.embedding) {
             return 0;
