@@ -140,6 +140,7 @@ fn a_sequence_that_changes_its_path_goes_on_from_the_first_stage_that_differs() 
 
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let mut kv = grid.stepper.pages_with_borders(36, dtype);
+        let elsewhere = pages(3);
         let whole = |modules, tokens, start, stage, pages| StepSequence {
             modules,
             tokens,
@@ -149,7 +150,7 @@ fn a_sequence_that_changes_its_path_goes_on_from_the_first_stage_that_differs() 
             logits: Positions::All,
         };
         let expected =
-            grid.stepper.step(&[whole(&other, &text, 0, 0, &own)], &mut kv).unwrap().swap_remove(0);
+            grid.stepper.step(&[whole(&other, &text, 0, 0, &elsewhere)], &mut kv).unwrap().swap_remove(0);
         for start in (0..48).step_by(13) {
             let end = (start + 13).min(48);
             grid.stepper.step(&[whole(&one, &text[start..end], start, 0, &others)], &mut kv).unwrap();
