@@ -29,7 +29,7 @@ fn logits(checkpoint: &std::path::Path, tokens: &[u32]) -> Vec<f32> {
     let pages: Vec<u32> = (0u32..).take(config.context).collect();
     let mut kv = stepper.pages(pages.len(), Dtype::F32);
     let sequence =
-        StepSequence { modules: &modules, tokens, start: 0, pages: &pages, logits: Positions::All };
+        StepSequence { modules: &modules, tokens, start: 0, stage: 0, pages: &pages, logits: Positions::All };
     stepper.step(&[sequence], &mut kv).unwrap().swap_remove(0)
 }
 

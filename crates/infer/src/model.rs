@@ -6,7 +6,7 @@ use dipaco_model::{PackedModule, Positions};
 use dipaco_topology::{PathId, Topology};
 
 use crate::module_cache::HeldModules;
-use crate::{BoxError, KvType, ModuleMemory};
+use crate::{BoxError, KvType, ModuleKey, ModuleMemory};
 
 /// Decision of the router for an input.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +31,8 @@ pub struct ServedPath {
     pub modules: Vec<Arc<PackedModule>>,
     /// The versions of the modules.
     pub version: PathVersion,
+    /// The modules' keys, one for each level; none if no cache has the modules.
+    pub keys: Vec<ModuleKey>,
     /// Keeps the modules in memory.
     pub(crate) _held: Held,
 }
@@ -51,7 +53,7 @@ impl ServedPath {
     /// A path of these modules, one for each level, that no cache has.
     #[must_use]
     pub fn new(modules: Vec<Arc<PackedModule>>, version: PathVersion) -> Self {
-        Self { modules, version, _held: Held::default() }
+        Self { modules, version, keys: Vec::new(), _held: Held::default() }
     }
 
     /// Memory of the path's modules in bytes.
@@ -111,6 +113,12 @@ pub trait RoutedModel: Send + Sync {
         Err("this model can't choose paths within a text".into())
     }
 
+    /// The number of stages, from the first, that two paths have in common. A sequence that changes from one path to the other
+    /// keeps what these stages have computed. A stage is a run of consecutive blocks of one level.
+    fn shared_stages(&self, _one: &[ModuleKey], _other: &[ModuleKey]) -> usize {
+        0
+    }
+
     /// The newest generation of the paths.
     fn generation(&self) -> Arc<dyn Generation>;
 
@@ -132,6 +140,23 @@ pub trait Executor: Send {
     /// # Errors
     /// When a sequence can't run. The rows of the others may have run.
     fn step(&mut self, rows: &[SequenceRows<'_>]) -> Result<Vec<Vec<f32>>, BoxError>;
+
+    /// Copies from one page to another what the first stages have left in it.
+    ///
+    /// # Errors
+    /// When a page or a stage does not exist.
+    fn copy_page(&mut self, copy: &PageCopy) -> Result<(), BoxError>;
+}
+
+/// A copy of what the stages below `stage` have left in a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageCopy {
+    /// The page that is read.
+    pub from: u32,
+    /// The page that is written.
+    pub to: u32,
+    /// The first stage that is left out.
+    pub stage: usize,
 }
 
 /// The rows of one sequence in a step.
@@ -145,6 +170,8 @@ pub struct SequenceRows<'a> {
     pub tokens: &'a [u32],
     /// Number of tokens before them.
     pub start: usize,
+    /// The first stage that the rows go through. The stages below it have left their keys and values in the pages.
+    pub stage: usize,
     /// Numbers of the sequence's pages, in the order of its tokens.
     pub pages: &'a [u32],
     /// The positions whose logits are wanted.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::EngineError;
 use crate::reroute::Moves;
 use crate::running::Running;
 use crate::scheduler::{Plan, SequenceId};
 use crate::shared::{Asked, Shared, SharedState, Unrouted};
+use crate::{EngineError, RoutedModel};
 
 impl Shared {
     /// The path of the next chunk is that of the last.
@@ -41,6 +41,7 @@ impl SharedState {
     /// Makes the changes of paths. Returns the sequences that failed.
     pub(crate) fn make_moves(
         &mut self,
+        model: &dyn RoutedModel,
         all: &mut BTreeMap<SequenceId, Running>,
     ) -> Vec<(SequenceId, EngineError)> {
         let Moves { left, arrived, failed } = std::mem::take(&mut self.moves);
@@ -52,8 +53,8 @@ impl SharedState {
         for (id, path, served) in arrived {
             if let Some(running) = all.get_mut(&id) {
                 let modules = self.versions.number(served.version);
-                running.arrive(path, served);
-                self.scheduler.ready(id, modules);
+                let shared = running.arrive(path, served, model);
+                self.scheduler.ready(id, modules, shared);
             }
         }
         failed

@@ -1,11 +1,13 @@
 //! Choosing the path anew every W tokens of a sequence (arXiv:2403.10616 §2.4.3).
 //!
 //! The tokens of a sequence form chunks of W. The router reads all tokens before a chunk and picks the path that scores or
-//! generates it, so no token influences the choice of its own path. The first chunk keeps the path of the start. A new path
-//! reads the sequence from its beginning, as in the evaluation. A path that stays keeps its keys and values.
+//! generates it, so no token influences the choice of its own path. The first chunk keeps the path of the start. A path that
+//! stays keeps its keys and values. A new path keeps those of the stages before the first whose module differs, and the
+//! residual stream behind them. The other stages read the sequence from its beginning, as in the evaluation.
 //!
 //! The steps of other sequences do not wait for the router, nor for the modules of the new path. A sequence that changes its
-//! path gives up its pages and modules first, so it holds nothing while it waits.
+//! path gives up its pages and modules first, so it holds nothing while it waits. The pages' content stays until others need
+//! the pages. What is still there when the new path begins is copied, because the old path's pages serve the prefix cache.
 
 use dipaco_topology::PathId;
 

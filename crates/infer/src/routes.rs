@@ -177,7 +177,7 @@ impl Shared {
         let _ = job.send(Ok(GenerationEvent::Started { path, route }));
         if !job.is_empty() {
             let modules = state.versions.number(version);
-            state.scheduler.ready(id, modules);
+            state.scheduler.ready(id, modules, 0);
             return self.changed(&state);
         }
         let finished = Finished {

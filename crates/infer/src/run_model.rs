@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dipaco_model::{KvPages, ModelConfig, ModelError, PackedModule, StepSequence, Stepper};
+use dipaco_model::{ModelConfig, ModelError, PackedModule, StepPages, StepSequence, Stepper};
 use dipaco_topology::{PathId, Topology};
 use thiserror::Error;
 
 use crate::model::Held;
 use crate::{
-    BoxError, Executor, Generation, KvType, ModuleCache, ModuleKey, ModuleMemory, PathVersion, Route,
-    RoutedModel, SequenceRows, ServedPath,
+    BoxError, Executor, Generation, KvType, ModuleCache, ModuleKey, ModuleMemory, PageCopy, PathVersion,
+    Route, RoutedModel, SequenceRows, ServedPath,
 };
 
 /// Loads the module of a path on a level. May be called from several threads, and again for a module that failed to load or
@@ -132,8 +132,9 @@ impl RunPaths {
         let PathModules { version, modules } = self.modules(id)?;
         let load = |level| (self.load)(id, level);
         let held = self.cache.hold(modules, &load);
-        let (modules, held) = held.map_err(|source| RunModelError::Load { path: id, source })?;
-        Ok(ServedPath { _held: Held::new(held), ..ServedPath::new(modules, *version) })
+        let (loaded, held) = held.map_err(|source| RunModelError::Load { path: id, source })?;
+        let (keys, _held) = (modules.clone(), Held::new(held));
+        Ok(ServedPath { keys, _held, ..ServedPath::new(loaded, *version) })
     }
 
     fn modules(&self, id: PathId) -> Result<&PathModules, RunModelError> {
@@ -155,8 +156,9 @@ impl Generation for RunPaths {
 
     fn loaded(&self, path: PathId) -> Option<ServedPath> {
         let PathModules { version, modules } = self.modules(path).ok()?;
-        let (modules, held) = self.cache.loaded(modules)?;
-        Some(ServedPath { _held: Held::new(held), ..ServedPath::new(modules, *version) })
+        let (loaded, held) = self.cache.loaded(modules)?;
+        let (keys, _held) = (modules.clone(), Held::new(held));
+        Some(ServedPath { keys, _held, ..ServedPath::new(loaded, *version) })
     }
 
     fn prepare(&self, path: PathId) -> Result<ServedPath, BoxError> {
@@ -267,6 +269,11 @@ impl RoutedModel for RunModel {
         if path.0 < paths { Ok(path) } else { Err(RunModelError::WrongRouter { path, paths }.into()) }
     }
 
+    fn shared_stages(&self, one: &[ModuleKey], other: &[ModuleKey]) -> usize {
+        let same = |level: usize| one.get(level).is_some_and(|key: &ModuleKey| other.get(level) == Some(key));
+        self.stepper.shared_stages(same)
+    }
+
     fn generation(&self) -> Arc<dyn Generation> {
         self.newest()
     }
@@ -276,26 +283,35 @@ impl RoutedModel for RunModel {
     }
 
     fn page_bytes(&self, kv: KvType) -> usize {
-        self.stepper.page_bytes(kv)
+        self.stepper.page_bytes(kv) + if self.reroutes() { self.stepper.border_bytes() } else { 0 }
     }
 
     fn executor(&self, pages: usize, kv: KvType) -> Box<dyn Executor + '_> {
-        Box::new(Steps { model: self, pages: self.stepper.pages(pages, kv) })
+        let pages = if self.reroutes() {
+            self.stepper.pages_with_borders(pages, kv)
+        } else {
+            self.stepper.pages(pages, kv)
+        };
+        Box::new(Steps { model: self, pages })
     }
 }
 
 struct Steps<'a> {
     model: &'a RunModel,
-    pages: KvPages,
+    pages: StepPages,
 }
 
 impl Executor for Steps<'_> {
     fn step(&mut self, rows: &[SequenceRows<'_>]) -> Result<Vec<Vec<f32>>, BoxError> {
         let batch = rows.iter().map(|rows| {
-            let SequenceRows { served, tokens, start, pages, logits, .. } = *rows;
-            StepSequence { modules: &served.modules, tokens, start, pages, logits }
+            let SequenceRows { served, tokens, start, stage, pages, logits, .. } = *rows;
+            StepSequence { modules: &served.modules, tokens, start, stage, pages, logits }
         });
         let batch: Vec<StepSequence<'_>> = batch.collect();
         Ok(self.model.stepper.step(&batch, &mut self.pages)?)
+    }
+
+    fn copy_page(&mut self, &PageCopy { from, to, stage }: &PageCopy) -> Result<(), BoxError> {
+        Ok(self.model.stepper.copy_page(&mut self.pages, from, to, stage)?)
     }
 }

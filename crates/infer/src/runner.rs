@@ -11,7 +11,9 @@ use crate::job::outcome;
 use crate::running::{Next, Running, failed};
 use crate::scheduler::{Plan, PlannedRows, SequenceId};
 use crate::shared::{Shared, guarded};
-use crate::{EngineError, Executor, FinishReason, GenerationEvent, Outcome, SequenceRows, StepSummary};
+use crate::{
+    EngineError, Executor, FinishReason, GenerationEvent, Outcome, PageCopy, SequenceRows, StepSummary,
+};
 
 /// Runs steps until the engine ends.
 pub(crate) fn run(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn Executor) {
@@ -28,7 +30,7 @@ pub(crate) fn run(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut dyn 
         let (vocabulary, codec, observer) =
             (shared.model.vocab_size(), shared.codec.as_ref(), shared.observer.as_ref());
         let results: Vec<_> = pool.install(|| {
-            let logits = logits(executor, &step, vocabulary);
+            let logits = logits(executor, &plan.copies, &step, vocabulary);
             let results = step.into_par_iter().zip(logits).map(|((rows, running), logits)| {
                 let advance = |logits: Vec<f32>| {
                     guarded(|| running.advance(rows, &logits, vocabulary, codec, observer))
@@ -50,7 +52,7 @@ pub(crate) fn warm_up(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut 
     let step = || {
         let served = shared.model.generation().prepare(path).map_err(failed("preparing the first path"))?;
         let (tokens, pages, logits) = (&tokens[..], &pages[..], Positions::Last);
-        let rows = SequenceRows { path, served: &served, tokens, start: 0, pages, logits };
+        let rows = SequenceRows { path, served: &served, tokens, start: 0, stage: 0, pages, logits };
         pool.install(|| executor.step(&[rows])).map_err(failed("warming up"))
     };
     // The requests of this path will fail in the same way, and those of others may not.
@@ -59,20 +61,26 @@ pub(crate) fn warm_up(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut 
     }
 }
 
-/// The logits of a step, sequence by sequence.
+/// The logits of a step, sequence by sequence. Copies pages first: the step may write the pages that they come from.
 fn logits(
     executor: &mut dyn Executor,
+    copies: &[PageCopy],
     step: &[(&PlannedRows, &mut Running)],
     vocabulary: usize,
 ) -> Vec<Result<Vec<f32>, EngineError>> {
+    let mut copy = || copies.iter().try_for_each(|copy| executor.copy_page(copy));
+    if let Err(error) = guarded(|| copy().map_err(failed("copying pages"))) {
+        return step.iter().map(|_| Err(error.again())).collect();
+    }
     let rows = step.iter().filter_map(|(rows, running)| {
         Some(SequenceRows {
             path: running.path,
             served: running.served.as_ref()?,
             tokens: &rows.tokens,
             start: rows.start,
+            stage: rows.stage,
             pages: &rows.pages,
-            logits: running.wanted(rows.last),
+            logits: running.wanted(rows),
         })
     });
     let rows: Vec<SequenceRows<'_>> = rows.collect();
@@ -139,7 +147,7 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
-            let failed = state.make_moves(all);
+            let failed = state.make_moves(self.model.as_ref(), all);
             if !failed.is_empty() {
                 drop(state);
                 for (id, error) in failed {

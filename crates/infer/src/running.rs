@@ -9,8 +9,8 @@ use crate::continuation::ContinuationText;
 use crate::job::Job;
 use crate::scheduler::PlannedRows;
 use crate::{
-    BoxError, EngineError, FinishReason, Finished, GenerationEvent, Observer, Outcome, RequestSummary,
-    ServedPath, StopReason, TextCodec, TokenSampler, TokenScore, score,
+    BoxError, EngineError, FinishReason, Finished, GenerationEvent, ModuleKey, Observer, Outcome,
+    RequestSummary, RoutedModel, ServedPath, StopReason, TextCodec, TokenSampler, TokenScore, score,
 };
 
 /// A sequence that has left the queue.
@@ -19,6 +19,8 @@ pub(crate) struct Running {
     pub(crate) path: PathId,
     /// The path's modules; `None` while the sequence waits for those of another path.
     pub(crate) served: Option<ServedPath>,
+    /// Keys of the modules of the path that the sequence left last.
+    left: Vec<ModuleKey>,
     pub(crate) summary: RequestSummary,
     sampler: TokenSampler,
     text: ContinuationText,
@@ -61,6 +63,7 @@ impl Running {
         Self {
             path,
             served: Some(served),
+            left: Vec::new(),
             summary: RequestSummary {
                 path: Some(path),
                 cached_tokens: cached,
@@ -86,20 +89,25 @@ impl Running {
 
     /// Gives up the modules of the path.
     pub(crate) fn leave(&mut self) {
-        self.served = None;
+        self.left = self.served.take().map(|served| served.keys).unwrap_or_default();
     }
 
-    /// Goes on with another path.
-    pub(crate) fn arrive(&mut self, path: PathId, served: ServedPath) {
+    /// Goes on with another path. Returns the number of stages that the paths have in common.
+    pub(crate) fn arrive(&mut self, path: PathId, served: ServedPath, model: &dyn RoutedModel) -> usize {
+        let shared = model.shared_stages(&self.left, &served.keys);
         self.finished.reroutes += 1;
         self.summary.reroutes = self.finished.reroutes;
         self.path = path;
         self.served = Some(served);
+        shared
     }
 
     /// The positions of planned rows whose logits the sequence needs.
-    pub(crate) fn wanted(&self, last: bool) -> Positions {
-        match (&self.scores, last) {
+    pub(crate) fn wanted(&self, rows: &PlannedRows) -> Positions {
+        let end = rows.start + rows.tokens.len();
+        match (&self.scores, rows.last) {
+            // Rows that run again, after another path or a loss of pages, are scored already.
+            (Some(scores), false) if end < scores.len() => Positions::None,
             (Some(_), _) => Positions::All,
             (None, true) => Positions::Last,
             (None, false) => Positions::None,

@@ -39,7 +39,7 @@ pub struct Load {
 }
 use pages::{Content, PagePool};
 pub(crate) use plan::{Arrival, Chunks, Limits, Plan, PlannedRows, SequenceId};
-use sequence::Sequence;
+use sequence::{Left, Sequence};
 
 /// Decides which rows run. See the documentation of the file.
 #[derive(Debug)]
@@ -160,6 +160,8 @@ impl Scheduler {
             computed: 0,
             pages: Vec::new(),
             contents: Vec::new(),
+            ran: 0,
+            left: Left::default(),
         };
         self.sequences.insert(id, sequence);
         id
@@ -175,10 +177,12 @@ impl Scheduler {
         Some(self.sequences.values().map(work).sum::<f64>() / rate.max(1e-3))
     }
 
-    /// The path of a waiting sequence is known. `modules` is a number for the versions of the path's modules.
-    pub(crate) fn ready(&mut self, id: SequenceId, modules: u32) {
+    /// The path of a waiting sequence is known. `modules` is a number for the versions of the path's modules. `shared` is the
+    /// number of stages that the path has in common with the one before.
+    pub(crate) fn ready(&mut self, id: SequenceId, modules: u32, shared: usize) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.root = Some(Content(modules.into()));
+            sequence.left.shared = shared;
         }
     }
 
@@ -229,6 +233,7 @@ impl Scheduler {
         for rows in &plan.rows {
             let Some(sequence) = self.sequences.get_mut(&rows.id) else { continue };
             sequence.computed = rows.start + rows.tokens.len();
+            sequence.ran = sequence.ran.max(sequence.computed);
             if let Some(client) = self.clients.get_mut(&sequence.client) {
                 client.served += rows.tokens.len() as u64;
             }
@@ -271,7 +276,8 @@ impl Scheduler {
     /// Plans the next rows of a running sequence, as many as the budget and the pages allow.
     fn plan_rows(&mut self, id: SequenceId, plan: &mut Plan, budget: &mut usize) {
         let Some(sequence) = self.sequences.get(&id).filter(|sequence| sequence.running) else { return };
-        let wanted = sequence.rows().min(*budget);
+        let (stage, end) = sequence.begin();
+        let wanted = sequence.rows().min(*budget).min(end - sequence.computed);
         let end = self.make_room(id, sequence.computed + wanted, plan, budget);
         let Some(sequence) = self.sequences.get(&id).filter(|sequence| sequence.running) else { return };
         let start = sequence.computed;
@@ -282,6 +288,7 @@ impl Scheduler {
         plan.rows.push(PlannedRows {
             id,
             start,
+            stage,
             tokens: sequence.tokens[start..end].to_vec(),
             pages: sequence.pages.clone(),
             last: end == sequence.tokens.len(),
@@ -322,8 +329,9 @@ impl Scheduler {
     /// next token.
     fn cached(&self, sequence: &Sequence) -> CachedPrefix {
         let mut prefix = CachedPrefix::default();
-        let Some(mut before) = sequence.root.filter(|_| sequence.reads_cache) else { return prefix };
-        for index in 0..(sequence.tokens.len() - 1) / PAGE_TOKENS {
+        let Some(mut before) = sequence.root else { return prefix };
+        let most = if sequence.reads_cache { usize::MAX } else { sequence.ran };
+        for index in 0..most.min(sequence.tokens.len() - 1) / PAGE_TOKENS {
             let Some((page, content)) =
                 sequence.page(index).and_then(|tokens| self.pool.find(before, tokens))
             else {
@@ -340,7 +348,7 @@ impl Scheduler {
     /// pages.
     fn start(&mut self, id: SequenceId, prefix: CachedPrefix, plan: &mut Plan) -> bool {
         let Some(sequence) = self.sequences.get(&id) else { return false };
-        let CachedPrefix { pages, contents } = prefix;
+        let CachedPrefix { mut pages, contents } = prefix;
         let needed = (sequence.tokens.len() + 1).div_ceil(PAGE_TOKENS) - pages.len();
         pages.iter().for_each(|&page| self.pool.hold(page));
         let most = (sequence.prompt + sequence.max_tokens).div_ceil(PAGE_TOKENS);
@@ -348,9 +356,11 @@ impl Scheduler {
             self.release(&pages);
             return false;
         }
+        let computed = pages.len() * PAGE_TOKENS;
+        self.keep(id, &mut pages, plan);
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
-        sequence.computed = pages.len() * PAGE_TOKENS;
-        plan.started.push((id, sequence.computed));
+        sequence.computed = computed;
+        plan.started.push((id, computed));
         sequence.pages = pages;
         sequence.contents = contents;
         sequence.running = true;

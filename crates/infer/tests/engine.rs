@@ -4,6 +4,7 @@
 #[path = "support/fake.rs"]
 mod fake;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,11 +17,13 @@ use dipaco_topology::PathId;
 use fake::{Bytes, END, Fake};
 
 #[derive(Default)]
-struct Seen(Mutex<Vec<RequestSummary>>);
+struct Seen(Mutex<Vec<RequestSummary>>, AtomicUsize);
 
 impl Observer for Seen {
     fn token(&self, _: Duration) {}
-    fn step(&self, _: &StepSummary) {}
+    fn step(&self, _: &StepSummary) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
     fn finished(&self, summary: &RequestSummary) {
         self.0.lock().unwrap().push(summary.clone());
     }
@@ -224,6 +227,22 @@ async fn a_caller_that_goes_away_frees_its_slot_and_its_place_in_the_queue() {
     load.wait_for(|load| load.running + load.waiting == 0).await.unwrap();
     let outcomes: Vec<_> = seen.0.lock().unwrap().iter().map(|s| (s.outcome, s.generated_tokens)).collect();
     assert_eq!(outcomes, [(Outcome::Abort, 0), (Outcome::Abort, 0), (Outcome::Stop, 26)]);
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_frees_its_pages_within_one_step() {
+    let (engine, model, seen) = start(4, 8);
+    let mut load = engine.watch_load();
+    model.gate.shut();
+    let prompt: Vec<u32> = (0..50).map(|i| 97 + i % 20).collect();
+    let long = GenerateRequest { prompt: prompt.into(), max_tokens: 300, ignore_eos: true, ..ask("-") };
+    let gone = submit(&engine, long).unwrap();
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    assert_eq!(engine.load().used_pages, 4);
+    drop(gone);
+    model.gate.open();
+    load.wait_for(|load| (load.running, load.used_pages) == (0, 0)).await.unwrap();
+    assert_eq!(seen.1.load(Ordering::SeqCst), 1, "only the step that was under way");
 }
 
 #[tokio::test]

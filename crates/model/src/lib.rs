@@ -46,14 +46,15 @@ mod path;
 mod specs;
 mod split;
 mod step;
+mod step_pages;
 mod weights;
 
 pub use candle_core::{Device, Tensor};
 pub use config::{Dtype, ModelConfig};
 pub use dipaco_ops::kernel::{exp_scaled, sum_exp};
 pub use dipaco_ops::{
-    IGNORE, KvPages, OpsError, PAGE_TOKENS, Phase, Phases, Precision, Profile, TokenBatch, TokenError,
-    TokenRows, WeightFormat, product_rate,
+    IGNORE, OpsError, PAGE_TOKENS, Phase, Phases, Precision, Profile, TokenBatch, TokenError, TokenRows,
+    WeightFormat, product_rate,
 };
 pub use error::{BoxError, ModelError};
 pub use export::{SpecialTokens, export_llama, export_model, import_llama};
@@ -69,4 +70,5 @@ pub use path::Path;
 pub use specs::{TensorSpec, backward_blocks, level_specs, parameters, path_specs, trained_specs};
 pub use split::{join, split};
 pub use step::{Positions, StepSequence, Stepper};
+pub use step_pages::StepPages;
 pub use weights::{ModuleWeights, safetensors_of};

@@ -10,6 +10,7 @@ use dipaco_topology::{Part, Topology};
 use rayon::prelude::*;
 
 use crate::packed::block_shape;
+use crate::step_pages::{Borders, StepPages};
 use crate::{Dtype, ModelConfig, ModelError, PackedModule};
 
 /// The rows of one sequence in a step.
@@ -21,10 +22,20 @@ pub struct StepSequence<'a> {
     pub tokens: &'a [u32],
     /// Number of tokens before them, whose keys and values are in the pages.
     pub start: usize,
+    /// The first stage that the rows go through, 0 in most cases. The pages must have the rows' keys and values of the stages
+    /// below it, and the border before it.
+    pub stage: usize,
     /// Pages of the sequence, in the order of its tokens, with room for the new ones.
     pub pages: &'a [u32],
     /// The positions whose logits are wanted.
     pub logits: Positions,
+}
+
+impl StepSequence<'_> {
+    /// The module of a level, if the rows go through this stage.
+    fn module(&self, stage: usize, level: usize) -> Option<&Arc<PackedModule>> {
+        (self.stage <= stage).then(|| &self.modules[level])
+    }
 }
 
 /// Positions of the rows of a sequence.
@@ -111,16 +122,64 @@ impl Stepper {
         })
     }
 
-    /// Returns a pool of pages for this model. Keys and values are f32 or bf16.
+    /// Returns a pool of pages for this model, without borders. Keys and values are f32 or bf16.
     #[must_use]
-    pub fn pages(&self, pages: usize, dtype: Dtype) -> KvPages {
-        KvPages::new(self.kv_shape(), pages, dtype.into())
+    pub fn pages(&self, pages: usize, dtype: Dtype) -> StepPages {
+        let kv = KvPages::new(self.kv_shape(), pages, dtype.into());
+        StepPages { kv, borders: Borders::new(0, pages, self.shape.width) }
     }
 
-    /// Returns the memory of a page in bytes.
+    /// The same with borders, for sequences that change their paths.
+    #[must_use]
+    pub fn pages_with_borders(&self, pages: usize, dtype: Dtype) -> StepPages {
+        let borders = Borders::new(self.borders(), pages, self.shape.width);
+        StepPages { borders, ..self.pages(pages, dtype) }
+    }
+
+    /// Returns the memory of a page in bytes, without borders.
     #[must_use]
     pub fn page_bytes(&self, dtype: Dtype) -> usize {
         self.kv_shape().page_bytes(dtype.into())
+    }
+
+    /// Returns the memory of a page's borders in bytes.
+    #[must_use]
+    pub fn border_bytes(&self) -> usize {
+        self.borders() * PAGE_TOKENS * self.shape.width * size_of::<f32>()
+    }
+
+    /// The number of stages, from the first, that two paths have in common. `same` tells if they have the same module of a
+    /// level. The last stage never counts, because there is no border behind it.
+    #[must_use]
+    pub fn shared_stages(&self, same: impl Fn(usize) -> bool) -> usize {
+        if !same(self.embedding) {
+            return 0;
+        }
+        let shared = self.stages.iter().take_while(|stage| same(stage.level)).count();
+        shared.min(self.borders())
+    }
+
+    /// Copies from one page to another what the stages below `stage` have left in it, and the border before it.
+    ///
+    /// # Errors
+    /// A page does not exist, or the pages have no border before the stage.
+    pub fn copy_page(
+        &self,
+        pages: &mut StepPages,
+        from: u32,
+        to: u32,
+        stage: usize,
+    ) -> Result<(), ModelError> {
+        check_border(&pages.borders, stage)?;
+        let blocks = self.stages[..stage].iter().map(|stage| stage.blocks.len()).sum();
+        pages.kv.copy(from, to, blocks)?;
+        pages.borders.copy(from, to, stage);
+        Ok(())
+    }
+
+    /// Number of borders: one between each two stages.
+    fn borders(&self) -> usize {
+        self.stages.len().saturating_sub(1)
     }
 
     fn kv_shape(&self) -> KvShape {
@@ -134,8 +193,13 @@ impl Stepper {
     /// # Errors
     /// A sequence has no tokens, exceeds the context or its pages, has a token outside of the vocabulary or modules of
     /// another shape, or would write a page of another sequence.
-    pub fn step(&self, batch: &[StepSequence<'_>], pages: &mut KvPages) -> Result<Vec<Vec<f32>>, ModelError> {
-        batch.iter().try_for_each(|sequence| self.check(sequence))?;
+    pub fn step(
+        &self,
+        batch: &[StepSequence<'_>],
+        pages: &mut StepPages,
+    ) -> Result<Vec<Vec<f32>>, ModelError> {
+        let StepPages { kv, borders } = pages;
+        batch.iter().try_for_each(|sequence| self.check(sequence, borders))?;
         let place = |sequence: &StepSequence<'_>| (sequence.tokens.len(), sequence.start);
         let places: Vec<SequencePlace<'_>> = batch
             .iter()
@@ -144,7 +208,7 @@ impl Stepper {
                 SequencePlace { pages: sequence.pages, start, rows }
             })
             .collect();
-        let opened = pages.open(&places)?.into_iter().enumerate();
+        let opened = kv.open(&places)?.into_iter().enumerate();
         let mut rows: Vec<Rows<'_>> = opened.map(|(number, pages)| Rows { number, pages }).collect();
 
         let width = self.shape.width;
@@ -154,26 +218,59 @@ impl Stepper {
         for sequence in batch {
             let (own, after) = rest.split_at_mut(sequence.tokens.len() * width);
             rest = after;
-            sequence.modules[self.embedding].embed(sequence.tokens, width, own);
+            match sequence.stage {
+                0 => sequence.modules[self.embedding].embed(sequence.tokens, width, own),
+                stage => borders.read(stage, sequence.pages, sequence.start, own),
+            }
         }
-        for stage in &self.stages {
-            self.group(batch, stage.level, &mut rows, &mut x);
-            self.run(batch, stage, &mut rows, &mut x);
+        for (number, stage) in self.stages.iter().enumerate() {
+            if (1..=borders.count).contains(&number) {
+                self.keep_border(batch, number, &rows, &x, borders);
+            }
+            self.group(batch, number, stage.level, &mut rows, &mut x);
+            self.run(batch, number, stage, &mut rows, &mut x);
         }
-        self.group(batch, self.head, &mut rows, &mut x);
+        self.group(batch, self.stages.len(), self.head, &mut rows, &mut x);
         Ok(self.logits(batch, &rows, &x))
     }
 
+    /// Keeps the rows before a stage that came through the stage below it.
+    fn keep_border(
+        &self,
+        batch: &[StepSequence<'_>],
+        number: usize,
+        rows: &[Rows<'_>],
+        x: &[f32],
+        borders: &mut Borders,
+    ) {
+        let mut rest = x;
+        for rows in rows {
+            let (own, after) = rest.split_at(rows.pages.rows() * self.shape.width);
+            rest = after;
+            let sequence = &batch[rows.number];
+            if sequence.stage < number {
+                borders.write(number, sequence.pages, sequence.start, own);
+            }
+        }
+    }
+
     /// Runs the blocks of a stage. Rows of one module are neighbours.
-    fn run(&self, batch: &[StepSequence<'_>], stage: &Stage, rows: &mut [Rows<'_>], x: &mut [f32]) {
-        let module = |rows: &Rows<'_>| &batch[rows.number].modules[stage.level];
+    fn run(
+        &self,
+        batch: &[StepSequence<'_>],
+        number: usize,
+        stage: &Stage,
+        rows: &mut [Rows<'_>],
+        x: &mut [f32],
+    ) {
+        let module = |rows: &Rows<'_>| batch[rows.number].module(number, stage.level);
         let mut rest = x;
         let mut groups = Vec::new();
-        for group in rows.chunk_by_mut(|a, b| Arc::ptr_eq(module(a), module(b))) {
+        for group in rows.chunk_by_mut(|a, b| module(a).map(Arc::as_ptr) == module(b).map(Arc::as_ptr)) {
             let count: usize = group.iter().map(|rows| rows.pages.rows()).sum();
             let (own, after) = rest.split_at_mut(count * self.shape.width);
             rest = after;
-            let module = Arc::clone(module(&group[0]));
+            let Some(module) = module(&group[0]).map(Arc::clone) else { continue };
             let numbers = group.iter_mut().map(|rows| &mut rows.pages).collect::<Vec<_>>();
             groups.push((module, numbers, own));
         }
@@ -188,13 +285,20 @@ impl Stepper {
     }
 
     /// Sorts sequences, and their rows in x, by their module of a level. The groups come in the order of their first
-    /// sequences, sequences of a group in the order of the batch.
-    fn group(&self, batch: &[StepSequence<'_>], level: usize, rows: &mut [Rows<'_>], x: &mut Vec<f32>) {
-        let mut firsts: Vec<&Arc<PackedModule>> = Vec::new();
+    /// sequences, sequences of a group in the order of the batch. Sequences that leave stage `stage` out are a group too.
+    fn group(
+        &self,
+        batch: &[StepSequence<'_>],
+        stage: usize,
+        level: usize,
+        rows: &mut [Rows<'_>],
+        x: &mut Vec<f32>,
+    ) {
+        let mut firsts = Vec::new();
         let mut keys = vec![0; batch.len()];
         for (number, sequence) in batch.iter().enumerate() {
-            let module = &sequence.modules[level];
-            keys[number] = firsts.iter().position(|first| Arc::ptr_eq(first, module)).unwrap_or_else(|| {
+            let module = sequence.module(stage, level).map(Arc::as_ptr);
+            keys[number] = firsts.iter().position(|first| *first == module).unwrap_or_else(|| {
                 firsts.push(module);
                 firsts.len() - 1
             });
@@ -247,8 +351,9 @@ impl Stepper {
         logits
     }
 
-    fn check(&self, sequence: &StepSequence<'_>) -> Result<(), ModelError> {
+    fn check(&self, sequence: &StepSequence<'_>, borders: &Borders) -> Result<(), ModelError> {
         let StepSequence { modules, tokens, start, pages, .. } = sequence;
+        check_border(borders, sequence.stage)?;
         let (positions, context) = (start.saturating_add(tokens.len()), self.config.context);
         let wrong = |what, problem: String| Err(ModelError::Batch { what, problem });
         if tokens.is_empty() {
@@ -274,4 +379,13 @@ impl Stepper {
         }
         Ok(())
     }
+}
+
+/// Refuses a stage that rows can't begin with.
+fn check_border(borders: &Borders, stage: usize) -> Result<(), ModelError> {
+    if stage <= borders.count {
+        return Ok(());
+    }
+    let problem = format!("the pages have {} borders, so rows can't begin with stage {stage}", borders.count);
+    Err(ModelError::Batch { what: "stage", problem })
 }

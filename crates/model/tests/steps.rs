@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use dipaco_model::{
-    Device, Dtype, KvPages, ModelConfig, ModelError, Module, ModuleWeights, PAGE_TOKENS, PackedModule, Path,
-    Positions, StepSequence, Stepper, TokenRows, WeightFormat, init, split,
+    Device, Dtype, ModelConfig, ModelError, Module, ModuleWeights, PAGE_TOKENS, PackedModule, Path,
+    Positions, StepPages, StepSequence, Stepper, TokenRows, WeightFormat, init, split,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
@@ -100,7 +100,7 @@ fn pages(number: usize) -> Vec<u32> {
 }
 
 /// Runs sequences on their paths, `chunk` tokens a step, and returns all logits of each.
-fn run(grid: &Grid, kv: &mut KvPages, sequences: &[(usize, u32)], chunk: usize) -> Vec<Vec<f32>> {
+fn run(grid: &Grid, kv: &mut StepPages, sequences: &[(usize, u32)], chunk: usize) -> Vec<Vec<f32>> {
     let inputs: Vec<_> = sequences.iter().map(|&(number, _)| (tokens(number), pages(number))).collect();
     let modules: Vec<_> = sequences.iter().map(|&(_, path)| grid.modules(path)).collect();
     let mut logits = vec![Vec::new(); sequences.len()];
@@ -109,7 +109,7 @@ fn run(grid: &Grid, kv: &mut KvPages, sequences: &[(usize, u32)], chunk: usize) 
         let rows = |&i: &usize| {
             let (tokens, pages) = &inputs[i];
             let tokens = &tokens[start..tokens.len().min(start + chunk)];
-            StepSequence { modules: &modules[i], tokens, start, pages, logits: Positions::All }
+            StepSequence { modules: &modules[i], tokens, start, stage: 0, pages, logits: Positions::All }
         };
         let batch: Vec<_> = alive.iter().map(rows).collect();
         for (i, own) in alive.into_iter().zip(grid.stepper.step(&batch, kv).unwrap()) {
@@ -117,6 +117,61 @@ fn run(grid: &Grid, kv: &mut KvPages, sequences: &[(usize, u32)], chunk: usize) 
         }
     }
     logits
+}
+
+/// A path's modules differ from those of another in one level: what is below stays, and the bits are those of a whole pass.
+#[test]
+fn a_sequence_that_changes_its_path_goes_on_from_the_first_stage_that_differs() {
+    let grid = Grid::new(config());
+    let (text, own, others) = (tokens(0), pages(0), pages(1));
+    let path = |a: u32, b: u32| {
+        grid.topology.path_ids().find(|path| {
+            let modules = grid.topology.modules_of(*path);
+            (modules[0].index, modules[2].index) == (a, b)
+        })
+    };
+    let (before, after) = (path(0, 0).unwrap(), path(0, 1).unwrap());
+    let (one, other) = (grid.modules(before.0), grid.modules(after.0));
+    let shared = grid.stepper.shared_stages(|level| Arc::ptr_eq(&one[level], &other[level]));
+    // Block 0 and block 1; block 2 differs, and block 3 lies behind it.
+    assert_eq!(shared, 2);
+    assert_eq!(grid.stepper.shared_stages(|level| level != 0), 0);
+    assert_eq!(grid.stepper.shared_stages(|_| true), 3, "the last stage runs anyway");
+
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let mut kv = grid.stepper.pages_with_borders(36, dtype);
+        let elsewhere = pages(3);
+        let whole = |modules, tokens, start, stage, pages| StepSequence {
+            modules,
+            tokens,
+            start,
+            stage,
+            pages,
+            logits: Positions::All,
+        };
+        let expected =
+            grid.stepper.step(&[whole(&other, &text, 0, 0, &elsewhere)], &mut kv).unwrap().swap_remove(0);
+        for start in (0..48).step_by(13) {
+            let end = (start + 13).min(48);
+            grid.stepper.step(&[whole(&one, &text[start..end], start, 0, &others)], &mut kv).unwrap();
+        }
+        // The pages of the first path stay as they are: others may read them.
+        for (&from, &to) in others.iter().zip(&own).take(3) {
+            grid.stepper.copy_page(&mut kv, from, to, shared).unwrap();
+        }
+        let bits = |logits: &[f32]| logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let neighbour = pages(2);
+        let mut found = Vec::new();
+        for (start, end, stage) in [(0, 20, shared), (20, 48, shared), (48, LONGEST, 0)] {
+            let rows = whole(&other, &text[start..end], start, stage, &own);
+            let among = [whole(&one, &text[..5], 0, 0, &neighbour), rows];
+            found.extend(grid.stepper.step(&among, &mut kv).unwrap().swap_remove(1));
+        }
+        assert!(bits(&found) == bits(&expected), "{dtype}");
+    }
+    let mut kv = grid.stepper.pages(36, Dtype::F32);
+    assert!(grid.stepper.copy_page(&mut kv, 0, 1, 1).unwrap_err().to_string().contains("border"));
+    assert_eq!(grid.stepper.border_bytes(), 3 * PAGE_TOKENS * 48 * 4);
 }
 
 /// Paths of the six sequences: all four, two of them twice.
@@ -250,12 +305,13 @@ fn a_wrong_step_is_refused_and_changes_nothing() {
         modules,
         tokens,
         start,
+        stage: 0,
         pages,
         logits: Positions::Last,
     };
     let good = step(&prompt[..20], 0, &pages[..2], &modules);
     let before = grid.stepper.step(std::slice::from_ref(&good), &mut kv).unwrap();
-    let refused = |batch: &[StepSequence<'_>], kv: &mut KvPages| grid.stepper.step(batch, kv).unwrap_err();
+    let refused = |batch: &[StepSequence<'_>], kv: &mut StepPages| grid.stepper.step(batch, kv).unwrap_err();
     let bad = step(&[97], 20, &pages, &modules);
     assert!(matches!(refused(&[bad], &mut kv), ModelError::Token { token: 97, vocabulary: 97 }));
     let bad = step(&prompt[..1], 90, &pages, &modules);

@@ -77,6 +77,31 @@ impl KvPages {
         self.pages
     }
 
+    /// Copies the keys and values of the first `blocks` blocks from one page to another.
+    ///
+    /// # Errors
+    /// A page or a block does not exist.
+    pub fn copy(&mut self, from: u32, to: u32, blocks: usize) -> Result<(), OpsError> {
+        let (from, to) = (from as usize, to as usize);
+        if from.max(to) >= self.pages || blocks > self.shape.blocks {
+            let problem = format!(
+                "{blocks} blocks of page {from} can't be copied to page {to}: there are {} blocks and {} pages",
+                self.shape.blocks, self.pages
+            );
+            return Err(shape("pages", problem));
+        }
+        let page = self.shape.kv_heads * self.shape.head();
+        for block in 0..blocks {
+            let at = |number: usize| (block * self.pages + number) * page;
+            let source = at(from)..at(from) + page;
+            match &mut self.memory {
+                Memory::F32(memory) => memory.copy_within(source, at(to)),
+                Memory::Bf16(memory) => memory.copy_within(source, at(to)),
+            }
+        }
+        Ok(())
+    }
+
     /// Gives each sequence of a step access to its pages, in the order of `places`.
     ///
     /// # Errors
@@ -203,6 +228,9 @@ mod tests {
         ] {
             let error = pages.open(&bad).unwrap_err().to_string();
             assert!(error.contains(message), "{error}");
+        }
+        for (from, to, blocks) in [(4, 0, 1), (0, 4, 1), (0, 1, 2)] {
+            assert!(pages.copy(from, to, blocks).unwrap_err().to_string().contains("can't be copied"));
         }
     }
 }

@@ -35,7 +35,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "tokens",
         "Tokens after which the transformer router chooses the path of a sequence anew, again and again; 0 keeps the first path. \
          Needs `dipaco route fit-transformer`. A request can choose its own number with `route_every`. Fewer tokens follow the \
-         text more closely and cost more, because a new path reads the text from its beginning.",
+         text more closely and cost more, because the levels of a new path read the text from its \
+         beginning, from the first other module on.",
     ),
     free(
         "serve.reload_seconds",

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::PageCopy;
+
 /// Number of a sequence. Later sequences have larger numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SequenceId(pub(super) u64);
@@ -47,6 +49,8 @@ pub(crate) struct Chunks {
 pub(crate) struct PlannedRows {
     pub(crate) id: SequenceId,
     pub(crate) start: usize,
+    /// The first stage that the rows go through.
+    pub(crate) stage: usize,
     pub(crate) tokens: Vec<u32>,
     pub(crate) pages: Vec<u32>,
     /// True if the last row is the last known token, so its logits give the next one.
@@ -56,6 +60,8 @@ pub(crate) struct PlannedRows {
 /// The next step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
+    /// Copies of pages, in this order before the rows run.
+    pub(crate) copies: Vec<PageCopy>,
     pub(crate) rows: Vec<PlannedRows>,
     /// Sequences that leave the queue, with the number of tokens that the prefix cache has for them.
     pub(crate) started: Vec<(SequenceId, usize)>,

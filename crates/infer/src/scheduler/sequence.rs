@@ -25,6 +25,22 @@ pub(super) struct Sequence {
     pub(super) pages: Vec<u32>,
     /// Contents of the full pages.
     pub(super) contents: Vec<Content>,
+    /// Number of tokens whose rows have run on any path. Their scores, if they are wanted, are known.
+    pub(super) ran: usize,
+    pub(super) left: Left,
+}
+
+/// The path that a sequence left, and what is kept of it.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// Number of its modules; `None` before the first change.
+    root: Option<Content>,
+    /// Contents of its full pages.
+    contents: Vec<Content>,
+    /// Stages that the new path has in common with it.
+    pub(super) shared: usize,
+    /// Number of tokens that begin in stage `shared`.
+    pub(super) tokens: usize,
 }
 
 impl Sequence {
@@ -46,6 +62,25 @@ impl Sequence {
     pub(super) fn at_end(&self) -> Option<usize> {
         let end = self.chunks?.end;
         (!self.routing && self.rows() == 0 && self.tokens.len() >= end).then_some(end)
+    }
+
+    /// Leaves the path.
+    pub(super) fn leave(&mut self) {
+        let contents = std::mem::take(&mut self.contents);
+        self.left = Left { root: self.root.take(), contents, ..Left::default() };
+    }
+
+    /// The key of page `index` on the path before, if the new path has stages in common with it.
+    pub(super) fn left_page(&self, index: usize) -> Option<(Content, &[u32; PAGE_TOKENS])> {
+        let Left { root, contents, shared, .. } = &self.left;
+        let before = if index == 0 { *root } else { contents.get(index - 1).copied() };
+        (*shared > 0 && index < contents.len()).then(|| before.zip(self.page(index)))?
+    }
+
+    /// The stage that the row of the next token begins in, and the number of tokens that begin in it.
+    pub(super) fn begin(&self) -> (usize, usize) {
+        let Left { shared, tokens, .. } = self.left;
+        if self.computed < tokens { (shared, tokens) } else { (0, usize::MAX) }
     }
 
     /// Tokens of page `index`, if it is full of known tokens.

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::PageCopy;
 
 fn limits(sequences: usize, step_tokens: usize, pages: usize) -> Limits {
     Limits { sequences, step_tokens, queued_sequences: 1000, queued_tokens: 1 << 20, pages }
@@ -16,7 +17,7 @@ const LONG: Duration = Duration::from_secs(1000);
 
 fn admit(scheduler: &mut Scheduler, arrival: Arrival) -> SequenceId {
     let id = scheduler.admit(vec![arrival], LONG).unwrap()[0];
-    scheduler.ready(id, 0);
+    scheduler.ready(id, 0, 0);
     id
 }
 
@@ -73,7 +74,7 @@ fn choices_of_a_prompt_read_its_pages_and_a_prompt_with_scores_does_not() {
     let mut scheduler = Scheduler::new(limits(4, 64, 100));
     let prompt: Vec<u32> = (0..40).collect();
     let choices = scheduler.admit(vec![arrival(0, prompt.clone(), 3); 3], LONG).unwrap();
-    choices.iter().for_each(|&id| scheduler.ready(id, 5));
+    choices.iter().for_each(|&id| scheduler.ready(id, 5, 0));
     let first = step(&mut scheduler);
     assert_eq!((counts(&first), first.started.len()), (vec![(0, 40)], 1), "the others wait for its pages");
     let second = step(&mut scheduler);
@@ -83,13 +84,43 @@ fn choices_of_a_prompt_read_its_pages_and_a_prompt_with_scores_does_not() {
     assert!(pages.iter().all(|own| *own == pages[0]));
     let scored = scheduler
         .admit(vec![Arrival { reads_cache: false, chunks: None, ..arrival(0, prompt.clone(), 3) }], LONG);
-    scheduler.ready(scored.unwrap()[0], 5);
+    scheduler.ready(scored.unwrap()[0], 5, 0);
     assert_eq!(step(&mut scheduler).started, [(SequenceId(3), 0)]);
     // Other modules have other keys and values.
     while !step(&mut scheduler).rows.is_empty() {}
     let other = scheduler.admit(vec![arrival(0, prompt, 3)], LONG).unwrap()[0];
-    scheduler.ready(other, 6);
+    scheduler.ready(other, 6, 0);
     assert_eq!(step(&mut scheduler).started, [(other, 0)]);
+}
+
+#[test]
+fn a_sequence_that_changes_its_path_keeps_the_rows_of_the_stages_that_the_paths_share() {
+    let mut scheduler = Scheduler::new(limits(1, 64, 100));
+    let chunks = Some(Chunks { end: 40, every: 40 });
+    let text = Arrival { reads_cache: false, chunks, ..arrival(0, (0..50).collect(), 9) };
+    let id = scheduler.admit(vec![text], LONG).unwrap()[0];
+    scheduler.ready(id, 0, 0);
+    let summary = |plan: &Plan| {
+        let rows: Vec<_> = plan.rows.iter().map(|r| (r.start, r.tokens.len(), r.stage)).collect();
+        (rows, plan.copies.len(), plan.at_end.clone())
+    };
+    // The row of the last token of a chunk is the next path's.
+    assert_eq!(summary(&step(&mut scheduler)), (vec![(0, 39, 0)], 0, vec![]));
+    assert_eq!(summary(&step(&mut scheduler)), (vec![], 0, vec![(id, 40)]));
+    scheduler.leave(id);
+    assert_eq!(scheduler.load().used_pages, 0, "it holds nothing while it waits");
+    scheduler.ready(id, 1, 1);
+    // Two full pages are kept, and what follows is read by the new path alone.
+    assert_eq!(summary(&step(&mut scheduler)), (vec![(0, 32, 1)], 2, vec![]));
+    assert_eq!(summary(&step(&mut scheduler)), (vec![(32, 18, 0)], 0, vec![]));
+    assert_eq!(summary(&step(&mut scheduler)), (vec![(50, 1, 0)], 0, vec![]));
+    // A path without common stages keeps nothing. The first path still finds its own pages.
+    scheduler.leave(id);
+    scheduler.ready(id, 2, 0);
+    assert_eq!(summary(&step(&mut scheduler)), (vec![(0, 52, 0)], 0, vec![]));
+    scheduler.leave(id);
+    scheduler.ready(id, 0, 0);
+    assert_eq!(summary(&step(&mut scheduler)), (vec![(32, 21, 0)], 0, vec![]));
 }
 
 #[test]
@@ -112,19 +143,20 @@ fn work_that_takes_longer_than_the_deadline_is_refused_at_once() {
 
 #[derive(Clone, Debug)]
 enum Act {
-    Admit { client: u64, kind: u32, prompt: usize, max_tokens: usize, scores: bool },
+    Admit { client: u64, kind: u32, prompt: usize, max_tokens: usize, scores: bool, every: usize },
     Cancel(prop::sample::Index),
     Steps(u8),
 }
 
 fn act() -> impl Strategy<Value = Act> {
-    let admit = (0u64..3, 0u32..3, 1usize..70, 1usize..40, any::<bool>());
-    let admit = admit.prop_map(|(client, kind, prompt, max_tokens, scores)| Act::Admit {
+    let admit = (0u64..3, 0u32..3, 1usize..70, 1usize..40, any::<bool>(), 0usize..40);
+    let admit = admit.prop_map(|(client, kind, prompt, max_tokens, scores, every)| Act::Admit {
         client,
         kind,
         prompt,
         max_tokens,
         scores,
+        every,
     });
     prop_oneof![
         4 => admit,
@@ -133,22 +165,53 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
+/// What a slot of a page holds: a token, and the modules of the first and of the second stage that have read it.
+type Slot = (u32, u32, Option<u32>);
+
+/// A path's modules of its two stages. The paths 2 and 3 have the first in common, and 0 and 1.
+fn modules(path: u32) -> (u32, u32) {
+    (path / 2, path)
+}
+
 /// Checks what must hold for every plan. A page's keys and values belong to the tokens and modules that wrote it.
-fn check(scheduler: &Scheduler, plan: &Plan, written: &mut BTreeMap<u32, Vec<(u32, u32)>>) {
+fn check(scheduler: &Scheduler, plan: &Plan, written: &mut BTreeMap<u32, Vec<Slot>>) {
     let rows: usize = plan.rows.iter().map(|rows| rows.tokens.len()).sum();
     assert!(rows <= scheduler.limits.step_tokens && scheduler.running.len() <= scheduler.limits.sequences);
+    for &PageCopy { from, to, stage } in &plan.copies {
+        assert_eq!(stage, 1);
+        let copied = written[&from].iter().map(|&(token, first, _)| (token, first, None)).collect();
+        written.insert(to, copied);
+    }
     for rows in &plan.rows {
         let sequence = &scheduler.sequences[&rows.id];
-        let root = sequence.root.unwrap().0 as u32;
+        let (first, second) = modules(sequence.root.unwrap().0 as u32);
         for (position, &token) in sequence.tokens[..rows.start + rows.tokens.len()].iter().enumerate() {
             let page = written.entry(rows.pages[position / PAGE_TOKENS]).or_default();
             let slot = position % PAGE_TOKENS;
             if position < rows.start {
-                assert_eq!(page[slot], (root, token), "a page of other tokens was read");
+                assert_eq!(page[slot], (token, first, Some(second)), "a page of other tokens was read");
+            } else if rows.stage == 1 {
+                assert_eq!(page[slot], (token, first, None), "other rows were kept");
+                page[slot].2 = Some(second);
             } else {
                 page.truncate(slot);
-                page.push((root, token));
+                page.push((token, first, Some(second)));
             }
+        }
+    }
+}
+
+/// Gives the sequences at the end of a chunk their paths: any function of their tokens.
+fn route(scheduler: &mut Scheduler, plan: &Plan) {
+    for &(id, end) in &plan.at_end {
+        let Some(sequence) = scheduler.sequences.get(&id) else { continue };
+        let path = (sequence.tokens[..end].iter().sum::<u32>() + end as u32) % 4;
+        let old = sequence.root.unwrap().0 as u32;
+        if path == old {
+            scheduler.stay(id);
+        } else {
+            scheduler.leave(id);
+            scheduler.ready(id, path, usize::from(modules(path).0 == modules(old).0));
         }
     }
 }
@@ -159,7 +222,11 @@ fn play(acts: &[Act]) -> Vec<Plan> {
     let run = |scheduler: &mut Scheduler, plans: &mut Vec<Plan>, written: &mut BTreeMap<_, _>| {
         let mut before = scheduler.plan();
         check(scheduler, &before, written);
-        scheduler.done(&before, 0.1);
+        // Steps without rows do not run.
+        if !before.rows.is_empty() {
+            scheduler.done(&before, 0.1);
+        }
+        route(scheduler, &before);
         for rows in before.rows.iter().filter(|rows| rows.last) {
             let sequence = &scheduler.sequences[&rows.id];
             if sequence.generated() + 1 >= sequence.max_tokens {
@@ -172,13 +239,13 @@ fn play(acts: &[Act]) -> Vec<Plan> {
     };
     for act in acts {
         match *act {
-            Act::Admit { client, kind, prompt, max_tokens, scores } => {
+            Act::Admit { client, kind, prompt, max_tokens, scores, every } => {
                 // Few kinds of prompts, so that many begin alike.
                 let prompt = (0..prompt as u32).map(|i| i / 20 * kind).collect();
-                let arrival =
-                    Arrival { reads_cache: !scores, chunks: None, ..arrival(client, prompt, max_tokens) };
+                let chunks = (every > 0).then_some(Chunks { end: every, every });
+                let arrival = Arrival { reads_cache: !scores, chunks, ..arrival(client, prompt, max_tokens) };
                 let id = scheduler.admit(vec![arrival], LONG).unwrap()[0];
-                scheduler.ready(id, kind % 2);
+                scheduler.ready(id, kind, 0);
                 admitted.push(id);
             }
             Act::Cancel(index) if !admitted.is_empty() => {

@@ -4,8 +4,8 @@
 use std::sync::{Arc, Condvar, Mutex};
 
 use dipaco_infer::{
-    BoxError, Executor, Generation, KvType, ModuleMemory, PathVersion, Positions, Route, RoutedModel,
-    SequenceRows, ServedPath, TextCodec, TextStream, TokenizerInfo,
+    BoxError, Executor, Generation, KvType, ModuleMemory, PageCopy, PathVersion, Positions, Route,
+    RoutedModel, SequenceRows, ServedPath, TextCodec, TextStream, TokenizerInfo,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
 
@@ -147,6 +147,10 @@ impl Executor for FakeSteps<'_> {
     fn step(&mut self, rows: &[SequenceRows<'_>]) -> Result<Vec<Vec<f32>>, BoxError> {
         self.model.gate.pass();
         rows.iter().map(|rows| self.rows(rows)).collect()
+    }
+
+    fn copy_page(&mut self, copy: &PageCopy) -> Result<(), BoxError> {
+        Err(format!("the paths have no stage in common: {copy:?}").into())
     }
 }
 

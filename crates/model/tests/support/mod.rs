@@ -51,7 +51,7 @@ pub(crate) fn two_levels() -> Topology {
 pub(crate) struct Decoder {
     stepper: Stepper,
     modules: Vec<Arc<PackedModule>>,
-    kv: KvPages,
+    kv: StepPages,
     length: usize,
 }
 
@@ -70,7 +70,7 @@ impl Decoder {
     pub(crate) fn append(&mut self, tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
         let Self { stepper, modules, kv, length } = self;
         let logits = Positions::All;
-        let rows = StepSequence { modules, tokens, start: *length, pages: &[0, 1], logits };
+        let rows = StepSequence { modules, tokens, start: *length, stage: 0, pages: &[0, 1], logits };
         let logits = stepper.step(&[rows], kv)?.swap_remove(0);
         *length += tokens.len();
         Ok(logits)

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::chat_template::Message;
+use crate::completions::request::{MAX_LOG_PROBS, MAX_TOKENS};
 use crate::completions::response::{ChosenRoute, CompletionChoice, LogProbs, StopCause, UsageField};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
@@ -34,12 +35,13 @@ pub(crate) fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
         }
         None => return Err(ApiError::field("messages", "messages is missing")),
     };
-    if let Some(most) = fields.take("max_completion_tokens") {
-        fields.put("max_tokens", most);
+    // Checked here, so that an error has the name of the client's field.
+    if let Some(most) = fields.count("max_completion_tokens", 0, MAX_TOKENS)? {
+        fields.put("max_tokens", most.into());
     }
-    let top = fields.take("top_logprobs");
+    let top = fields.count("top_logprobs", 0, MAX_LOG_PROBS)?;
     if fields.flag("logprobs")? {
-        fields.put("logprobs", top.unwrap_or_else(|| 0.into()));
+        fields.put("logprobs", top.unwrap_or(0).into());
     } else if top.is_some() {
         return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true"));
     }

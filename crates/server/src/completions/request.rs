@@ -17,7 +17,9 @@ use sampling::AskedSampling;
 /// Most choices of one prompt, as in OpenAI's API.
 const MAX_N: u32 = 128;
 /// Most log-probabilities of a token. OpenAI allows 5, vLLM 20.
-const MAX_LOG_PROBS: u32 = 20;
+pub(super) const MAX_LOG_PROBS: u32 = 20;
+/// Most tokens of any count. Larger ones are refused with the other values out of range.
+pub(super) const MAX_TOKENS: u32 = u32::MAX >> 8;
 /// Most stop texts, and most bytes of a stop text. Every token is compared with all stop texts.
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
@@ -138,7 +140,6 @@ impl CompletionRequest {
             let message = "request_id must have 1 to 128 visible characters of ASCII";
             return Err(ApiError::field("request_id", message));
         }
-        let most = u32::MAX >> 8;
         let completion = Self {
             form: Form::Text,
             model: fields.string("model")?,
@@ -149,10 +150,10 @@ impl CompletionRequest {
                 .integer("path", 0, i64::from(u32::MAX))?
                 .and_then(|path| u32::try_from(path).ok())
                 .map(PathId),
-            route_every: fields.count("route_every", 0, most)?,
-            max_tokens: fields.count("max_tokens", 0, most)?,
+            route_every: fields.count("route_every", 0, MAX_TOKENS)?,
+            max_tokens: fields.count("max_tokens", 0, MAX_TOKENS)?,
             default_max_tokens: DEFAULT_MAX_TOKENS,
-            min_tokens: fields.count("min_tokens", 0, most)?.unwrap_or(0),
+            min_tokens: fields.count("min_tokens", 0, MAX_TOKENS)?.unwrap_or(0),
             n: fields.count("n", 1, MAX_N)?.unwrap_or(1),
             sampling: AskedSampling::read(fields)?,
             stop: stops(fields.take("stop"))?,

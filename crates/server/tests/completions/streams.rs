@@ -1,7 +1,10 @@
 //! Guarantees of streamed answers.
 
+use std::time::Duration;
+
 use dipaco_server::ServeConfig;
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
 
 use super::client::{JSON, Server, chunk, head};
 use super::server;
@@ -101,6 +104,27 @@ async fn a_silent_stream_is_kept_open_by_comments() {
         all.extend(chunk);
     }
     assert!(all.ends_with(b"data: [DONE]\n\n"));
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_its_stream_loses_it() {
+    // There is room for one connection, so the next one is served when the first has ended.
+    let config = ServeConfig { read_timeout: 0.2, max_connections: 1, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    let mut load = server.state.engine().watch_load();
+    // More than the buffers on the way hold.
+    let body = json!({
+        "prompt": "a", "n": 64, "max_tokens": 390, "ignore_eos": true, "logprobs": 5, "path": 0, "stream": true,
+    });
+    let body = body.to_string();
+    let mut connection = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
+    let next = tokio::time::timeout(Duration::from_secs(60), server.get("/health")).await;
+    assert_eq!(next.expect("the connection is kept").status, 200);
+    load.wait_for(|load| (load.running, load.waiting, load.used_pages) == (0, 0, 0)).await.unwrap();
+    let mut all = Vec::new();
+    let _ = connection.read_to_end(&mut all).await;
+    let all = String::from_utf8_lossy(&all);
+    assert!(all.contains("data: {") && !all.contains("[DONE]"), "the stream came whole");
 }
 
 #[tokio::test]
