@@ -7,6 +7,7 @@
 4 × 4 paths, and two workers of one thread, which are the example `lying_worker` of crates/train. In a run with lies the
 paths 0, 5, 10 and 15 lie: one of the four paths through each module. They send the opposite of their outer gradient, or
 noise of its norm, times a factor. The norms are within `outer.guard`. Prints JSON, one run after the other.
+With --keep the rows are also in FOLDER/rows.jsonl, and a repeated call leaves out the runs that have a row.
 """
 
 import json
@@ -92,6 +93,9 @@ def main():
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.toml"
     config.write_text(CONFIG + levels(4, 4))
+    rows = folder / "rows.jsonl"
+    done = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    measured = {(row["seed"], row["lie"], row["merge"]) for row in done}
     prepared = folder / "prepared"
     run(dipaco, "prepare", options.data, "--validation", options.validation, "--run", prepared, "--config", config)
     overrides = [word for value in options.set for word in ("--set", value)]
@@ -102,6 +106,8 @@ def main():
             seed_and_route(dipaco, routed, "--config", config, *settings(values), *overrides)
         for lie in options.lies:
             for merge in options.merges:
+                if (seed, lie, merge) in measured:
+                    continue
                 name = f"{merge}-{lie}-{seed}"
                 trained = folder / name
                 shutil.rmtree(trained, ignore_errors=True)
@@ -109,12 +115,13 @@ def main():
                 logs = folder / f"logs-{name}"
                 logs.mkdir(exist_ok=True)
                 seconds = train(options.liar, dipaco, logs, trained, lie, merge)
-                rows = json.loads(run(dipaco, "evaluate", "--json", "--run", trained))
-                perplexity = next(row["perplexity"] for row in rows if row["model"] != "seed")
+                found = json.loads(run(dipaco, "evaluate", "--json", "--run", trained))
+                perplexity = next(row["perplexity"] for row in found if row["model"] != "seed")
                 row = {"seed": seed, "lie": lie, "merge": merge, "perplexity": perplexity, "seconds": seconds}
                 print(json.dumps(row), flush=True)
-                if not options.keep:
-                    shutil.rmtree(trained)
+                with open(rows, "a") as file:
+                    file.write(json.dumps(row) + "\n")
+                shutil.rmtree(trained)
     if not options.keep:
         shutil.rmtree(folder)
 

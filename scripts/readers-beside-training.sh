@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Reads a run 200 times (or $1 times) while a training with very short rounds replaces its weights. Prints each failure,
-# and the number of objects in the store before and after. A run that is prepared and routed is in $2.
+# and at every tenth read the complete rounds, and the objects and bytes in the store. A run that is prepared and routed
+# is in $2; $3 is the number of inner steps of a round.
 #
 #   scripts/readers-beside-training.sh 200 runs/mine
 set -euo pipefail
 
 reads=${1:-200}
 run=${2:?give a routed run}
+steps=${3:-1}
 dipaco=${DIPACO:-target/release/dipaco}
 
 copy=$(mktemp -d)
@@ -14,13 +16,18 @@ trap 'kill "$training" 2>/dev/null || true; rm -rf "$copy"' EXIT
 cp -r "$run" "$copy/run"
 run=$copy/run
 
-"$dipaco" train --run "$run" --workers 2 --set train.rounds=1000000 --set train.inner_steps=1 >"$copy/train.log" 2>&1 &
+"$dipaco" train --run "$run" --workers 2 --set train.rounds=1000000 --set train.inner_steps="$steps" >"$copy/train.log" 2>&1 &
 training=$!
 until "$dipaco" status --run "$run" --json 2>/dev/null | grep -q '"training"'; do sleep 0.2; done
 sleep 5
 
-objects() { find "$run/store" -type f | wc -l; }
-echo "objects in the store before: $(objects)"
+began=$SECONDS
+look() {
+    # The training removes files while they are counted.
+    printf 'read %3d, %4d s: %6d rounds, %4d objects, %d bytes\n' "$1" $((SECONDS - began)) \
+        "$(grep -c '"round_completed"' "$run/metrics.jsonl")" "$(find "$run/store" -type f 2>/dev/null | wc -l)" "$(du -sb "$run/store" 2>/dev/null | cut -f1)"
+}
+look 0
 failures=0
 for ((read = 1; read <= reads; read++)); do
     case $((read % 3)) in
@@ -33,8 +40,8 @@ for ((read = 1; read <= reads; read++)); do
         cat "$copy/read.log"
     fi
     rm -rf "$copy/path-$read"
+    ((read % 10)) || look "$read"
 done
-echo "objects in the store after: $(objects)"
 "$dipaco" status --run "$run" | head -5
 echo "$reads reads, $failures failures"
 [ "$failures" = 0 ]

@@ -7,81 +7,14 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use dipaco_fuzz::rand::Rng;
-use dipaco_fuzz::rand::seq::IndexedRandom;
 use dipaco_fuzz::{Campaign, CaseRng, Reached};
 use dipaco_net::NetError;
-use dipaco_protocol::{
-    ContentDigest, FetchSource, GrantedLease, LeaseReport, LeaseResult, Request, Response,
-};
-use dipaco_store::ObjectRef;
-use dipaco_sync::{LeaseClaim, ProcessId};
+use dipaco_protocol::{GrantedLease, Request, Response};
 use dipaco_telemetry::Events;
-use dipaco_topology::{ModuleId, PathId};
-use serde::ser::SerializeTuple;
-use serde::{Serialize, Serializer};
 use tokio_util::sync::CancellationToken;
 
+use support::requests::{RawRequest, any_request, at_once};
 use support::{Puppet, Run, config};
-
-/// Bytes in place of a request.
-struct Raw<'a>(&'a [u8]);
-
-impl Serialize for Raw<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // A tuple has no length before its elements.
-        let mut tuple = serializer.serialize_tuple(self.0.len())?;
-        self.0.iter().try_for_each(|byte| tuple.serialize_element(byte))?;
-        tuple.end()
-    }
-}
-
-/// A request about a lease, as an honest worker or a synchronizer sends it at some time.
-fn request(rng: &mut CaseRng, work: &GrantedLease) -> Request {
-    let key = work.key();
-    let object = work.weights.choose(rng).unwrap().object.clone();
-    let digest = ContentDigest { hash: object.hash.clone(), bytes: object.bytes };
-    let item = match work.sends.choose(rng) {
-        Some(send) if rng.random() => {
-            LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 3 }
-        }
-        _ => LeaseResult::State,
-    };
-    let process = ProcessId { token: "test".into(), name: "liar".into(), instance: 1 };
-    let claim = LeaseClaim { key, worker: process };
-    let report =
-        LeaseReport { loss: Some(2.5), held_out_loss: None, tokens: 9, seconds: 0.5, waited_seconds: 0.1 };
-    let source = FetchSource::Shard { path: work.path, hash: work.shard.hash.clone() };
-    match rng.random_range(0..15) {
-        0 | 1 => Request::Lease { held: (0..rng.random_range(0..4)).map(PathId).collect(), wait_ms: 0 },
-        2 => Request::Follow { lease: key, wait_ms: 0 },
-        3 | 4 => {
-            Request::Heartbeat { lease: key, step: rng.random_range(0..5), repeated: 0, loss: Some(1.5) }
-        }
-        5 => Request::Fetch { source: FetchSource::Object(object), offset: 0 },
-        6 => Request::Fetch { source, offset: 0 },
-        7 => Request::Check { object },
-        8 | 9 => Request::Submit { lease: key, item, digest, offset: 0 },
-        10 => Request::Complete { lease: key, report },
-        11 => Request::Release,
-        12 => Request::Orders {
-            modules: vec![ModuleId { level: 0, index: 1 }],
-            address: "a:1".into(),
-            wait_ms: 0,
-        },
-        13 => Request::Expected { claim, item, digest },
-        _ => Request::Stored { claim, item, object: ObjectRef { name: "x".into(), ..object }, norm: 0.5 },
-    }
-}
-
-/// The same request without time to wait for its answer.
-fn at_once(request: Request) -> Request {
-    match request {
-        Request::Lease { held, .. } => Request::Lease { held, wait_ms: 0 },
-        Request::Follow { lease, .. } => Request::Follow { lease, wait_ms: 0 },
-        Request::Orders { modules, address, .. } => Request::Orders { modules, address, wait_ms: 0 },
-        other => other,
-    }
-}
 
 /// Memory of this process in bytes: coordinator and liar.
 fn memory() -> u64 {
@@ -133,7 +66,7 @@ impl Attack {
             Ok(request) => {
                 (Reached::Accepted, self.runtime.block_on(self.liar.ask(&at_once(request), payload)))
             }
-            Err(_) => (Reached::Outside, self.runtime.block_on(self.liar.ask(&Raw(bytes), payload))),
+            Err(_) => (Reached::Outside, self.runtime.block_on(self.liar.ask(&RawRequest(bytes), payload))),
         };
         let begun = Instant::now();
         let beat = self.runtime.block_on(self.honest.beat(&self.work, 1));
@@ -182,7 +115,7 @@ fn damaged_requests_are_refused_or_answered_and_harm_nobody() {
                 *lease.borrow_mut() = *work;
             }
         }
-        postcard::to_stdvec(&request(rng, &lease.borrow())).unwrap()
+        postcard::to_stdvec(&any_request(rng, &lease.borrow())).unwrap()
     };
     // The memory of the network's tasks is not counted by call: the whole process is looked at below.
     let counts = Campaign::new("request").cases(1500).past(0.3).memory(u64::MAX).play(valid, |bytes| {

@@ -27,6 +27,7 @@ use dipaco_train::{
 use tokio_util::sync::CancellationToken;
 
 mod puppet;
+pub(crate) mod requests;
 
 pub(crate) use puppet::Puppet;
 
