@@ -1,8 +1,10 @@
 """A binary of dipaco, and what it needs from a machine."""
 import functools
 import os
+import pathlib
 import re
 import subprocess
+import tempfile
 
 # Names of a processor: in readelf's output, in tags of wheels, in Debian.
 PROCESSORS = {"Advanced Micro Devices X86-64": ("x86_64", "amd64"), "AArch64": ("aarch64", "arm64")}
@@ -50,6 +52,12 @@ class Binary:
         """Standard output of the program, called with these words."""
         done = subprocess.run([str(self.path), *words], capture_output=True, text=True, check=True)
         return done.stdout
+
+    def manual(self):
+        """The manual pages: name -> content."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.output("man", folder)
+            return {page.name: page.read_bytes() for page in sorted(pathlib.Path(folder).iterdir())}
 
     @functools.cached_property
     def symbols(self):
