@@ -67,9 +67,11 @@ def sequences(run, length):
     """The sequences that `dipaco evaluate` counts."""
     import h5py
 
-    with h5py.File(run / "data/validation.h5") as file:
-        tokens, ends = file["tokens"][:], file["documents"][:]
-    documents = [tokens[a:b].tolist() for a, b in itertools.pairwise(ends)]
+    documents = []
+    for entry in json.loads((run / "data/validation.json").read_text())["files"]:
+        with h5py.File(run / "data" / entry["file"]) as file:
+            tokens, ends = file["tokens"][:], file["documents"][:]
+        documents += [tokens[a:b].tolist() for a, b in itertools.pairwise(ends)]
     cut = [document[at : at + length] for document in documents for at in range(0, len(document), length)]
     return [sequence for sequence in cut if len(sequence) > PREFIX]
 

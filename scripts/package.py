@@ -5,6 +5,7 @@ also has the Python module, whose library `lib_dipaco.so` lies beside the binary
     scripts/package.py wheel                          target/release/dipaco into dist/
     scripts/package.py wheel --build                  builds release binary and module first
     scripts/package.py wheel --glibc 2.28             fails if the binary needs a newer glibc, and names the symbols
+    scripts/package.py wheel --build --glibc 2.28     links for that glibc; needs `pip install ziglang cargo-zigbuild`
     scripts/package.py deb container --out /tmp/out   two at once
     scripts/package.py wheel --binary target/debug/dipaco
 
@@ -13,6 +14,7 @@ the time of the last commit counts. Needs Python 3 and readelf; `deb` needs dpkg
 """
 import argparse
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -32,10 +34,18 @@ def glibc(text):
     return int(major), int(minor)
 
 
-def build():
-    """Builds the release binary and the Python module on a machine that scripts/setup.sh has set up."""
-    packages = "--package dipaco-cli --package dipaco-python"
-    steps = f"source scripts/setup.sh && cargo build --release --locked {packages} --target-dir target"
+def build(oldest):
+    """Builds the release binary and the Python module on a machine that scripts/setup.sh has set up; for the glibc `oldest`,
+    if there is one."""
+    steps = "source scripts/setup.sh"
+    linker = []
+    if oldest:
+        if shutil.which("cargo-zigbuild") is None:
+            raise PackageError("there is no cargo-zigbuild to link for another glibc: pip install ziglang cargo-zigbuild")
+        steps += f" && export DIPACO_GLIBC={oldest[0]}.{oldest[1]}"
+        linker = ["--", "-C", f"linker={ROOT}/scripts/packages/zig-cc.sh"]
+    for target in ("--package dipaco-cli --bin dipaco", "--package dipaco-python --lib"):
+        steps += f" && cargo rustc --release --locked {target} --target-dir target {' '.join(linker)}"
     subprocess.run(["bash", "-c", steps], cwd=ROOT, check=True, stdout=sys.stderr)
 
 
@@ -49,7 +59,7 @@ def main():
     given = options.parse_args()
     try:
         if given.build:
-            build()
+            build(given.glibc)
         binary = Binary(given.binary)
         if given.glibc:
             binary.runs_on_glibc(given.glibc)

@@ -41,7 +41,7 @@ def chain(executor, run, texts, tasks):
     for name, number, words in [
         ("tokenizer", 1, ["prepare", "--tokenizer-only", *here, *texts]),
         ("prepare", tasks, ["prepare", *here, *texts]),
-        ("merge", 1, ["prepare", *here, *texts]),
+        ("text", 1, ["prepare", *here, *texts]),
         ("seed", 1, ["seed", *here]),
         ("fit", 1, ["route", "fit", *here]),
         ("assign", tasks, ["route", "assign", *here]),

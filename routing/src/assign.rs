@@ -1,21 +1,22 @@
-//! Dividing a token file into one shard per path.
+//! Dividing a token set into one shard per path.
 
-mod shards;
+mod sections;
+mod tally;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use dipaco_shards::{TokenFile, WorkPart};
+use dipaco_shards::{ShardsError, TokenSet, TokenSetManifest, WorkPart};
 use dipaco_topology::PathId;
 
-use crate::decisions::{Decider, Decision, Reserve};
+use crate::decisions::{Decider, Reserve};
 use crate::features::FeatureExtractor;
 use crate::progress::ProgressFn;
-use crate::shard_set::{Example, Reserved, Shard, ShardManifest, ShardSet};
+use crate::shard_set::{Reserved, Shard, ShardManifest, ShardSet};
 use crate::{Router, RoutingError};
-use shards::{ShardWriting, WrittenShards};
+use sections::{SectionRecord, Sections, ShardTarget};
+use tally::Tally;
 
-/// Number of examples in the manifest for each path: its documents with the best scores.
-const EXAMPLES: usize = 16;
 /// A shard larger than the mean by this factor causes a warning.
 const DOMINATING: f64 = 4.0;
 
@@ -28,20 +29,21 @@ pub struct Assigned {
     pub skipped: bool,
 }
 
-/// The division of a token file among the paths, into `path-000.h5` and so on in a folder.
+/// The division of a token set among the paths, into `path-000.json` and so on in a folder.
 ///
 /// Each document goes to its best path, or to several with [`Self::overlap`], in the order of the corpus. `shards.json` is
 /// written last. If the folder already holds the shards of the same text and router, nothing is done.
 ///
-/// For its decisions the model reads the beginning of every document. The folder `parts` keeps the decisions until the
-/// shards are there: the next call continues a call that was stopped or found the disk full, and machines can share the
-/// work ([`Self::part`]). Shards are the same whatever the number of parts, threads and interruptions. Memory does not grow
-/// with the number of documents or paths.
+/// The text is divided in sections of documents. For its decisions the model reads the beginning of every document; then
+/// the section's documents go to one token file per path, which stay where they are: the shard of a path lists them. The
+/// folder `parts` keeps decisions and records of finished sections until the shards are there: the next call continues a
+/// call that was stopped or found the disk full, and machines can share the work ([`Self::part`]). Shards are the same
+/// whatever the number of parts, threads and interruptions.
 pub struct Assignment<'a> {
     model: &'a dyn FeatureExtractor,
     seed_hash: &'a str,
     router: &'a Router,
-    file: &'a TokenFile,
+    file: &'a TokenSet,
     folder: &'a Path,
     overlap: usize,
     reserve: Option<Reserve>,
@@ -55,7 +57,7 @@ impl<'a> Assignment<'a> {
         model: &'a dyn FeatureExtractor,
         seed_hash: &'a str,
         router: &'a Router,
-        file: &'a TokenFile,
+        file: &'a TokenSet,
         folder: &'a Path,
     ) -> Self {
         Self { model, seed_hash, router, file, folder, overlap: 1, reserve: None }
@@ -74,25 +76,26 @@ impl<'a> Assignment<'a> {
         Self { reserve: (share > 0.0).then_some(Reserve { share, seed }), ..self }
     }
 
-    /// Decides about a part of the documents and writes no shard; returns the number of documents of the part. Finished
-    /// work is not repeated. Any number of machines may do their parts at the same time, in one folder or in copies of it;
-    /// [`Self::run`] joins the parts once all files of `parts` are in one folder.
+    /// Divides the documents of a part of the sections; returns the number of documents of the part. Finished work is not
+    /// repeated. Any number of machines may do their parts at the same time, in one folder or in copies of it;
+    /// [`Self::run`] lists the files of all parts once they are in one folder.
     ///
     /// # Errors
     ///
     /// As [`Self::run`].
     pub fn part(&self, part: WorkPart, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
         self.check()?;
-        let decider = self.decider();
-        if self.finished().is_some() {
-            let range = decider.files().range(part);
-            return Ok(range.end - range.start);
+        let sections = self.sections();
+        if self.finished().is_none() {
+            ShardSet::retract(self.folder)?;
+            sections.make(part, progress)?;
         }
-        decider.decide(part, progress)
+        Ok(sections.of(part).map(|section| sections.documents(section)).sum())
     }
 
-    /// Decides about all documents that no part has decided, and writes the shards. Paths without documents get an empty
-    /// shard and a warning in the log: see [`ShardSet::empty_paths`] and [`ShardSet::check_trainable`].
+    /// Divides all documents that no part has divided, and publishes the shards. Once all sections are there, the time
+    /// does not grow with the text. Paths without documents get an empty shard and a warning in the log: see
+    /// [`ShardSet::empty_paths`] and [`ShardSet::check_trainable`].
     ///
     /// # Errors
     ///
@@ -101,66 +104,65 @@ impl<'a> Assignment<'a> {
     /// manifest.
     pub fn run(&self, progress: &mut ProgressFn<'_>) -> Result<Assigned, RoutingError> {
         self.check()?;
-        let decider = self.decider();
+        let sections = self.sections();
         if let Some(shards) = self.finished() {
-            decider.files().remove()?;
+            sections.decider.files().remove()?;
             return Ok(Assigned { shards, skipped: true });
         }
-        let decisions = decider.all(progress)?;
-        let mut tallies = vec![Tally::default(); self.router.paths() as usize];
-        let mut reserved = 0;
-        let decisions_hash = decisions.for_each(&mut |document, decision| {
-            match decision {
-                Decision::Paths(choices) => {
-                    choices.iter().for_each(|&(path, score)| tallies[path.index()].add(document, score));
-                }
-                Decision::Reserved => reserved += 1,
-            }
-            Ok(())
-        })?;
         // From here on shards are replaced, and the old manifest must not vouch for them.
         ShardSet::retract(self.folder)?;
-        let counts: Vec<u64> = tallies.iter().map(|tally| tally.documents).collect();
-        let writing = ShardWriting {
-            file: self.file,
-            folder: self.folder,
-            decisions: &decisions,
-            origin: serde_json::json!({
-                "paths": self.router.paths(),
-                "router": self.router.hash(),
-                "tokens": self.file.content_hash(),
-                "decisions": decisions_hash,
-            }),
-        };
-        let WrittenShards { shards, router_documents } =
-            writing.write(&counts, self.reserve.is_some().then_some(reserved), progress)?;
-        let shards = shards
-            .into_iter()
-            .zip(tallies)
-            .zip(0..)
-            .map(|((summary, tally), path)| Shard {
-                path: PathId(path),
-                documents: summary.documents,
-                tokens: summary.tokens,
-                bytes: summary.bytes,
-                content_hash: summary.content_hash,
-                score: tally.score,
-                nearest: tally.nearest,
-            })
-            .collect();
-        let reserved = self.reserve.zip(router_documents).map(|(reserve, summary)| Reserved {
-            documents: summary.documents,
-            tokens: summary.tokens,
-            content_hash: summary.content_hash,
-            share: reserve.share,
-            seed: reserve.seed,
-        });
-        ShardSet::remove_others(self.folder, self.router.paths(), reserved.is_some())?;
-        let manifest = ShardManifest::new(self.router, self.file, self.overlap as u32, shards, reserved);
-        let shards = ShardSet::publish(self.folder, manifest)?;
-        decider.files().remove()?;
+        let records = sections.records(progress)?;
+        let shards = self.publish(&sections, &records)?;
+        sections.decider.files().remove()?;
         self.warn(&shards);
         Ok(Assigned { shards, skipped: false })
+    }
+
+    /// Lists the files of all sections, writes the manifest, and removes other files of shards.
+    fn publish(&self, sections: &Sections<'_>, records: &[SectionRecord]) -> Result<ShardSet, RoutingError> {
+        let mut kept = BTreeSet::new();
+        let (mut shards, mut reserved) = (Vec::new(), None);
+        for (at, target) in sections.targets().enumerate() {
+            let mut list = TokenSetManifest::new(&sections.info(target));
+            let mut tally = Tally::default();
+            for (section, record) in sections.decider.sections().zip(records) {
+                let Some(written) = record.written.get(at).filter(|written| written.tally.documents > 0)
+                else {
+                    continue;
+                };
+                let file = target.file(section);
+                kept.insert(file.clone());
+                list.push(self.folder, file, &written.content_hash).map_err(unlisted)?;
+                tally.append(&written.tally);
+            }
+            if target == ShardTarget::Router && self.reserve.is_none() {
+                continue;
+            }
+            let name = format!("{}.json", target.name());
+            list.publish(&self.folder.join(&name)).map_err(unlisted)?;
+            kept.insert(name);
+            let Tally { documents, tokens, score, nearest } = tally;
+            let content_hash = list.content_hash();
+            match target {
+                ShardTarget::Shard(path) => {
+                    let bytes = list.files.iter().map(|file| file.bytes).sum();
+                    let path = PathId(path);
+                    shards.push(Shard { path, documents, tokens, bytes, content_hash, score, nearest });
+                }
+                ShardTarget::Router => {
+                    reserved = self.reserve.map(|Reserve { share, seed }| Reserved {
+                        documents,
+                        tokens,
+                        content_hash,
+                        share,
+                        seed,
+                    });
+                }
+            }
+        }
+        ShardSet::remove_others(self.folder, &kept)?;
+        let manifest = ShardManifest::new(self.router, self.file, self.overlap as u32, shards, reserved);
+        ShardSet::publish(self.folder, manifest)
     }
 
     fn check(&self) -> Result<(), RoutingError> {
@@ -168,8 +170,10 @@ impl<'a> Assignment<'a> {
         self.router.check_tokenizer(self.file.tokenizer_hash())
     }
 
-    fn decider(&self) -> Decider<'a> {
-        Decider::new(self.model, self.router, self.file, self.overlap, self.reserve, self.folder)
+    fn sections(&self) -> Sections<'a> {
+        let decider =
+            Decider::new(self.model, self.router, self.file, self.overlap, self.reserve, self.folder);
+        Sections { decider, folder: self.folder }
     }
 
     /// The shards in the folder, if they are whole and were made from this text by this router with these options.
@@ -218,33 +222,15 @@ pub fn assign(
     model: &dyn FeatureExtractor,
     seed_hash: &str,
     router: &Router,
-    file: &TokenFile,
+    file: &TokenSet,
     folder: &Path,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Assigned, RoutingError> {
     Assignment::new(model, seed_hash, router, file, folder).run(progress)
 }
 
-/// Counts and best examples of a path's documents.
-#[derive(Clone, Debug, Default)]
-struct Tally {
-    documents: u64,
-    score: f64,
-    nearest: Vec<Example>,
-}
-
-impl Tally {
-    fn add(&mut self, source_document: u64, score: f32) {
-        let document = self.documents;
-        self.documents += 1;
-        self.score += f64::from(score);
-        // Behind equal scores, so that the first documents stay.
-        let place = self.nearest.partition_point(|example| example.score >= score);
-        if place < EXAMPLES {
-            self.nearest.truncate(EXAMPLES - 1);
-            self.nearest.insert(place, Example { document, source_document, score });
-        }
-    }
+fn unlisted(source: ShardsError) -> RoutingError {
+    RoutingError::Tokens { what: "could not list the files of a shard".to_owned(), source }
 }
 
 #[cfg(test)]

@@ -1,21 +1,27 @@
-//! Decisions about documents: the shards of each document of a token file, and the documents reserved for the router.
+//! Decisions about documents: the shards of each document of a token set, and the documents reserved for the router.
 //!
-//! Decisions are small and take long, because the seed model reads the beginning of every document. So machines divide the
-//! decisions, and a stopped run keeps them; one machine then writes the shards from them.
+//! Decisions are small and take long, because the seed model reads the beginning of every document. So a stopped run keeps
+//! them, section by section.
 
 use std::ops::Range;
 use std::path::Path;
 
-use dipaco_shards::{TokenFile, WorkPart};
+use dipaco_shards::{TokenSet, WorkPart};
 use dipaco_topology::PathId;
 
 use crate::features::{FeatureExtractor, Featurizer};
-use crate::part_file::PartFiles;
+use crate::part_file::{MISSING_COMMAND, PartFiles};
 use crate::progress::ProgressFn;
 use crate::{Router, RoutingError, is_router_document};
 
 /// Name of the folder of decisions in the folder of the shards.
 const FOLDER: &str = "parts";
+/// Least number of frames of a section.
+const SECTION_FRAMES: u64 = 64;
+/// Largest number of sections, and so of parts of the work.
+const SECTIONS: u64 = 1024;
+/// Largest number of token files of all sections and paths.
+const SECTION_FILES: u64 = 1 << 16;
 /// Path number in the record of a document that is reserved for the router.
 const RESERVED: u32 = u32::MAX;
 /// Bytes of a path and its score in a record.
@@ -37,27 +43,37 @@ pub(crate) enum Decision {
     Reserved,
 }
 
-/// Decides about the documents of a token file.
+/// Decides about the documents of a token set.
 pub(crate) struct Decider<'a> {
     pub(crate) model: &'a dyn FeatureExtractor,
     pub(crate) router: &'a Router,
-    pub(crate) file: &'a TokenFile,
+    pub(crate) file: &'a TokenSet,
     /// Number of shards of a document.
     pub(crate) overlap: usize,
     pub(crate) reserve: Option<Reserve>,
     files: PartFiles,
+    /// Inputs and settings of the decisions.
+    inputs: serde_json::Value,
+    /// Number of sections.
+    sections: u32,
+}
+
+/// Number of sections of a text of `frames` frames for `paths` paths.
+fn section_count(frames: u64, paths: u32) -> u32 {
+    let most = (SECTION_FILES / u64::from(paths.max(1))).clamp(1, SECTIONS);
+    (frames / SECTION_FRAMES).clamp(1, most) as u32
 }
 
 impl<'a> Decider<'a> {
     pub(crate) fn new(
         model: &'a dyn FeatureExtractor,
         router: &'a Router,
-        file: &'a TokenFile,
+        file: &'a TokenSet,
         overlap: usize,
         reserve: Option<Reserve>,
         folder: &Path,
     ) -> Self {
-        let of = serde_json::json!({
+        let inputs = serde_json::json!({
             "router": router.hash(),
             "tokens": file.content_hash(),
             "overlap": overlap,
@@ -65,19 +81,36 @@ impl<'a> Decider<'a> {
         });
         let batch = router.fitted_on().config.batch_documents;
         let (bytes, documents) = (overlap * CHOICE, file.documents());
-        let files = PartFiles::new(folder.join(FOLDER), of, bytes, batch, documents, "dipaco route assign");
-        Self { model, router, file, overlap, reserve, files }
+        let files =
+            PartFiles::new(folder.join(FOLDER), inputs.clone(), bytes, batch, documents, MISSING_COMMAND);
+        let sections = section_count(documents.div_ceil(batch.max(1) as u64), router.paths());
+        Self { model, router, file, overlap, reserve, files, inputs, sections }
     }
 
-    /// Files of the decisions, kept until the shards are there.
+    /// Files of the decisions of each section, kept until its shards are there.
     pub(crate) fn files(&self) -> &PartFiles {
         &self.files
     }
 
-    /// Decides about the documents of a part that have no decision yet; returns the number of documents of the part.
-    pub(crate) fn decide(&self, part: WorkPart, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
+    /// Inputs and settings of the decisions.
+    pub(crate) fn inputs(&self) -> &serde_json::Value {
+        &self.inputs
+    }
+
+    /// The sections in the order of their documents.
+    pub(crate) fn sections(&self) -> impl Iterator<Item = WorkPart> + use<> {
+        WorkPart::new(1, self.sections).unwrap_or_default().all()
+    }
+
+    /// Decides about the documents of a section that have no decision yet.
+    pub(crate) fn decide(
+        &self,
+        section: WorkPart,
+        progress: &mut ProgressFn<'_>,
+    ) -> Result<(), RoutingError> {
         let featurizer = self.featurizer()?;
-        self.files.compute(part, progress, &mut |documents| self.batch(&featurizer, documents))
+        self.files.compute(section, progress, &mut |documents| self.batch(&featurizer, documents))?;
+        Ok(())
     }
 
     fn featurizer(&self) -> Result<Featurizer<'a>, RoutingError> {
@@ -122,43 +155,18 @@ impl<'a> Decider<'a> {
         Ok(bytes)
     }
 
-    /// The decisions about all documents. Undivided work is completed by this call.
-    ///
-    /// # Errors
-    ///
-    /// [`RoutingError::MissingParts`] if the work was divided and parts are missing.
-    pub(crate) fn all(&self, progress: &mut ProgressFn<'_>) -> Result<Decisions<'_>, RoutingError> {
-        let featurizer = self.featurizer()?;
-        let parts = self.files.all(progress, &mut |documents| self.batch(&featurizer, documents))?;
-        Ok(Decisions { parts, files: &self.files, overlap: self.overlap, paths: self.router.paths() })
-    }
-}
-
-/// The decisions about all documents.
-pub(crate) struct Decisions<'a> {
-    parts: Vec<WorkPart>,
-    files: &'a PartFiles,
-    overlap: usize,
-    paths: u32,
-}
-
-impl Decisions<'_> {
-    /// Passes the decisions to `visit` in the order of the documents; returns their hash.
+    /// Passes the decisions about a section to `visit` in the order of the documents.
     pub(crate) fn for_each(
         &self,
+        section: WorkPart,
         visit: &mut dyn FnMut(u64, Decision) -> Result<(), RoutingError>,
-    ) -> Result<String, RoutingError> {
-        let mut hasher = blake3::Hasher::new();
-        for &part in &self.parts {
-            self.files.read(part, &mut |first, frame| {
-                hasher.update(frame);
-                for (document, record) in (first..).zip(frame.chunks_exact(self.overlap * CHOICE)) {
-                    visit(document, self.decision(record, document)?)?;
-                }
-                Ok(())
-            })?;
-        }
-        Ok(hasher.finalize().to_hex().to_string())
+    ) -> Result<(), RoutingError> {
+        self.files.read(section, &mut |first, frame| {
+            for (document, record) in (first..).zip(frame.chunks_exact(self.overlap * CHOICE)) {
+                visit(document, self.decision(record, document)?)?;
+            }
+            Ok(())
+        })
     }
 
     fn decision(&self, record: &[u8], document: u64) -> Result<Decision, RoutingError> {
@@ -168,10 +176,10 @@ impl Decisions<'_> {
             if path == RESERVED {
                 return Ok(Decision::Reserved);
             }
-            if path >= self.paths {
+            if path >= self.router.paths() {
                 return Err(RoutingError::Mismatch {
                     what: "a decision and the router's number of paths",
-                    expected: format!("a path below {}", self.paths),
+                    expected: format!("a path below {}", self.router.paths()),
                     actual: format!("{path} for document {document} in {}", self.files.folder().display()),
                     remedy: "remove that folder and run route assign again",
                 });
@@ -179,5 +187,16 @@ impl Decisions<'_> {
             choices.push((PathId(path), f32::from_le_bytes([e, f, g, h])));
         }
         Ok(Decision::Paths(choices))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_follow_the_text_and_the_paths_within_bounds() {
+        assert_eq!([0, 63, 128, 200].map(|frames| section_count(frames, 4)), [1, 1, 2, 3]);
+        assert_eq!([1, 16, 256, 1 << 20].map(|paths| section_count(1 << 40, paths)), [1024, 1024, 256, 1]);
     }
 }

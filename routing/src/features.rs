@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use dipaco_shards::{TokenFile, TokenRows};
+use dipaco_shards::{TokenRows, TokenSet};
 
 use crate::progress::{ProgressFn, RoutingProgress, report};
 use crate::{BoxError, RoutingError};
@@ -37,7 +37,7 @@ impl Featurizer<'_> {
     /// order, with the documents' numbers. Only one batch is in memory.
     pub(crate) fn for_each(
         &self,
-        file: &TokenFile,
+        file: &TokenSet,
         documents: impl Iterator<Item = u64>,
         total: u64,
         progress: &mut ProgressFn<'_>,
@@ -70,11 +70,8 @@ impl Featurizer<'_> {
     }
 
     /// Features (B, D) of some documents. Their tokens are checked against the vocabulary here, where they enter.
-    pub(crate) fn batch(&self, file: &TokenFile, documents: &[u64]) -> Result<Vec<f32>, RoutingError> {
-        let prefix = |&document: &u64| {
-            let range = file.document_range(document);
-            file.slice(range.start..range.end.min(range.start + self.prefix_tokens as u64))
-        };
+    pub(crate) fn batch(&self, file: &TokenSet, documents: &[u64]) -> Result<Vec<f32>, RoutingError> {
+        let prefix = |&document: &u64| file.document(document).slice(0..self.prefix_tokens as u64);
         let prefixes: Vec<_> = documents.iter().map(prefix).collect();
         let lengths: Vec<usize> = prefixes.iter().map(|prefix| prefix.len()).collect();
         if let Some(empty) = lengths.iter().position(|&length| length == 0) {

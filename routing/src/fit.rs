@@ -1,6 +1,6 @@
 //! Fitting a router on features of documents.
 
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -55,7 +55,7 @@ pub struct Fit {
 pub fn fit(
     model: &dyn FeatureExtractor,
     seed_hash: &str,
-    file: &TokenFile,
+    file: &TokenSet,
     clusters: &[u32],
     config: &RouterConfig,
     progress: &mut ProgressFn<'_>,

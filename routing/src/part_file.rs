@@ -20,6 +20,9 @@ mod frames;
 
 use frames::{Frames, PartWriter};
 
+/// The command that divides the text, for messages about missing parts.
+pub(crate) const MISSING_COMMAND: &str = "dipaco route assign";
+
 const MAGIC: &[u8; 8] = b"DIPACOPF";
 const VERSION: u32 = 1;
 /// Bytes of BLAKE3 behind the header and behind each frame.
@@ -308,6 +311,11 @@ impl PartFiles {
             at += (frame.len() / self.header.record_bytes.max(1)) as u64;
         }
         Ok(())
+    }
+
+    /// Removes the file of a part whose results are used up.
+    pub(crate) fn remove_part(&self, part: WorkPart) -> Result<(), RoutingError> {
+        std::fs::remove_file(self.file(part)).map_err(self.io("remove", part))
     }
 
     /// Removes the folder of the files.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use dipaco_shards::{TokenFile, WorkPart};
+use dipaco_shards::{TokenSet, WorkPart};
 
 use crate::features::{FeatureExtractor, Featurizer};
 use crate::fit::sample;
@@ -17,7 +17,7 @@ use crate::{RouterConfig, RoutingError};
 /// ([`Self::part`]). The features are the same whatever the number of parts and interruptions.
 pub struct SampleFeatures<'a> {
     featurizer: Featurizer<'a>,
-    file: &'a TokenFile,
+    file: &'a TokenSet,
     /// The sample, ascending.
     documents: Vec<u64>,
     files: PartFiles,
@@ -33,7 +33,7 @@ impl<'a> SampleFeatures<'a> {
     pub fn new(
         model: &'a dyn FeatureExtractor,
         seed_hash: &str,
-        file: &'a TokenFile,
+        file: &'a TokenSet,
         config: &RouterConfig,
         folder: &Path,
     ) -> Result<Self, RoutingError> {

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 use dipaco_topology::{ModuleId, PathId};
 use serde::{Deserialize, Serialize};
 
@@ -46,7 +46,7 @@ impl ScoreHeader {
     #[must_use]
     pub fn new(
         path: PathId,
-        tokens: &TokenFile,
+        tokens: &TokenSet,
         sequence_tokens: usize,
         modules: Vec<(ModuleId, Vec<(u32, String)>)>,
     ) -> Self {
@@ -132,7 +132,7 @@ impl PathScores {
     /// # Errors
     ///
     /// [`RoutingError::NoScores`] if there are none for this token file, [`RoutingError::Io`] if they can't be read.
-    pub fn open(folder: &Path, path: PathId, tokens: &TokenFile) -> Result<Self, RoutingError> {
+    pub fn open(folder: &Path, path: PathId, tokens: &TokenSet) -> Result<Self, RoutingError> {
         let files = ScoreFiles::new(folder, path);
         let header = files.read_header()?.filter(|header| {
             header.path == path
@@ -156,7 +156,7 @@ impl PathScores {
     /// # Errors
     ///
     /// [`RoutingError::Io`] if the file can't be read.
-    pub fn document(&mut self, tokens: &TokenFile, document: u64) -> Result<Vec<f32>, RoutingError> {
+    pub fn document(&mut self, tokens: &TokenSet, document: u64) -> Result<Vec<f32>, RoutingError> {
         let range = tokens.document_range(document);
         let failed = |source| self.files.failed("read the scores", source);
         // A seek discards the reader's buffer, so documents in order do without.
@@ -176,7 +176,7 @@ impl PathScores {
     /// # Errors
     ///
     /// [`RoutingError::ScoresDamaged`] if the hash is wrong, [`RoutingError::Io`] if the file can't be read.
-    pub fn sums(mut self, tokens: &TokenFile) -> Result<Vec<f64>, RoutingError> {
+    pub fn sums(mut self, tokens: &TokenSet) -> Result<Vec<f64>, RoutingError> {
         let mut hasher = blake3::Hasher::new();
         let mut sums = Vec::with_capacity(usize::try_from(tokens.documents()).unwrap_or(0));
         for document in 0..tokens.documents() {
@@ -199,7 +199,7 @@ mod tests {
     use crate::testing::corpus;
 
     /// Writes scores 0, -1, -2 … of each document and returns their sums.
-    fn write(folder: &Path, path: PathId, tokens: &TokenFile) -> Vec<f64> {
+    fn write(folder: &Path, path: PathId, tokens: &TokenSet) -> Vec<f64> {
         let (mut bytes, mut sums) = (Vec::new(), Vec::new());
         for document in 0..tokens.documents() {
             let scores: Vec<f32> = (0..tokens.document(document).len()).map(|at| -(at as f32)).collect();

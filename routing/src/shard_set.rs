@@ -1,11 +1,11 @@
-//! The shards of all paths: a token file for each, and a manifest with their hashes.
+//! The shards of all paths: a token set for each, and a manifest with their hashes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 
@@ -15,19 +15,27 @@ use crate::{Router, RoutingError};
 const MANIFEST: &str = "shards.json";
 const FORMAT: &str = "dipaco-shard-set";
 /// Version of the shard set format that this program writes and reads.
-pub const SHARD_SET_FORMAT_VERSION: u32 = 2;
+pub const SHARD_SET_FORMAT_VERSION: u32 = 3;
 /// Remedy for shards that the manifest does not describe.
 const ASSIGN_AGAIN: &str = "run route assign again";
 /// Largest manifest that is read, in bytes; 256 paths need 300 KB.
 const LARGEST_MANIFEST: u64 = 256 << 20;
 
-/// Name of the file with the documents that are reserved for the router.
-pub(crate) const ROUTER_DOCUMENTS: &str = "router.h5";
+/// Name of the documents that are reserved for the router: of their folder, and with `.json` of their list.
+pub(crate) const ROUTER_DOCUMENTS: &str = "router";
 
-/// The file name of a path's shard.
+/// What the names of shards begin with.
+const SHARD: &str = "path-";
+
+/// The name of a path's shard: of its folder, and with `.json` of its list.
+pub(crate) fn shard_name(path: PathId) -> String {
+    format!("{SHARD}{:03}", path.0)
+}
+
+/// The file name of the list of a path's shard.
 #[must_use]
 pub fn shard_file_name(path: PathId) -> String {
-    format!("path-{:03}.h5", path.0)
+    format!("{}.json", shard_name(path))
 }
 
 /// The manifest of a folder of shards: `shards.json`, written last.
@@ -42,11 +50,11 @@ pub struct ShardManifest {
     pub router_hash: String,
     /// Hash of the seed model that the features come from.
     pub seed_hash: String,
-    /// Content hash of the divided token file.
+    /// Content hash of the divided token set.
     pub tokens_hash: String,
-    /// Hash of the tokenizer of all token files.
+    /// Hash of the tokenizer of all token sets.
     pub tokenizer_hash: String,
-    /// Number of documents of the divided token file.
+    /// Number of documents of the divided token set.
     pub source_documents: u64,
     /// Number of shards of a document.
     pub overlap: u32,
@@ -56,7 +64,7 @@ pub struct ShardManifest {
     pub shards: Vec<Shard>,
 }
 
-/// Documents that are reserved for the router, in the file `router.h5`.
+/// Documents that are reserved for the router, in the token set `router.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reserved {
@@ -64,7 +72,7 @@ pub struct Reserved {
     pub documents: u64,
     /// Number of tokens, end-of-text tokens included.
     pub tokens: u64,
-    /// Content hash of the token file.
+    /// Content hash of the token set.
     pub content_hash: String,
     /// The configured share of all documents.
     pub share: f64,
@@ -82,9 +90,9 @@ pub struct Shard {
     pub documents: u64,
     /// Number of tokens, end-of-text tokens included.
     pub tokens: u64,
-    /// Length of the token file in bytes.
+    /// Length of its token files in bytes.
     pub bytes: u64,
-    /// Content hash of the token file.
+    /// Content hash of the token set.
     pub content_hash: String,
     /// Sum of the path's scores of its documents ([`Router::ranked`]): for k-means the negative distances to the centroid.
     pub score: f64,
@@ -98,7 +106,7 @@ pub struct Shard {
 pub struct Example {
     /// Its number in the shard.
     pub document: u64,
-    /// Its number in the divided token file.
+    /// Its number in the divided token set.
     pub source_document: u64,
     /// The path's score of the document.
     pub score: f32,
@@ -160,17 +168,30 @@ impl ShardSet {
         }
     }
 
-    /// Removes shards of paths that no longer exist, and the router's documents unless `reserved`.
-    pub(crate) fn remove_others(folder: &Path, paths: u32, reserved: bool) -> Result<(), RoutingError> {
+    /// Removes files of shards and of reserved documents that are not in `kept`, which has their names in the folder.
+    pub(crate) fn remove_others(folder: &Path, kept: &BTreeSet<String>) -> Result<(), RoutingError> {
         let io = |source| RoutingError::Io { action: "remove old shards", path: folder.to_owned(), source };
-        let kept: BTreeSet<String> = (0..paths).map(|path| shard_file_name(PathId(path))).collect();
-        for entry in fs::read_dir(folder).map_err(io)? {
-            let entry = entry.map_err(io)?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let number = name.strip_prefix("path-").and_then(|name| name.strip_suffix(".h5"));
-            let shard = number.is_some_and(|number| number.parse::<u32>().is_ok()) && !kept.contains(&name);
-            if shard || name == ROUTER_DOCUMENTS && !reserved {
-                fs::remove_file(entry.path()).map_err(io)?;
+        let names = |folder: &Path| -> std::io::Result<Vec<String>> {
+            let name =
+                |entry: std::io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+            fs::read_dir(folder)?.map(name).collect()
+        };
+        for name in names(folder).map_err(io)? {
+            if !name.starts_with(SHARD) && name.split('.').next() != Some(ROUTER_DOCUMENTS) {
+                continue;
+            }
+            let place = folder.join(&name);
+            if place.is_dir() {
+                for file in names(&place).map_err(io)? {
+                    if !kept.contains(&format!("{name}/{file}")) {
+                        fs::remove_file(place.join(file)).map_err(io)?;
+                    }
+                }
+                if names(&place).map_err(io)?.is_empty() {
+                    fs::remove_dir(&place).map_err(io)?;
+                }
+            } else if !kept.contains(&name) {
+                fs::remove_file(&place).map_err(io)?;
             }
         }
         Ok(())
@@ -200,25 +221,25 @@ impl ShardSet {
         &self.manifest.shards
     }
 
-    /// The file of a path's shard.
+    /// The list of the files of a path's shard.
     #[must_use]
     pub fn file(&self, path: PathId) -> PathBuf {
         self.folder.join(shard_file_name(path))
     }
 
-    /// Opens the file with the documents that are reserved for the router and checks it against the manifest; `None` if no
+    /// Opens the documents that are reserved for the router and checks them against the manifest; `None` if no
     /// documents are reserved.
     ///
     /// # Errors
     ///
-    /// [`RoutingError::Tokens`] if it can't be opened, [`RoutingError::Mismatch`] if it is another file.
-    pub fn open_router_documents(&self) -> Result<Option<TokenFile>, RoutingError> {
+    /// [`RoutingError::Tokens`] if they can't be opened, [`RoutingError::Mismatch`] if they are others.
+    pub fn open_router_documents(&self) -> Result<Option<TokenSet>, RoutingError> {
         let Some(reserved) = &self.manifest.reserved else { return Ok(None) };
-        let file =
-            TokenFile::open(self.folder.join(ROUTER_DOCUMENTS)).map_err(|source| RoutingError::Tokens {
-                what: "could not open the documents that are reserved for the router".to_owned(),
-                source,
-            })?;
+        let list = self.folder.join(format!("{ROUTER_DOCUMENTS}.json"));
+        let file = TokenSet::open(list).map_err(|source| RoutingError::Tokens {
+            what: "could not open the documents that are reserved for the router".to_owned(),
+            source,
+        })?;
         self.check_file(&file, &reserved.content_hash)?;
         Ok(Some(file))
     }
@@ -229,7 +250,7 @@ impl ShardSet {
     ///
     /// [`RoutingError::Tokens`] if it can't be opened, [`RoutingError::Mismatch`] if it is another shard or there is no
     /// such path.
-    pub fn open_shard(&self, path: PathId) -> Result<TokenFile, RoutingError> {
+    pub fn open_shard(&self, path: PathId) -> Result<TokenSet, RoutingError> {
         let Some(shard) = self.manifest.shards.get(path.index()) else {
             let (expected, actual) = (format!("a path below {}", self.paths()), path.to_string());
             return Err(RoutingError::Mismatch {
@@ -239,7 +260,7 @@ impl ShardSet {
                 remedy: ASSIGN_AGAIN,
             });
         };
-        let file = TokenFile::open(self.file(path)).map_err(|source| RoutingError::Tokens {
+        let file = TokenSet::open(self.file(path)).map_err(|source| RoutingError::Tokens {
             what: format!("could not open the shard of path {path}"),
             source,
         })?;
@@ -247,7 +268,7 @@ impl ShardSet {
         Ok(file)
     }
 
-    fn check_file(&self, file: &TokenFile, content_hash: &str) -> Result<(), RoutingError> {
+    fn check_file(&self, file: &TokenSet, content_hash: &str) -> Result<(), RoutingError> {
         for (what, expected, actual) in [
             ("the content hash of a shard", content_hash, file.content_hash()),
             ("the tokenizer of a shard", self.manifest.tokenizer_hash.as_str(), file.tokenizer_hash()),
@@ -297,7 +318,7 @@ impl ShardSet {
 impl ShardManifest {
     pub(crate) fn new(
         router: &Router,
-        file: &TokenFile,
+        file: &TokenSet,
         overlap: u32,
         shards: Vec<Shard>,
         reserved: Option<Reserved>,
@@ -368,8 +389,8 @@ mod tests {
     fn other_formats_and_versions_are_named() {
         for (json, named) in [
             (r#"{"format":"x","version":1}"#, "\"x\""),
-            (r#"{"format":"dipaco-shard-set","version":1}"#, "version 1"),
-            (r#"{"format":"dipaco-shard-set","version":2}"#, "router_hash"),
+            (r#"{"format":"dipaco-shard-set","version":2}"#, "version 2"),
+            (r#"{"format":"dipaco-shard-set","version":3}"#, "router_hash"),
             ("[1", "can't be read"),
         ] {
             let message = decode(json.as_bytes()).unwrap_err();

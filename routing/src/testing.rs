@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter, TokenRows};
+use dipaco_shards::{TokenFileInfo, TokenFileWriter, TokenRows, TokenSet};
 
 use crate::{BoxError, FeatureExtractor, FitOrigin, FittedOn, RouterConfig, TransformerFittedOn};
 
@@ -37,7 +37,7 @@ impl FeatureExtractor for Histogram {
 }
 
 /// A token file whose document i is of topic i % TOPICS; lengths vary from 6 to 52 tokens.
-pub(crate) fn corpus(folder: &Path, documents: u32) -> TokenFile {
+pub(crate) fn corpus(folder: &Path, documents: u32) -> TokenSet {
     let path = folder.join("corpus.h5");
     let info = TokenFileInfo {
         tokenizer_hash: "tokenizer".into(),
@@ -55,7 +55,7 @@ pub(crate) fn corpus(folder: &Path, documents: u32) -> TokenFile {
         writer.push_document(&tokens).unwrap();
     }
     writer.finish().unwrap();
-    TokenFile::open(path).unwrap()
+    TokenSet::open(path).unwrap()
 }
 
 /// Data and settings of a router's fit.

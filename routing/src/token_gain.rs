@@ -1,6 +1,6 @@
 //! How much the division of the text says about its tokens.
 
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 
 use crate::{RouterKind, RoutingError, ShardSet};
 
@@ -72,13 +72,11 @@ struct Counts {
 
 impl Counts {
     /// Counts the tokens of every second document, from document `first`, without prefixes.
-    fn of(file: &TokenFile, first: u64, prefix_tokens: usize) -> Self {
+    fn of(file: &TokenSet, first: u64, prefix_tokens: usize) -> Self {
         let mut counts = Self::default();
         let mut document = first;
         while document < file.documents() && counts.tokens < TOKENS_PER_SHARD {
-            let range = file.document_range(document);
-            let start = range.end.min(range.start + prefix_tokens as u64);
-            for token in file.slice(start..range.end).iter() {
+            for token in file.document(document).slice(prefix_tokens as u64..u64::MAX).iter() {
                 let token = token as usize;
                 if counts.of_token.len() <= token {
                     counts.of_token.resize(token + 1, 0);

@@ -6,7 +6,7 @@
 //! row of these directions times its idf. The feature of a text is the sum of the vectors of its tokens, each times
 //! 1 + ln count, scaled to length 1.
 
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -42,7 +42,7 @@ impl TokenVectors {
     ///
     /// Unusable settings, more components than the vocabulary has tokens, or [`RoutingError::Cancelled`].
     pub fn fit(
-        file: &TokenFile,
+        file: &TokenSet,
         config: &RouterConfig,
         progress: &mut ProgressFn<'_>,
     ) -> Result<Self, RoutingError> {

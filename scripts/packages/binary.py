@@ -1,8 +1,10 @@
 """The binary of dipaco and the library of its Python module, and what they need from a machine."""
 import functools
 import os
+import pathlib
 import re
 import subprocess
+import tempfile
 
 # Names of a processor: in readelf's output, in tags of wheels, in Debian.
 PROCESSORS = {"Advanced Micro Devices X86-64": ("x86_64", "amd64"), "AArch64": ("aarch64", "arm64")}
@@ -86,6 +88,12 @@ class Binary(ElfFile):
         """Standard output of the program, called with these words."""
         done = subprocess.run([str(self.path), *words], capture_output=True, text=True, check=True)
         return done.stdout
+
+    def manual(self):
+        """The manual pages: name -> content."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.output("man", folder)
+            return {page.name: page.read_bytes() for page in sorted(pathlib.Path(folder).iterdir())}
 
 
 class Extension(ElfFile):

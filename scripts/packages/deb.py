@@ -1,4 +1,4 @@
-"""The Debian package: the binary, its units for systemd, completions and licences."""
+"""The Debian package: the binary, its units for systemd, completions, manual pages and licences."""
 import gzip
 import hashlib
 import os
@@ -61,6 +61,7 @@ def fill(tree, binary, root):
         **{f"usr/lib/systemd/system/{unit.name}": unit.read_bytes() for unit in sorted(units.glob("*.service"))},
         "usr/lib/sysusers.d/dipaco.conf": (units / "sysusers.conf").read_bytes(),
         **{place: binary.output("completions", shell).encode() for shell, place in COMPLETIONS.items()},
+        **{f"usr/share/man/man1/{name}.gz": gzip.compress(page, mtime=0) for name, page in binary.manual().items()},
     }.items():
         write(tree / name, content)
     write(documents / "copyright", (root / "deploy/debian/copyright").read_bytes() + (root / "LICENSE-MIT").read_bytes())

@@ -1,4 +1,4 @@
-"""The wheel: the binary as a script, and the Python module (the binary distribution format of PyPA)."""
+"""The wheel: the binary as a script with its manual pages, and the Python module (the binary distribution format of PyPA)."""
 import base64
 import hashlib
 import sys
@@ -48,6 +48,7 @@ def write_wheel(binary, root, out, seconds):
         *((f"dipaco/{source}", 0o644, (sources / source).read_bytes()) for source in SOURCES),
         ("dipaco/_dipaco.abi3.so", 0o755, extension.path.read_bytes()),
         (f"{name}.data/scripts/dipaco", 0o755, binary.path.read_bytes()),
+        *((f"{name}.data/data/share/man/man1/{page}", 0o644, text) for page, text in binary.manual().items()),
         (f"{info}/METADATA", 0o644, (METADATA.format(version=binary.version) + readme(root)).encode()),
         (f"{info}/WHEEL", 0o644,
          f"Wheel-Version: 1.0\nGenerator: scripts/package.py\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()),

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use dipaco_shards::{Sampler, SamplerConfig, ShardsError, TokenFile};
+use dipaco_shards::{Sampler, SamplerConfig, ShardsError, TokenSet};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (batch, sequence_length, batches) = (number(1, 8)?, number(2, 256)?, number(3, 2000)?);
 
     let start = Instant::now();
-    let file = Arc::new(TokenFile::open(path)?);
+    let file = Arc::new(TokenSet::open(path)?);
     let documents = 0..file.documents();
     let config = SamplerConfig { sequence_length, seed: 0, packing: false };
     let sampler = Sampler::new(Arc::clone(&file), documents, config)?;

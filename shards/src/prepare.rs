@@ -3,7 +3,7 @@
 mod config;
 mod inputs;
 mod manifest;
-mod merge;
+mod outputs;
 mod pieces;
 mod pipeline;
 mod report;
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use crate::progress::Watch;
 use crate::readers::InputList;
-use crate::{PrepareProgress, ShardsError, TokenFile, Tokenizer, WorkPart, list_inputs};
+use crate::{PrepareProgress, ShardsError, TokenSet, Tokenizer, WorkPart, list_inputs};
 use inputs::Inputs;
 use manifest::Manifest;
 use pieces::{FinishedPiece, Piece};
@@ -28,8 +28,8 @@ pub use report::{FileReport, PrepareReport, SplitReport, TokenizerReport};
 
 /// Names in the output folder.
 const TOKENIZER: &str = "tokenizer.json";
-const TRAIN: &str = "train.h5";
-const VALIDATION: &str = "validation.h5";
+const TRAIN: &str = "train.json";
+const VALIDATION: &str = "validation.json";
 const REPORT: &str = "report.json";
 const MANIFEST: &str = "manifest.json";
 
@@ -46,17 +46,17 @@ pub enum PrepareWork {
     Part(WorkPart),
 }
 
-/// Turns text into `tokenizer.json`, `train.h5`, `validation.h5` (with a validation split or validation inputs),
-/// `report.json` and `manifest.json` in the folder `out`.
+/// Turns text into `tokenizer.json`, the token sets `train.json` and `validation.json` (with a validation split or
+/// validation inputs), `report.json` and `manifest.json` in the folder `out`.
 ///
 /// Non-empty `validation_inputs` are the validation set, and no document of `inputs` is split off. Otherwise the
 /// validation set is [`PrepareConfig::validation_fraction`] of the documents, chosen by a hash of their text, so the same
 /// text is always on the same side. Repeated documents are kept.
 ///
-/// The text is tokenised in pieces: one input file, or several small files. The pieces stay in the folder `pieces` until
-/// all are done. A call continues the work of a stopped call. Several machines can each do a part of the pieces
-/// ([`PrepareWork::Part`]), and one of them merges all pieces. All machines must get the same inputs; each reads only its
-/// own.
+/// The text is tokenised in pieces: one input file, or several small files. Their token files in the folder `pieces` are
+/// the text; the token sets only list them. A call continues the work of a stopped call. Several machines can each do a
+/// part of the pieces ([`PrepareWork::Part`]), and one of them lists all pieces. All machines must get the same inputs;
+/// each reads only its own.
 ///
 /// Memory is bounded: one reader, the tokenising threads and the writer share a limited number of batches. The outputs
 /// have the same bytes whatever the number of threads, parts and interruptions. If the manifest matches the inputs
@@ -92,14 +92,14 @@ pub fn prepare(
     let mut report = PrepareReport { tokenizer: used, ..PrepareReport::default() };
     // Reported apart from the rest until both sets are known to have documents.
     let mut own_validation = PrepareReport::default();
-    if work != PrepareWork::Tokenizer {
-        for finished in preparation.tokenise(&tokenizer)? {
-            let into = if finished.piece.is_validation() { &mut own_validation } else { &mut report };
-            into.merge(finished.record.report);
-        }
+    let finished =
+        if work == PrepareWork::Tokenizer { Vec::new() } else { preparation.tokenise(&tokenizer)? };
+    for FinishedPiece { piece, record } in &finished {
+        let into = if piece.is_validation() { &mut own_validation } else { &mut report };
+        into.merge(&record.report);
     }
     if work != PrepareWork::All {
-        report.merge(own_validation);
+        report.merge(&own_validation);
         report.seconds = start.elapsed().as_secs_f64();
         return Ok(report);
     }
@@ -112,13 +112,13 @@ pub fn prepare(
         &ReportedInputs { report: &report, inputs },
         &ReportedInputs { report: &own_validation, inputs: validation_inputs },
     )?;
-    report.merge(own_validation);
-    merge::merge(&pieces, &tokenizer, &folder, out, &mut report, watch)?;
+    report.merge(&own_validation);
+    let listed = outputs::list(&finished, &tokenizer, out, &mut report)?;
     report.seconds = start.elapsed().as_secs_f64();
     write_json(&out.join(REPORT), &report)?;
-    // The manifest vouches for the outputs, so it comes last; the pieces go only when nothing needs them any more.
+    // The manifest vouches for the outputs, so it comes last; records of pieces go only when nothing needs them any more.
     write_json(&out.join(MANIFEST), &Manifest::new(config, &report))?;
-    std::fs::remove_dir_all(&folder).map_err(ShardsError::io("remove", &folder))?;
+    outputs::remove_others(&folder, &listed)?;
     Ok(report)
 }
 
@@ -164,8 +164,8 @@ impl<'a> Preparation<'a> {
         let records: Vec<_> =
             self.pieces.iter().map(|piece| piece.record(self.config, tokenizer, self.folder)).collect();
         let parts = records.iter().flatten().map(|record| record.part().count()).max().unwrap_or(1);
-        let merging = self.part().is_none() && parts > 1;
-        if merging {
+        let listing = self.part().is_none() && parts > 1;
+        if listing {
             let missing: Vec<usize> =
                 (0..self.pieces.len()).filter(|&number| records[number].is_none()).collect();
             pieces::check_all_there(self.pieces, &missing, parts, self.folder)?;
@@ -178,10 +178,11 @@ impl<'a> Preparation<'a> {
                 None => missing.push(piece),
             }
         }
-        // The machine that merges need not hold the inputs of the other parts, so it cannot compare them.
-        let mut done = if merging { recorded } else { self.compare(recorded, &mut missing)? };
+        // The machine that lists all pieces need not hold the inputs of the other parts, so it cannot compare them.
+        let mut done = if listing { recorded } else { self.compare(recorded, &mut missing)? };
         missing.sort_by_key(|piece| piece.number());
         if !missing.is_empty() {
+            outputs::retract(self.out)?;
             self.watch.progress.begin("tokenize", missing.iter().map(|piece| piece.bytes()).sum());
             for piece in missing {
                 let part = self.part().unwrap_or_default();
@@ -276,8 +277,8 @@ fn remove_stale(path: &Path) -> Result<(), ShardsError> {
     }
 }
 
-fn token_file_is_whole(path: &Path, content_hash: &str) -> bool {
-    TokenFile::open(path).is_ok_and(|file| file.content_hash() == content_hash && file.verify().is_ok())
+fn is_whole(path: &Path, content_hash: &str) -> bool {
+    TokenSet::open(path).is_ok_and(|set| set.content_hash() == content_hash && set.verify().is_ok())
 }
 
 #[cfg(test)]

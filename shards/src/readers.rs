@@ -2,9 +2,10 @@
 //!
 //! | name ends in | read as |
 //! |---|---|
-//! | `.json`, `.jsonl`, `.ndjson` | one JSON object per line, with its text in the field `text` (C4) |
+//! | `.json`, `.jsonl`, `.ndjson` | one JSON object per line, with its text in the field `text` (C4) or another |
+//! | `.parquet` | Parquet, with a document per row in the column of the same name |
 //! | anything else | plain text in UTF-8, cut into documents at line ends |
-//! | either with `.gz` or `.zst` | the same, compressed; several gzip members or zstd frames are read as one |
+//! | JSON or plain text with `.gz` or `.zst` | the same, compressed; several gzip members or zstd frames are read as one |
 //!
 //! Nothing is dropped in silence: a line or file without a document is reported with its reason and place.
 
@@ -12,6 +13,7 @@ mod compression;
 mod json;
 mod lines;
 mod list;
+mod parquet;
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -24,14 +26,17 @@ use crate::{NoProgress, PrepareProgress, ShardsError};
 use compression::Content;
 use lines::{Line, Lines};
 
+use list::Format;
 pub use list::{InputFile, InputList, Skipped, crate_sources, list_inputs};
 
 /// Bytes at the start of a file that are searched for a NUL; a file with one is not text.
 const SNIFFED_BYTES: usize = 8 * 1024;
 
-/// Memory bounds of reading.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadLimits {
+/// Settings of reading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadSettings {
+    /// Field of JSON lines, or column of Parquet files, with the text.
+    pub text_field: String,
     /// Longest line in bytes, and so the longest JSON document. Longer lines are refused without being held in memory.
     pub max_line_bytes: usize,
     /// Largest document of a plain text in bytes. The text is cut at line ends; a longer line is one document.
@@ -52,11 +57,11 @@ pub enum Refusal {
     NestedTooDeep,
     /// The JSON value is not an object.
     NotAnObject,
-    /// The object has no field `text`.
+    /// The object or row has no text.
     NoText,
-    /// `text` is not a string.
+    /// The text is not a string.
     TextWrongType,
-    /// `text` is empty or white space.
+    /// The text is empty or white space.
     EmptyText,
     /// Fewer tokens than `min_document_tokens`.
     TooShort,
@@ -70,9 +75,9 @@ impl std::fmt::Display for Refusal {
             Self::InvalidJson => "invalid JSON",
             Self::NestedTooDeep => "JSON nested too deep",
             Self::NotAnObject => "JSON, but not an object",
-            Self::NoText => "no field `text`",
-            Self::TextWrongType => "`text` is not a string",
-            Self::EmptyText => "`text` is blank",
+            Self::NoText => "no text field",
+            Self::TextWrongType => "the text field is not a string",
+            Self::EmptyText => "the text is blank",
             Self::TooShort => "fewer tokens than min_document_tokens",
         })
     }
@@ -116,7 +121,7 @@ pub struct FileEnd {
 /// or an error; `sink` has received the records before it.
 pub fn read_documents(
     file: &InputFile,
-    limits: &ReadLimits,
+    settings: &ReadSettings,
     progress: &dyn PrepareProgress,
     sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
 ) -> FileEnd {
@@ -133,25 +138,17 @@ pub fn read_documents(
         records += 1;
         sink(record)
     };
-    let outcome = if file.json {
-        read_json(&mut Lines::new(content.reader(), limits.max_line_bytes), sink, &mut end)
-    } else {
-        match content.reader().fill_buf() {
-            Ok(start) if start[..start.len().min(SNIFFED_BYTES)].contains(&0) => {
-                end.skipped = Some(Skipped::Binary);
-                Ok(ControlFlow::Continue(()))
-            }
-            Ok(_) => {
-                let mut lines = Lines::new(content.reader(), limits.max_line_bytes);
-                read_text(&mut lines, limits.text_document_bytes, sink, &mut end)
-            }
-            Err(error) => Err(error),
+    let outcome = match file.format {
+        Format::Parquet => parquet::read(file, settings, sink, &mut end),
+        Format::Json | Format::Text => {
+            let read = read_lined(file.format, &mut content, settings, sink, &mut end);
+            read.map_err(|error| format!("line {}: {}", end.lines + 1, content.describe(&error)))
         }
     };
     let stopped = match outcome {
         Ok(flow) => flow.is_break(),
-        Err(error) => {
-            end.damage = Some(format!("line {}: {}", end.lines + 1, content.describe(&error)));
+        Err(damage) => {
+            end.damage = Some(damage);
             false
         }
     };
@@ -203,8 +200,30 @@ pub fn read_lines(
 
 type Flow = std::io::Result<ControlFlow<()>>;
 
+/// Reads JSON lines or plain text.
+fn read_lined(
+    format: Format,
+    content: &mut Content<'_>,
+    settings: &ReadSettings,
+    sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
+    end: &mut FileEnd,
+) -> Flow {
+    if format == Format::Json {
+        let mut lines = Lines::new(content.reader(), settings.max_line_bytes);
+        return read_json(&mut lines, &settings.text_field, sink, end);
+    }
+    let start = content.reader().fill_buf()?;
+    if start[..start.len().min(SNIFFED_BYTES)].contains(&0) {
+        end.skipped = Some(Skipped::Binary);
+        return Ok(ControlFlow::Continue(()));
+    }
+    let mut lines = Lines::new(content.reader(), settings.max_line_bytes);
+    read_text(&mut lines, settings.text_document_bytes, sink, end)
+}
+
 fn read_json<R: BufRead>(
     lines: &mut Lines<R>,
+    field: &str,
     sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
     end: &mut FileEnd,
 ) -> Flow {
@@ -213,7 +232,7 @@ fn read_json<R: BufRead>(
         let parsed = match line {
             Line::TooLong => Err(Refusal::LineTooLong),
             Line::Whole(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => continue,
-            Line::Whole(bytes) => json::text_of(bytes),
+            Line::Whole(bytes) => json::text_of(bytes, field),
         };
         let record = match parsed {
             Ok(text) => ReadRecord::Document { text, line: end.lines },

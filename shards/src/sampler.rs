@@ -5,7 +5,7 @@ mod permutation;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{DocumentSet, ShardsError, TokenBatch, TokenFile};
+use crate::{DocumentSet, ShardsError, TokenBatch, TokenSet};
 
 pub use permutation::Permutation;
 
@@ -40,10 +40,10 @@ pub struct WindowPlace {
 /// the last window is padded. An epoch draws every sequence once, in an order that depends on seed and epoch.
 /// [`Self::batch`] is a pure function of the position, so a checkpoint needs to keep only the position.
 ///
-/// The sampler chooses the places of the tokens. [`TokenFile::batch`] reads them, pads them, and checks them against the
+/// The sampler chooses the places of the tokens. [`TokenSet::batch`] reads them, pads them, and checks them against the
 /// vocabulary.
 pub struct Sampler {
-    file: Arc<TokenFile>,
+    file: Arc<TokenSet>,
     documents: Range<u64>,
     /// The documents of the range that count; all without a set.
     selected: Option<DocumentSet>,
@@ -60,7 +60,7 @@ impl Sampler {
     /// # Errors
     /// The file does not have these documents, the sequence length is 0, or no sequence can be cut.
     pub fn new(
-        file: Arc<TokenFile>,
+        file: Arc<TokenSet>,
         documents: Range<u64>,
         config: SamplerConfig,
     ) -> Result<Self, ShardsError> {
@@ -72,7 +72,7 @@ impl Sampler {
     /// # Errors
     /// As [`Self::new`].
     pub fn selected(
-        file: Arc<TokenFile>,
+        file: Arc<TokenSet>,
         documents: DocumentSet,
         config: SamplerConfig,
     ) -> Result<Self, ShardsError> {
@@ -81,7 +81,7 @@ impl Sampler {
     }
 
     fn of(
-        file: Arc<TokenFile>,
+        file: Arc<TokenSet>,
         documents: Range<u64>,
         selected: Option<DocumentSet>,
         config: SamplerConfig,
@@ -168,7 +168,7 @@ impl Sampler {
     }
 
     /// The token file.
-    pub fn file(&self) -> &Arc<TokenFile> {
+    pub fn file(&self) -> &Arc<TokenSet> {
         &self.file
     }
 
@@ -266,14 +266,14 @@ fn windows(tokens: u64, sequence_length: usize) -> u64 {
     tokens.saturating_sub(1).div_ceil(sequence_length as u64)
 }
 
-fn token_range(file: &TokenFile, documents: &Range<u64>) -> Range<u64> {
+fn token_range(file: &TokenSet, documents: &Range<u64>) -> Range<u64> {
     if documents.is_empty() {
         return 0..0;
     }
     file.document_range(documents.start).start..file.document_range(documents.end - 1).end
 }
 
-fn tokens_of(file: &TokenFile, documents: &Range<u64>) -> u64 {
+fn tokens_of(file: &TokenSet, documents: &Range<u64>) -> u64 {
     let range = token_range(file, documents);
     range.end - range.start
 }

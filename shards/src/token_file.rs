@@ -6,17 +6,9 @@
 //! The first 512 bytes, which HDF5 leaves to the application ("user block"), hold a [`Header`]: the places of the data
 //! sets and a checksum of HDF5's own structures. The HDF5 library trusts its input, so the checksum keeps damaged files
 //! away from it.
-//!
-//! # The vocabulary check
-//!
-//! Training data enters the program from a token file, as batches that are built with [`TokenFile::batch`] or
-//! [`TokenFile::rows`]. They check each id against the vocabulary of the file, and the type of the batch carries this fact.
-//! Code behind it indexes tables by token without another check. [`TokenFile::slice`] and [`TokenFile::document`] give
-//! plain ids without a check.
 
 mod assembly;
 mod attributes;
-mod concatenate;
 mod header;
 mod map;
 mod tokens;
@@ -28,11 +20,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{IGNORE, ShardsError, TokenBatch, TokenError, TokenRows, Tokenizer};
+use crate::ShardsError;
 use header::Header;
 use map::FileMap;
 
-pub(crate) use concatenate::concatenate;
 pub use tokens::Tokens;
 pub use writer::{TokenFileSummary, TokenFileWriter};
 
@@ -51,7 +42,7 @@ const FORMAT: &str = "dipaco-tokens";
 /// Description of a token file that its writer gives.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenFileInfo {
-    /// Hash of the tokenizer ([`Tokenizer::hash`]).
+    /// Hash of the tokenizer ([`crate::Tokenizer::hash`]).
     pub tokenizer_hash: String,
     /// The end-of-text token, the last token of every document.
     pub end_of_text: u32,
@@ -65,16 +56,16 @@ pub struct TokenFileInfo {
 
 /// All attributes of a token file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TokenFileMetadata {
+pub(crate) struct TokenFileMetadata {
     /// Description by the writer.
-    pub info: TokenFileInfo,
+    pub(crate) info: TokenFileInfo,
     /// Number of documents.
-    pub documents: u64,
+    pub(crate) documents: u64,
     /// Number of tokens, end-of-text tokens included.
-    pub tokens: u64,
+    pub(crate) tokens: u64,
     /// Hash of the content: BLAKE3 of the BLAKE3 of the bytes of `tokens` followed by that of `documents`, in
     /// hexadecimal.
-    pub content_hash: String,
+    pub(crate) content_hash: String,
 }
 
 /// Places of the data sets in a token file, for readers that map the file themselves. They lie in one piece each, without
@@ -94,7 +85,7 @@ pub struct DataSets {
 }
 
 /// A token file, opened for reading. Reading takes no lock and copies nothing.
-pub struct TokenFile {
+pub(crate) struct TokenFile {
     path: PathBuf,
     map: FileMap,
     header: Header,
@@ -113,14 +104,8 @@ impl TokenFile {
     ///
     /// # Errors
     /// The file cannot be read, is no token file, has another version, or is damaged.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, ShardsError> {
-        let path = path.as_ref();
-        let file = File::open(path).map_err(ShardsError::io("open", path))?;
-        let map = FileMap::new(&file, path)?;
-        // The header comes first: HDF5 opens the file only after its structures have passed the checksum.
-        let header = Header::read(map.bytes(), path)?;
-        let metadata = attributes::read(path, &header)?;
-        let file = Self { path: path.to_owned(), map, header, metadata };
+    pub(crate) fn open(path: impl AsRef<Path>) -> Result<Self, ShardsError> {
+        let file = Self::without_documents(path.as_ref())?;
         let offsets = file.offsets();
         if (offsets.first().copied(), offsets.last().copied()) != (Some(0), Some(file.header.tokens)) {
             return Err(file.damaged("the document offsets do not start at 0 and end at the last token"));
@@ -132,61 +117,67 @@ impl TokenFile {
         Ok(file)
     }
 
+    /// Opens a token file and checks its structure without the document offsets: what a file says of itself, in a time that
+    /// does not grow with its documents.
+    fn without_documents(path: &Path) -> Result<Self, ShardsError> {
+        let file = File::open(path).map_err(ShardsError::io("open", path))?;
+        let map = FileMap::new(&file, path)?;
+        // The header comes first: HDF5 opens the file only after its structures have passed the checksum.
+        let header = Header::read(map.bytes(), path)?;
+        let metadata = attributes::read(path, &header)?;
+        Ok(Self { path: path.to_owned(), map, header, metadata })
+    }
+
+    /// Summary of a finished token file, without reading its documents and tokens.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no token file, has another version, or its structure is damaged.
+    pub(crate) fn summary(path: &Path) -> Result<TokenFileSummary, ShardsError> {
+        let file = Self::without_documents(path)?;
+        Ok(TokenFileSummary {
+            path: file.path,
+            documents: file.metadata.documents,
+            tokens: file.metadata.tokens,
+            bytes: file.header.file_bytes,
+            content_hash: file.metadata.content_hash,
+        })
+    }
+
     /// The file's path.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// The attributes.
-    pub fn metadata(&self) -> &TokenFileMetadata {
+    pub(crate) fn metadata(&self) -> &TokenFileMetadata {
         &self.metadata
     }
 
     /// Places of the data sets.
-    pub fn data_sets(&self) -> DataSets {
+    pub(crate) fn data_sets(&self) -> DataSets {
         let Header { tokens_offset, tokens, token_bytes, documents_offset, documents, .. } = self.header;
         DataSets { tokens_offset, tokens, token_bytes, documents_offset, documents }
     }
 
     /// Number of documents.
-    pub fn documents(&self) -> u64 {
+    pub(crate) fn documents(&self) -> u64 {
         self.header.documents
     }
 
     /// Number of tokens, end-of-text tokens included.
-    pub fn tokens(&self) -> u64 {
+    pub(crate) fn tokens(&self) -> u64 {
         self.header.tokens
-    }
-
-    /// Hash of the tokenizer that made the file.
-    pub fn tokenizer_hash(&self) -> &str {
-        &self.metadata.info.tokenizer_hash
-    }
-
-    /// Hash of the content (see [`TokenFileMetadata::content_hash`]).
-    pub fn content_hash(&self) -> &str {
-        &self.metadata.content_hash
-    }
-
-    /// Number of token ids.
-    pub fn vocab_size(&self) -> u32 {
-        self.metadata.info.vocab_size
-    }
-
-    /// The end-of-text token.
-    pub fn end_of_text(&self) -> u32 {
-        self.metadata.info.end_of_text
     }
 
     /// Tokens of a document, its end-of-text token included, without a check against the vocabulary. Empty when there is
     /// no such document.
-    pub fn document(&self, document: u64) -> Tokens<'_> {
+    pub(crate) fn document(&self, document: u64) -> Tokens<'_> {
         let range = self.document_range(document);
         self.slice(range)
     }
 
     /// Places of a document's tokens among all tokens. Empty when there is no such document.
-    pub fn document_range(&self, document: u64) -> Range<u64> {
+    pub(crate) fn document_range(&self, document: u64) -> Range<u64> {
         let offsets = self.offsets();
         let at = usize::try_from(document).unwrap_or(usize::MAX);
         match (offsets.get(at), offsets.get(at.saturating_add(1))) {
@@ -196,97 +187,18 @@ impl TokenFile {
     }
 
     /// A range of all tokens, cut to the file's tokens, without a check against the vocabulary.
-    pub fn slice(&self, range: Range<u64>) -> Tokens<'_> {
+    pub(crate) fn slice(&self, range: Range<u64>) -> Tokens<'_> {
         let Header { tokens, tokens_offset: first, token_bytes: bytes, .. } = self.header;
         let end = range.end.min(tokens);
         let start = range.start.min(end);
         self.map.tokens(first + start * bytes..first + end * bytes, bytes)
     }
 
-    /// A batch of rows of T = `length` tokens (B, T) with their targets (B, T), after the check that each id is in the
-    /// vocabulary. A row is given as the places of its tokens in the file, T + 1 at most. The target of a token is the
-    /// token that follows it in its row. Behind the last target of a row stand end-of-text tokens with [`IGNORE`] as
-    /// target.
-    ///
-    /// # Errors
-    /// A token is not in the vocabulary, there is no row, or a row has more than T + 1 tokens.
-    pub fn batch(&self, rows: &[Vec<Range<u64>>], length: usize) -> Result<TokenBatch, ShardsError> {
-        let mut tokens = Vec::with_capacity(rows.len() * length);
-        let mut targets = Vec::with_capacity(rows.len() * length);
-        let mut counted = 0;
-        for places in rows {
-            let own: Vec<u32> = places.iter().flat_map(|range| self.slice(range.clone()).iter()).collect();
-            let with_target = own.len().saturating_sub(1);
-            counted += with_target;
-            tokens.extend(own.iter().take(with_target));
-            targets.extend(own.iter().skip(1));
-            let padding = length.saturating_sub(with_target);
-            tokens.extend(std::iter::repeat_n(self.end_of_text(), padding));
-            targets.extend(std::iter::repeat_n(IGNORE, padding));
-        }
-        self.batch_of(tokens, targets, rows.len(), counted)
-    }
-
-    /// A batch of B = `batch` rows of ids (B, T) with their targets (B, T), after the check that each id is in the
-    /// vocabulary, for a caller that chooses its own targets. `counted` targets are tokens, and the others are [`IGNORE`].
-    ///
-    /// # Errors
-    /// A token is not in the vocabulary, or the ids are not rows of one length.
-    pub fn batch_of(
-        &self,
-        tokens: Vec<u32>,
-        targets: Vec<u32>,
-        batch: usize,
-        counted: usize,
-    ) -> Result<TokenBatch, ShardsError> {
-        let vocabulary = self.vocab_size() as usize;
-        let joined = TokenRows::new(tokens, batch, vocabulary)
-            .and_then(|tokens| TokenBatch::new(tokens, targets, vocabulary));
-        // A damaged file with tokens of four bytes can hold the number of `IGNORE` as a token.
-        let outside = TokenError::Outside { id: IGNORE, at: 0, vocabulary };
-        let joined =
-            joined.and_then(|joined| if joined.counted() == counted { Ok(joined) } else { Err(outside) });
-        joined.map_err(|error| self.refused(error))
-    }
-
-    /// B = `batch` rows of this file's tokens (B, T), after the check that each id is in the vocabulary.
-    ///
-    /// # Errors
-    /// A token is not in the vocabulary, or the ids are not rows of one length.
-    pub fn rows(&self, tokens: Vec<u32>, batch: usize) -> Result<TokenRows, ShardsError> {
-        TokenRows::new(tokens, batch, self.vocab_size() as usize).map_err(|error| self.refused(error))
-    }
-
-    /// The error of ids of this file that are no batch. For an id outside the vocabulary, reads the file through to name
-    /// the place of the first such id.
-    fn refused(&self, error: TokenError) -> ShardsError {
-        let TokenError::Outside { .. } = error else {
-            return ShardsError::Batch { path: self.path.clone(), source: error };
-        };
-        let check = self.slice(0..self.tokens()).check_vocabulary(self.vocab_size(), &self.path, 0);
-        check.err().unwrap_or_else(|| ShardsError::Batch { path: self.path.clone(), source: error })
-    }
-
-    /// Checks that the file was made with a tokenizer.
-    ///
-    /// # Errors
-    /// It was made with another tokenizer.
-    pub fn check_tokenizer(&self, tokenizer: &Tokenizer) -> Result<(), ShardsError> {
-        if self.tokenizer_hash() == tokenizer.hash() {
-            return Ok(());
-        }
-        Err(ShardsError::TokenizerMismatch {
-            path: self.path.clone(),
-            found: self.tokenizer_hash().to_owned(),
-            expected: tokenizer.hash().to_owned(),
-        })
-    }
-
     /// Reads the whole file and checks the content hash and that every token is in the vocabulary.
     ///
     /// # Errors
     /// The file is damaged.
-    pub fn verify(&self) -> Result<(), ShardsError> {
+    pub(crate) fn verify(&self) -> Result<(), ShardsError> {
         let hash = |range: Range<u64>, see: &dyn Fn(Range<u64>)| {
             let mut hasher = blake3::Hasher::new();
             for start in range.clone().step_by(VERIFY_BYTES as usize) {
@@ -304,7 +216,7 @@ impl TokenFile {
         let tokens = hash(tokens_range, &|block| {
             let start = (block.start - first) / bytes;
             let tokens = self.slice(start..(block.end - first) / bytes);
-            if let Err(error) = tokens.check_vocabulary(self.vocab_size(), &self.path, start) {
+            if let Err(error) = tokens.check_vocabulary(self.metadata.info.vocab_size, &self.path, start) {
                 outside.set(outside.take().or(Some(error)));
             }
         });
@@ -317,7 +229,7 @@ impl TokenFile {
 
     /// Gives back the memory of documents that have been read; a later access reads them from the file again. For callers
     /// that read a large file through once.
-    pub fn release(&self, documents: Range<u64>) {
+    pub(crate) fn release(&self, documents: Range<u64>) {
         let end =
             |document: u64| self.offsets().get(usize::try_from(document).unwrap_or(usize::MAX)).copied();
         if let (Some(start), Some(end)) = (end(documents.start), end(documents.end)) {
@@ -328,6 +240,14 @@ impl TokenFile {
         self.map.release(
             first + documents.start.saturating_mul(8)..first.saturating_add(documents.end.saturating_mul(8)),
         );
+    }
+
+    /// Reads the whole file for a token that is not in the vocabulary.
+    ///
+    /// # Errors
+    /// There is one; the error has the first such token.
+    pub(crate) fn check_vocabulary(&self) -> Result<(), ShardsError> {
+        self.slice(0..self.tokens()).check_vocabulary(self.metadata.info.vocab_size, &self.path, 0)
     }
 
     fn offsets(&self) -> &[u64] {

@@ -54,7 +54,8 @@ for path in range(run.paths):
 found["by_hand"] = [sum(losses), len(losses)]
 
 text = run.tokens()
-with h5py.File(text.path, "r") as file:
+(part,) = text.files
+with h5py.File(part.path, "r") as file:
     same = np.array_equal(text.tokens, file["tokens"]) and np.array_equal(text.offsets, file["documents"])
 copied = pickle.loads(pickle.dumps(text))
 text.verify()
@@ -62,6 +63,7 @@ found["tokens"] = {
     "same_as_h5py": same,
     "dtype": str(text.tokens.dtype),
     "views": bool(np.shares_memory(text[0], text.tokens)),
+    "part": part.path != text.path and np.array_equal(part.tokens, text.tokens) and part.content_hash != text.content_hash,
     "mapped": isinstance(text.tokens.base, np.memmap),
     "writeable": text.tokens.flags.writeable or text[0].flags.writeable,
     "documents": len(text),
@@ -106,7 +108,7 @@ found["raised"] = {
     "nothing to export": raised(lambda: run.export(os.path.join(out, "x"))),
     "document": raised(lambda: text[len(text)]),
     "document before the first": raised(lambda: text[-len(text) - 1]),
-    "no token file": raised(lambda: dipaco.TokenFile(os.path.join(folder, "config.toml"))),
+    "no token file": raised(lambda: dipaco.TokenSet(os.path.join(folder, "config.toml"))),
     "write": raised(lambda: text.tokens.__setitem__(0, 1)),
 }
 run.export(os.path.join(out, "seed"), seed=True, force=True)

@@ -46,7 +46,7 @@ fn inputs_without_a_document_are_refused_by_name() {
     ] {
         let file = input(&run, name, bytes);
         let _ = run.prepare([&file]).failed(1, &[name, says, "correct the input"]);
-        assert!(!run.file("data/train.h5").exists(), "{name}");
+        assert!(!run.file("data/train.json").exists(), "{name}");
     }
     let nowhere = run.folder().join("nowhere.jsonl");
     let _ = run.prepare([&nowhere]).failed(1, &["nowhere.jsonl", "check that the path exists"]);
@@ -159,7 +159,7 @@ fn every_step_refuses_another_tokenizer() {
     fs::copy(other.file("data/tokenizer.json"), run.file("data/tokenizer.json")).unwrap();
     let out = run.folder().join("out");
     for step in ["seed", "route fit", "route assign"] {
-        let _ = run.dipaco(step).failed(1, &["train.h5 was made with tokenizer", "prepare the text again"]);
+        let _ = run.dipaco(step).failed(1, &["train.json was made with tokenizer", "prepare the text again"]);
     }
     let export = format!("export --path 0 --out {}", out.display());
     for step in ["route inspect", "train --resume", "evaluate", "serve --address 127.0.0.1:0", &export] {
@@ -178,19 +178,19 @@ fn damaged_shards_are_reported_before_training_and_route_assign_makes_them_again
         let _ = other.dipaco(step).succeeded();
     }
     let run = routed().copy();
-    let shard = run.file("routing/train/path-001.h5");
+    let shard = run.file("routing/train/path-001/00000.h5");
     let whole = fs::read(&shard).unwrap();
     cut(&shard, 1000);
-    let _ = run.dipaco("train").failed(1, &["path-001.h5", "damaged", "copy it again"]);
+    let _ = run.dipaco("train").failed(1, &["path-001/00000.h5", "damaged", "copy it again"]);
     fs::write(&shard, &whole).unwrap();
     overwrite(&shard, 100, b"garbage in the header");
-    let _ = run.dipaco("train").failed(1, &["path-001.h5"]);
+    let _ = run.dipaco("train").failed(1, &["path-001/00000.h5"]);
     fs::write(&shard, b"no token file").unwrap();
-    let _ = run.dipaco("train").failed(1, &["path-001.h5"]);
-    fs::copy(other.file("routing/train/path-001.h5"), &shard).unwrap();
-    let _ = run.dipaco("train").failed(1, &["path-001.h5", "content hash of a shard", "route assign"]);
+    let _ = run.dipaco("train").failed(1, &["path-001/00000.h5"]);
+    fs::copy(other.file("routing/train/path-001/00000.h5"), &shard).unwrap();
+    let _ = run.dipaco("train").failed(1, &["path-001/00000.h5", "its content hash is", "is listed"]);
     fs::remove_file(&shard).unwrap();
-    let _ = run.dipaco("train").failed(1, &["path-001.h5"]);
+    let _ = run.dipaco("train").failed(1, &["path-001/00000.h5"]);
     assert!(!run.file("logs").exists(), "no worker was started");
     let _ = run.dipaco("route assign").succeeded();
     assert_eq!(fs::read(&shard).unwrap(), whole, "the same shard again");
@@ -199,9 +199,9 @@ fn damaged_shards_are_reported_before_training_and_route_assign_makes_them_again
 #[test]
 fn damaged_files_of_a_run_are_named() {
     let run = trained().copy();
-    let tokens = run.file("data/train.h5");
+    let tokens = run.file("data/pieces/00000-train.h5");
     cut(&tokens, 1000);
-    let _ = run.dipaco("seed").failed(1, &["train.h5", "damaged", "prepare it again"]);
+    let _ = run.dipaco("seed").failed(1, &["00000-train.h5", "damaged", "prepare it again"]);
     let _ = run.prepare(corpus()).succeeded();
     let _ = run.dipaco("seed").succeeded().says("was there already");
 
@@ -311,7 +311,7 @@ fn a_full_disk_is_reported_and_leaves_no_partial_file() {
     let run = Run::new();
     let mut prepare = run.command("prepare");
     prepare.args(corpus());
-    let _ = output(short_of_space(&prepare, 50)).failed(1, &["train.h5", "free disk space", "too large"]);
+    let _ = output(short_of_space(&prepare, 50)).failed(1, &["-train.h5", "free disk space", "too large"]);
     // The tokenizer is complete and stays for the next attempt.
     let names: Vec<_> =
         new_files(&run.file("data"), &[]).iter().map(|file| file.file_name().unwrap().to_owned()).collect();
@@ -356,5 +356,5 @@ fn a_full_file_system_is_reported() {
     }
     let mut command = unshared(&format!("{script} && exec \"$@\""));
     command.arg(binary()).args(["prepare", "--run"]).arg(mount.join("run")).arg("--config").arg(run.config());
-    let _ = output(clean(command, corpus())).failed(1, &["train.h5", "free disk space", "No space left"]);
+    let _ = output(clean(command, corpus())).failed(1, &["-train.h5", "free disk space", "No space left"]);
 }

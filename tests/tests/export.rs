@@ -7,7 +7,7 @@ use std::sync::Arc;
 use dipaco_model::{
     Dtype, ModelConfig, PackedModule, Positions, StepSequence, Stepper, WeightFormat, import_llama,
 };
-use dipaco_shards::{TokenFile, Tokenizer};
+use dipaco_shards::{TokenSet, Tokenizer};
 use dipaco_tests::fixtures::TINY;
 use dipaco_tests::http::post;
 use dipaco_tests::python::python;
@@ -82,10 +82,10 @@ fn transformers_gives_the_same_logits_as_the_decoder_and_as_the_server() {
 #[test]
 fn h5py_reads_what_prepare_wrote() {
     let run = trained();
-    for file in ["data/train.h5", "routing/train/path-001.h5"] {
+    for file in ["data/pieces/00000-train.h5", "routing/train/path-001/00000.h5"] {
         let file = run.file(file);
         let Some(found) = python("h5py", "token_file.py", &[file.to_str().unwrap()]) else { return };
-        let own = TokenFile::open(&file).unwrap();
+        let own = TokenSet::open(&file).unwrap();
         assert_eq!(found["names"], json!(["documents", "tokens"]));
         assert_eq!(found["tokens"]["dtype"], "<u2");
         assert_eq!(found["tokens"]["count"], own.tokens());

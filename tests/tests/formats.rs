@@ -1,7 +1,7 @@
 //! `serve.format`: what weights of fewer bits cost in perplexity and save in memory.
 #![allow(clippy::unwrap_used)]
 
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 use dipaco_tests::http::{get, post};
 use dipaco_tests::run::{Run, trained};
 use serde_json::json;
@@ -13,10 +13,10 @@ const TOKENS: u64 = 60;
 /// What a server says about the text: the mean negative log-probability of a token, and the memory of its weights.
 fn measured(run: &Run, format: &str) -> (f64, u64) {
     let server = run.serve(&format!("--set serve.format={format}"));
-    let file = TokenFile::open(run.file("data/train.h5")).unwrap();
+    let file = TokenSet::open(run.file("data/train.json")).unwrap();
     let text = |number: u64| {
         let start = number * (file.tokens() - TOKENS) / TEXTS;
-        file.slice(start..start + TOKENS).to_vec()
+        file.ids(start..start + TOKENS).collect()
     };
     let prompts: Vec<Vec<u32>> = (0..TEXTS).map(text).collect();
     let ask = json!({"prompt": prompts, "max_tokens": 0, "echo": true, "logprobs": 0});

@@ -115,6 +115,8 @@ fn the_debian_package_brings_services_that_systemd_understands() {
         "doc/dipaco/LICENSE-APACHE.gz",
         "doc/dipaco/THIRD-PARTY.txt.gz",
         "bash-completion/completions/dipaco",
+        "man/man1/dipaco.1.gz",
+        "man/man1/dipaco-route-assign.1.gz",
     ] {
         assert!(found.contains(&format!("usr/share/{file}")), "{file}: {found:?}");
     }

@@ -153,7 +153,7 @@ fn evaluation(run: &Run, found: &Value) {
 
 fn tokens_and_events(run: &Run, found: &Value) {
     let tokens = &found["tokens"];
-    for fact in ["same_as_h5py", "views", "mapped", "pickled", "iterated"] {
+    for fact in ["same_as_h5py", "part", "views", "mapped", "pickled", "iterated"] {
         assert_eq!(tokens[fact], true, "{fact}: {tokens}");
     }
     assert_eq!((&tokens["dtype"], &tokens["writeable"]), (&json!("uint16"), &json!(false)));
@@ -243,10 +243,10 @@ fn a_damaged_or_unfinished_run_raises_what_the_program_says() {
     let status = trained().status();
     let object = status["training"]["modules"][0]["fragments"][0]["weights"]["name"].as_str().unwrap();
     let weights = damaged(&format!("store/{object}"), 900);
-    let header = damaged("data/train.h5", 40);
-    let shard = damaged("routing/train/path-000.h5", 40);
-    let length = fs::metadata(trained().file("data/train.h5")).unwrap().len();
-    let tokens = damaged("data/train.h5", length as usize / 2);
+    let header = damaged("data/pieces/00000-train.h5", 40);
+    let shard = damaged("routing/train/path-000/00000.h5", 40);
+    let length = fs::metadata(trained().file("data/pieces/00000-train.h5")).unwrap().len();
+    let tokens = damaged("data/pieces/00000-train.h5", length as usize / 2);
     let config = damaged("config.toml", 0);
     let cut = trained().copy();
     let events = fs::read(cut.file("metrics.jsonl")).unwrap();
@@ -255,9 +255,9 @@ fn a_damaged_or_unfinished_run_raises_what_the_program_says() {
     let cases: [(&str, &Run, &str, &[&str]); 9] = [
         ("generate", &weights, "RunError", &[object]),
         ("evaluate", &weights, "RunError", &[object]),
-        ("tokens", &header, "RunError", &["train.h5"]),
-        ("verify", &tokens, "RunError", &["train.h5", "hash"]),
-        ("shard", &shard, "RunError", &["path-000.h5"]),
+        ("tokens", &header, "RunError", &["00000-train.h5"]),
+        ("verify", &tokens, "RunError", &["00000-train.h5", "hash"]),
+        ("shard", &shard, "RunError", &["path-000/00000.h5"]),
         ("open", &config, "RunError", &["config.toml"]),
         ("generate", untrained, "RunError", &["dipaco train"]),
         ("tokens", untrained, "", &[]),

@@ -62,7 +62,7 @@ fn until_many_versions(address: &str, paths: [u16; 4], after_each: impl Fn()) {
 #[test]
 fn a_server_beside_a_training_takes_up_new_rounds_and_no_answer_fails_or_is_mixed() {
     let run = untrained();
-    let mut train = training(&run);
+    let train = training(&run);
     let server = run.serve("--set serve.reload_seconds=0.05");
     until_many_versions(&server.address, [1; 4], || {});
     train.signal(Signal::INT);
@@ -72,7 +72,7 @@ fn a_server_beside_a_training_takes_up_new_rounds_and_no_answer_fails_or_is_mixe
 #[test]
 fn rounds_are_taken_up_under_a_limit_of_one_path() {
     let run = untrained();
-    let mut train = training(&run);
+    let train = training(&run);
     let only = run.serve("--set serve.preload=none");
     let limit = get(&only.address, "/info").json()["weight_bytes"].as_u64().unwrap();
     drop(only);

@@ -1,7 +1,7 @@
 //! `route_every`: paths within a text are chosen as by `evaluate --reroute`.
 #![allow(clippy::unwrap_used)]
 
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 use dipaco_tests::http::{get, post};
 use dipaco_tests::run::Run;
 use dipaco_tests::training::untrained;
@@ -26,10 +26,9 @@ fn with_transformer() -> Run {
 fn sequences(run: &Run) -> Vec<(u32, Vec<u32>)> {
     let mut sequences = Vec::new();
     for path in 0..4 {
-        let file = TokenFile::open(run.file(&format!("routing/validation/path-{path:03}.h5"))).unwrap();
+        let file = TokenSet::open(run.file(&format!("routing/validation/path-{path:03}.json"))).unwrap();
         for document in 0..file.documents() {
-            let range = file.document_range(document);
-            let tokens = file.slice(range).to_vec();
+            let tokens = file.document(document).to_vec();
             let counted = tokens.chunks(SEQUENCE).filter(|sequence| sequence.len() > PREFIX);
             sequences.extend(counted.map(|sequence| (path, sequence.to_vec())));
         }

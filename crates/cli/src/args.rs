@@ -114,6 +114,12 @@ pub(crate) enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
+    /// Write manual pages: one of the program, and one of each command.
+    #[command(after_help = commands::man::EXAMPLES)]
+    Man {
+        /// Folder of the pages.
+        folder: std::path::PathBuf,
+    },
 }
 
 /// Options of every command.

@@ -12,6 +12,7 @@ pub(crate) mod extend;
 pub(crate) mod fetch_c4;
 pub(crate) mod launch;
 pub(crate) mod licences;
+pub(crate) mod man;
 pub(crate) mod plan;
 pub(crate) mod plot;
 pub(crate) mod prepare;

@@ -71,5 +71,6 @@ fn run(cli: Cli) -> Result<(), CliError> {
         Command::Doctor(options) => commands::doctor::run(&options),
         Command::Licences => commands::licences::run(),
         Command::Completions { shell } => commands::completions::run(shell, Cli::command()),
+        Command::Man { folder } => commands::man::run(folder, Cli::command()),
     }
 }

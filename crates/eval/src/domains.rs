@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dipaco_shards::{TokenFile, Tokens};
+use dipaco_shards::{TokenSet, Tokens};
 
 /// Name of the domain of documents without a label.
 pub const UNLABELLED: &str = "(no label)";
@@ -19,7 +19,7 @@ pub struct Domains {
 impl Domains {
     /// The documents of a file, all without a label. Takes about 40 bytes of memory a document.
     #[must_use]
-    pub fn of_documents(file: &TokenFile) -> Self {
+    pub fn of_documents(file: &TokenSet) -> Self {
         let keys = (0..file.documents()).map(|document| (key(file.document(document).iter()), None));
         let known: HashMap<_, _> = keys.collect();
         Self { names: Vec::new(), unlabelled: known.len(), known }

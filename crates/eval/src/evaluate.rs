@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use dipaco_routing::{Contingency, ShardSet};
 use dipaco_settings::SettingError;
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
@@ -70,7 +70,7 @@ pub type EvaluationProgressFn<'a> = dyn FnMut(EvaluationProgress) -> ControlFlow
 /// than the prefix, or the caller cancels ([`EvalError::Cancelled`]).
 pub fn evaluate_dense(
     model: &dyn LanguageModel,
-    file: &TokenFile,
+    file: &TokenSet,
     protocol: &Protocol<'_>,
     progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
@@ -87,7 +87,7 @@ pub fn evaluate_dense(
 pub fn evaluate_path(
     path: PathId,
     model: &dyn LanguageModel,
-    file: &TokenFile,
+    file: &TokenSet,
     protocol: &Protocol<'_>,
     progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
@@ -125,14 +125,14 @@ pub fn evaluate_routed<S: PathSource>(
 }
 
 /// Opens the token files of all shards, in their order.
-pub(crate) fn open_shards(shards: &ShardSet) -> Result<Vec<TokenFile>, EvalError> {
+pub(crate) fn open_shards(shards: &ShardSet) -> Result<Vec<TokenSet>, EvalError> {
     let open = |path| shards.open_shard(path).map_err(|source| EvalError::Shard { path, source });
     shards.shards().iter().map(|shard| open(shard.path)).collect()
 }
 
 /// The documents of the shards that count.
 pub(crate) fn texts<'a>(
-    files: &'a [TokenFile],
+    files: &'a [TokenSet],
     shards: &ShardSet,
     config: &EvaluationConfig,
 ) -> Vec<Text<'a>> {

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_shards::{TokenFile, Tokens};
+use dipaco_shards::{TokenSet, Tokens};
 use dipaco_topology::PathId;
 
 /// A token file to score and the path of its documents.
 #[derive(Clone, Copy)]
 pub(crate) struct Text<'a> {
-    pub(crate) file: &'a TokenFile,
+    pub(crate) file: &'a TokenSet,
     pub(crate) path: PathId,
     /// Number of documents to score, from the beginning of the file.
     pub(crate) documents: u64,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dipaco_protocol::WorkerPlan;
-use dipaco_shards::{DocumentSet, IGNORE, Sampler, SamplerConfig, ShardsError, TokenFile};
+use dipaco_shards::{DocumentSet, IGNORE, Sampler, SamplerConfig, ShardsError, TokenSet};
 use dipaco_topology::PathId;
 
 use crate::PathError;
@@ -25,7 +25,7 @@ impl PathData {
     ///
     /// # Errors
     /// When the file has another content, can't be read, or holds no document to train on.
-    pub fn new(file: TokenFile, hash: &str, path: PathId, plan: &WorkerPlan) -> Result<Self, PathError> {
+    pub fn new(file: TokenSet, hash: &str, path: PathId, plan: &WorkerPlan) -> Result<Self, PathError> {
         if file.content_hash() != hash {
             return Err(PathError::WrongShard { file: file.path().to_owned() });
         }

@@ -1,6 +1,6 @@
 //! The held-out documents of a shard, on which a path is measured during training.
 
-use dipaco_shards::{DocumentSet, TokenFile, document_number};
+use dipaco_shards::{DocumentSet, TokenSet, document_number};
 
 /// Key context that separates this use of BLAKE3 from all others.
 const CONTEXT: &str = "dipaco 2026 held-out documents";
@@ -12,7 +12,7 @@ const READ: u64 = 64;
 ///
 /// A hash of a document's first tokens decides, so every shard that has the document holds it out, and the order of the
 /// corpus does not matter. A shard whose documents would all be held out holds none out.
-pub(crate) fn held_out_documents(file: &TokenFile, fraction: f64, seed: u64) -> DocumentSet {
+pub(crate) fn held_out_documents(file: &TokenSet, fraction: f64, seed: u64) -> DocumentSet {
     let held_out = |document: u64| {
         let beginning = file.document(document).slice(0..READ).to_vec();
         document_number(CONTEXT, seed, &beginning) < fraction
@@ -28,14 +28,14 @@ mod tests {
     use super::*;
 
     /// A file of the documents with these numbers.
-    fn file(folder: &std::path::Path, name: &str, numbers: &[u32]) -> TokenFile {
+    fn file(folder: &std::path::Path, name: &str, numbers: &[u32]) -> TokenSet {
         let info = TokenFileInfo { vocab_size: 10_000, ..TokenFileInfo::default() };
         let mut writer = TokenFileWriter::create(folder.join(name), info).unwrap();
         for &number in numbers {
             writer.push_document(&[number, number / 2, 1, 0]).unwrap();
         }
         writer.finish().unwrap();
-        TokenFile::open(folder.join(name)).unwrap()
+        TokenSet::open(folder.join(name)).unwrap()
     }
 
     #[test]

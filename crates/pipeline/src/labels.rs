@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_eval::Domains;
 use dipaco_routing::PrefixLabels;
-use dipaco_shards::{PrepareReport, ShardsError, TokenFile, Tokenizer, list_inputs, read_lines};
+use dipaco_shards::{PrepareReport, ShardsError, TokenSet, Tokenizer, list_inputs, read_lines};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use rayon::prelude::*;
 use serde::Deserialize;
@@ -209,7 +209,7 @@ impl LabelledText<'_> {
 fn check(
     domains: Domains,
     labels: &Path,
-    validation: &TokenFile,
+    validation: &TokenSet,
     known: &HashMap<String, String>,
     first_url: Option<String>,
 ) -> Result<Domains, PipelineError> {

@@ -11,7 +11,7 @@ use dipaco_routing::{
     SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom, fit_discriminative, scores_are_there,
     targets_of,
 };
-use dipaco_shards::{TokenFile, WorkPart};
+use dipaco_shards::{TokenSet, WorkPart};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use dipaco_topology::PathId;
@@ -249,7 +249,7 @@ fn next(weights: &Weights) -> Result<&TrainingRecord, PipelineError> {
 ///
 /// # Errors
 /// [`PipelineError::NoReserved`] when there are none.
-pub(crate) fn reserved(run: &RunDirectory, routing: &RoutingFolder) -> Result<Arc<TokenFile>, PipelineError> {
+pub(crate) fn reserved(run: &RunDirectory, routing: &RoutingFolder) -> Result<Arc<TokenSet>, PipelineError> {
     let file = routing.reserved();
     if !file.exists() {
         return Err(PipelineError::NoReserved { file });
@@ -266,7 +266,7 @@ pub(crate) fn scores(
     run: &RunDirectory,
     config: &RunConfig,
     weights: &Weights,
-    tokens: &TokenFile,
+    tokens: &TokenSet,
 ) -> Result<ReservedScores, PipelineError> {
     let training = training(weights)?;
     let folder = run.routing(training.phase).scores();
@@ -287,7 +287,7 @@ fn header(
     config: &RunConfig,
     weights: &Weights,
     path: PathId,
-    tokens: &TokenFile,
+    tokens: &TokenSet,
 ) -> Result<ScoreHeader, PipelineError> {
     Ok(score_header(training, weights.topology(), path, tokens, config.train.sequence_tokens)?)
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use dipaco_shards::{TokenFile, Tokenizer, prepared_tokenizer};
+use dipaco_shards::{TokenSet, Tokenizer, prepared_tokenizer};
 
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
@@ -24,11 +24,11 @@ pub fn tokenizer(run: &RunDirectory) -> Result<Tokenizer, PipelineError> {
 /// # Errors
 /// [`PipelineError::NotPrepared`] when the file does not exist, [`PipelineError::Shards`] when it is damaged or was made
 /// with another tokenizer.
-pub fn token_file(run: &RunDirectory, file: &Path) -> Result<Arc<TokenFile>, PipelineError> {
+pub fn token_file(run: &RunDirectory, file: &Path) -> Result<Arc<TokenSet>, PipelineError> {
     if !file.exists() {
         return Err(PipelineError::NotPrepared { folder: run.data() });
     }
-    let opened = TokenFile::open(file)?;
+    let opened = TokenSet::open(file)?;
     opened.check_tokenizer(&tokenizer(run)?)?;
     Ok(Arc::new(opened))
 }

@@ -9,7 +9,7 @@ use dipaco_routing::{
     Assignment, FeatureExtractor, FitOrigin, ProgressFn, Router, RouterConfig, RouterFeatures, RouterKind,
     RoutingProgress, SampleFeatures, ShardSet, TokenVectors,
 };
-use dipaco_shards::{TokenFile, WorkPart};
+use dipaco_shards::{TokenSet, WorkPart};
 use dipaco_store::ShardRecord;
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
 
@@ -115,7 +115,7 @@ pub(crate) fn publish_router(routing: &RoutingFolder, router: &Router) -> Result
 /// The token vectors that the features of a text need: those of a kept router, or new ones.
 fn vectors_of(
     kept: Option<&Router>,
-    file: &TokenFile,
+    file: &TokenSet,
     settings: &RouterConfig,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Option<TokenVectors>, PipelineError> {
@@ -126,7 +126,7 @@ fn vectors_of(
 }
 
 /// The origin of a router that is fitted on the documents of `tokens`.
-pub(crate) fn origin_of(tokens: &TokenFile, seed_hash: &str) -> FitOrigin {
+pub(crate) fn origin_of(tokens: &TokenSet, seed_hash: &str) -> FitOrigin {
     FitOrigin {
         tokens_hash: tokens.content_hash().to_owned(),
         tokenizer_hash: tokens.tokenizer_hash().to_owned(),
@@ -147,7 +147,7 @@ fn labels_hash(config: &RunConfig) -> Result<Option<String>, PipelineError> {
 
 /// The token vectors of a text, for a router of a kind that needs them.
 pub(crate) fn token_vectors(
-    file: &TokenFile,
+    file: &TokenSet,
     settings: &RouterConfig,
     kind: RouterKind,
     progress: &mut ProgressFn<'_>,

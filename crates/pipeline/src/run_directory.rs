@@ -62,14 +62,14 @@ impl RunDirectory {
         self.data().join("tokenizer.json")
     }
 
-    /// The token file of the training text.
+    /// The token set of the training text.
     pub fn train_tokens(&self) -> PathBuf {
-        self.data().join("train.h5")
+        self.data().join("train.json")
     }
 
-    /// The token file of the validation text. A run without validation text has none.
+    /// The token set of the validation text. A run without validation text has none.
     pub fn validation_tokens(&self) -> PathBuf {
-        self.data().join("validation.h5")
+        self.data().join("validation.json")
     }
 
     /// The folder of a phase of routing. `RunManifest::phase` is the current phase.
@@ -168,7 +168,7 @@ impl RoutingFolder {
 
     /// The reserved documents: no path is trained on them, and the next router is fitted on them.
     pub fn reserved(&self) -> PathBuf {
-        self.train().join("router.h5")
+        self.train().join("router.json")
     }
 
     /// One training shard per path, and the reserved documents.

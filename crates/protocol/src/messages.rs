@@ -157,12 +157,14 @@ impl Request {
 pub enum FetchSource {
     /// An object of the store.
     Object(ObjectRef),
-    /// The shard of a path.
+    /// A file of the shard of a path.
     Shard {
         /// The path.
         path: PathId,
         /// Content hash of the shard. A path has another shard in every phase.
         hash: String,
+        /// Number of the token file in the shard's list; `None` for the list, or for a shard of a single file.
+        file: Option<u32>,
     },
 }
 

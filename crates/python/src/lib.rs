@@ -10,7 +10,7 @@ mod failure;
 mod prompt;
 mod run;
 mod session;
-mod token_file;
+mod token_set;
 mod unlocked;
 
 use pyo3::prelude::*;
@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _dipaco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<run::Run>()?;
-    module.add_class::<token_file::PyTokenFile>()?;
+    module.add_class::<token_set::PyTokenSet>()?;
     module.add_class::<answers::PyRoute>()?;
     module.add_class::<answers::Score>()?;
     module.add_class::<answers::Generation>()?;

@@ -17,7 +17,7 @@ use crate::answers::{Generation, PyRoute, Score};
 use crate::failure::Failure;
 use crate::prompt::Prompt;
 use crate::session::Session;
-use crate::token_file::{PyTokenFile, opened};
+use crate::token_set::{PyTokenSet, opened};
 use crate::unlocked::unlocked;
 
 /// A run of dipaco, for reading.
@@ -177,7 +177,7 @@ impl Run {
     }
 
     #[pyo3(signature = (path = None, *, validation = false))]
-    fn tokens(&self, py: Python<'_>, path: Option<u32>, validation: bool) -> PyResult<PyTokenFile> {
+    fn tokens(&self, py: Python<'_>, path: Option<u32>, validation: bool) -> PyResult<PyTokenSet> {
         let session = self.session()?;
         let run = &session.run.directory;
         opened(py, || {

@@ -23,7 +23,7 @@ use dipaco_path::{
     TrainDevice, TrainerMemory, module_files, numerics, train_lease,
 };
 use dipaco_protocol::{GrantedLease, LeaseResult, Request, WorkerPlan};
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 use dipaco_topology::PathId;
 use dipaco_train::client::{Identity, LONG_CALL_TIMEOUT, LeaseOffer, Session, Transfer, expect_done};
 use tokio_util::sync::CancellationToken;
@@ -159,7 +159,7 @@ fn train(
 ) -> Result<Results, Failure> {
     let layout = Layout::of_plan(plan, &plan.topology()?)?;
     let data =
-        PathData::new(TokenFile::open(shards.join(&lease.shard.file))?, &lease.shard.hash, lease.path, plan)?;
+        PathData::new(TokenSet::open(shards.join(&lease.shard.file))?, &lease.shard.hash, lease.path, plan)?;
     let moments = MomentSpecs::of_plan(plan)?;
     let mut state = match &inputs.state {
         Some(bytes) => PathState::decode(bytes, &moments)?,

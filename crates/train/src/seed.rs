@@ -11,7 +11,7 @@ use std::time::Instant;
 use dipaco_config::RunConfig;
 use dipaco_model::{ModelConfig, path_specs};
 use dipaco_path::{MomentSpecs, PathState, TrainDevice, module_files};
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, names};
 use dipaco_telemetry::{Events, Progress, ProgressUnit};
 use serde::Serialize;
@@ -31,9 +31,9 @@ pub struct SeedOptions {
     /// The run's store.
     pub store: RunStore,
     /// The training text.
-    pub train: Arc<TokenFile>,
+    pub train: Arc<TokenSet>,
     /// The validation text, if there is any.
-    pub validation: Option<Arc<TokenFile>>,
+    pub validation: Option<Arc<TokenSet>>,
     /// Start over when the store holds a seed of another configuration or data.
     pub restart: bool,
     /// Device to train on. It does not enter the saved seed.

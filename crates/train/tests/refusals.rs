@@ -119,7 +119,7 @@ async fn wrong_results_are_refused_and_the_run_goes_on() {
     ] {
         assert!(matches!(puppet.ask(&request, None).await.unwrap().0, Response::Lost { .. }));
     }
-    let source = FetchSource::Shard { path: PathId(99), hash: String::new() };
+    let source = FetchSource::Shard { path: PathId(99), hash: String::new(), file: None };
     refusal(puppet.ask(&Request::Fetch { source, offset: 0 }, None).await.unwrap().0);
     let (lease, loss) = (work.key(), Some(f32::NAN));
     let beat = Request::Heartbeat { lease, step: u64::MAX, repeated: u64::MAX, loss };

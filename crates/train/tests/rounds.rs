@@ -7,7 +7,7 @@ use dipaco_codec::Compression;
 use dipaco_config::RunConfig;
 use dipaco_path::PathData;
 use dipaco_protocol::WorkerPlan;
-use dipaco_shards::TokenFile;
+use dipaco_shards::{TokenFileWriter, TokenSet, TokenSetManifest};
 use dipaco_sync::{EmbeddingMean, SyncConfig, Weighting};
 use dipaco_topology::PathId;
 use dipaco_train::work;
@@ -28,6 +28,37 @@ async fn one_two_and_four_workers_give_the_same_bits() {
         assert_eq!(workers.iter().map(|worker| worker.leases).sum::<u64>(), 4 * 3);
         assert_eq!(run.bits().await, bits, "{count} workers");
     }
+}
+
+/// Cuts each shard of a run into several token files with a list, as parts of `dipaco route assign` write them.
+fn cut_shards(run: &mut Run) {
+    let folder = run.folder.path();
+    for shard in &mut run.shards {
+        let whole = TokenSet::open(folder.join(&shard.file)).unwrap();
+        let mut list = TokenSetManifest::new(whole.info());
+        for (number, documents) in [0..7, 7..8, 8..whole.documents()].into_iter().enumerate() {
+            let file = format!("cut/{number}-of-{}", shard.file);
+            std::fs::create_dir_all(folder.join("cut")).unwrap();
+            let mut writer = TokenFileWriter::create(folder.join(&file), whole.info().clone()).unwrap();
+            documents.for_each(|at| writer.push_document(&whole.document(at).to_vec()).unwrap());
+            let hash = writer.finish().unwrap().content_hash;
+            list.push(folder, file, &hash).unwrap();
+        }
+        std::fs::remove_file(folder.join(&shard.file)).unwrap();
+        (shard.file, shard.hash) = (shard.file.replace(".h5", ".json"), list.content_hash());
+        list.publish(&folder.join(&shard.file)).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shards_in_several_files_are_fetched_and_give_the_same_bits() {
+    let whole = Run::seeded(config()).await;
+    whole.train(1).await;
+    let mut cut = Run::seeded(config()).await;
+    cut_shards(&mut cut);
+    let (summary, _) = cut.train(2).await;
+    assert!(summary.finished);
+    assert_eq!(cut.weights().await, whole.weights().await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -337,7 +368,7 @@ fn a_shard_of_one_document_is_trained_on_with_nothing_held_out() {
     let plan = WorkerPlan::new(&config());
     let one = tokens(&folder.path().join("one.h5"), 0, 1);
     let open = |name: &str, hash: &str, path| {
-        PathData::new(TokenFile::open(folder.path().join(name)).unwrap(), hash, path, &plan)
+        PathData::new(TokenSet::open(folder.path().join(name)).unwrap(), hash, path, &plan)
     };
     assert!(open("one.h5", one.content_hash(), PathId(0)).is_ok());
     assert!(matches!(

@@ -15,7 +15,7 @@ use dipaco_path::{
 };
 use dipaco_protocol::WorkerPlan;
 use dipaco_routing::is_router_document;
-use dipaco_shards::{ShardsError, TokenFile, TokenFileInfo, TokenFileWriter};
+use dipaco_shards::{ShardsError, TokenFileInfo, TokenFileWriter, TokenSet};
 use dipaco_store::RunStore;
 use dipaco_sync::{FragmentId, ScheduledSend};
 use dipaco_telemetry::{Events, Progress};
@@ -35,7 +35,7 @@ fn store_in(folder: &std::path::Path) -> RunStore {
 async fn seed(
     folder: &std::path::Path,
     config: RunConfig,
-    train: Arc<TokenFile>,
+    train: Arc<TokenSet>,
     stop: Option<(Events, CancellationToken)>,
 ) -> Result<SeedSummary, SeedError> {
     let store = store_in(folder);
@@ -130,7 +130,7 @@ async fn the_seed_does_not_train_on_documents_that_are_reserved_for_routers() {
     let kept = documents.filter(|tokens| !is_router_document(tokens, routing.seed, routing.router_share));
     kept.for_each(|tokens| writer.push_document(&tokens).unwrap());
     writer.finish().unwrap();
-    let rest = Arc::new(TokenFile::open(&rest).unwrap());
+    let rest = Arc::new(TokenSet::open(&rest).unwrap());
     assert!(rest.documents() < 60);
     seed(without.path(), config(), rest, None).await.unwrap();
     assert_eq!(seed_weights(with.path()).await, seed_weights(without.path()).await);
@@ -205,7 +205,7 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     let start = ModuleWeights::from_safetensors(&start, specs.clone()).unwrap();
     let plan = WorkerPlan::new(&config);
     let topology = plan.topology().unwrap();
-    let file = TokenFile::open(run.folder.path().join("path-000.h5")).unwrap();
+    let file = TokenSet::open(run.folder.path().join("path-000.h5")).unwrap();
     let hash = file.content_hash().to_owned();
     let data = PathData::new(file, &hash, PathId(0), &plan).unwrap();
     let mut state = PathState::start(&MomentSpecs::whole(&config.model, Optimizer::AdamW));
@@ -267,7 +267,7 @@ fn the_held_out_loss_does_not_count_the_prefix() {
         let start = [weights.clone()];
         let mut trainer =
             Trainer::new(&TrainDevice::Cpu, &plan.model, &topology, &start, state, inner).unwrap();
-        let opened = TokenFile::open(file.path()).unwrap();
+        let opened = TokenSet::open(file.path()).unwrap();
         let data = PathData::new(opened, file.content_hash(), PathId(0), &plan).unwrap();
         data.held_out_loss(&mut trainer, 4).unwrap()
     };
@@ -306,7 +306,7 @@ async fn replicas_and_path_specific_modules_do_not_depend_on_the_workers() {
 }
 
 /// A run of one path whose shard is `file`: its first lease.
-fn first_lease(config: &RunConfig, file: TokenFile) -> Result<(), PathError> {
+fn first_lease(config: &RunConfig, file: TokenSet) -> Result<(), PathError> {
     let plan = WorkerPlan::new(config);
     let start = dipaco_model::init(&config.model, 1).unwrap();
     let modules = split(&config.model, &plan.topology().unwrap(), &start).unwrap();
@@ -336,12 +336,12 @@ fn tokens_outside_of_the_vocabulary_end_the_training_of_a_path() {
     config.topology = TopologyConfig::grid(1, vec![dense_level()]);
     let path = folder.path().join("shard.h5");
     let file = tokens(&path, 0, 30);
-    first_lease(&config, TokenFile::open(&path).unwrap()).unwrap();
+    first_lease(&config, TokenSet::open(&path).unwrap()).unwrap();
 
     // A file of the same text for a larger vocabulary than that of the model.
     let mut smaller = config.clone();
     smaller.model.vocab_size = 39;
-    let refused = first_lease(&smaller, TokenFile::open(&path).unwrap());
+    let refused = first_lease(&smaller, TokenSet::open(&path).unwrap());
     assert!(
         matches!(
             refused,
@@ -357,7 +357,7 @@ fn tokens_outside_of_the_vocabulary_end_the_training_of_a_path() {
     bytes[at + 4] = 40;
     drop(file);
     std::fs::write(&path, bytes).unwrap();
-    let refused = first_lease(&config, TokenFile::open(&path).unwrap());
+    let refused = first_lease(&config, TokenSet::open(&path).unwrap());
     assert!(
         matches!(
             &refused,

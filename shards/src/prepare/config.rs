@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ReadLimits, ShardsError};
+use crate::{ReadSettings, ShardsError};
 
 /// Section `prepare`: how text becomes token files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,10 +25,13 @@ pub struct PrepareConfig {
     /// Fraction of the documents for the validation set if no validation inputs are given, chosen by a hash of their
     /// text. Default 0.02; 0 writes no validation set.
     pub validation_fraction: f64,
+    /// Field of JSON lines, or column of Parquet files, with the text of a document. Default `text`, as in C4 and in the
+    /// data sets of Hugging Face.
+    pub text_field: String,
     /// Largest document of a plain text file in bytes; files are cut at line ends. Default 16384. Small values cut
     /// context, large values leave few documents to route.
     pub text_document_bytes: usize,
-    /// Longest line, and so the longest JSON document, in bytes. Default 67108864 (64 MiB). Longer lines are refused and
+    /// Longest line, and so the longest JSON document, or text of a Parquet file, in bytes. Default 67108864 (64 MiB). Longer lines are refused and
     /// counted. Memory grows with the value.
     pub max_line_bytes: usize,
     /// Documents with fewer tokens, without the end-of-text token, are refused and counted. Default 0 keeps all.
@@ -45,6 +48,7 @@ impl Default for PrepareConfig {
             end_of_text: None,
             tokenizer_sample_bytes: 10_000_000,
             validation_fraction: 0.02,
+            text_field: "text".to_owned(),
             text_document_bytes: 16 * 1024,
             max_line_bytes: 64 << 20,
             min_document_tokens: 0,
@@ -71,6 +75,9 @@ impl PrepareConfig {
             let reason = "give a fraction from 0 to below 1";
             return refuse("prepare.validation_fraction", self.validation_fraction.to_string(), reason);
         }
+        if self.text_field.is_empty() {
+            return refuse("prepare.text_field", "\"\"".into(), "give the name of a field or column");
+        }
         if self.text_document_bytes == 0 {
             return refuse("prepare.text_document_bytes", "0".into(), "a document has at least 1 byte");
         }
@@ -84,8 +91,12 @@ impl PrepareConfig {
         Ok(())
     }
 
-    pub(super) fn limits(&self) -> ReadLimits {
-        ReadLimits { max_line_bytes: self.max_line_bytes, text_document_bytes: self.text_document_bytes }
+    pub(super) fn reading(&self) -> ReadSettings {
+        ReadSettings {
+            text_field: self.text_field.clone(),
+            max_line_bytes: self.max_line_bytes,
+            text_document_bytes: self.text_document_bytes,
+        }
     }
 
     pub(super) fn thread_count(&self) -> usize {

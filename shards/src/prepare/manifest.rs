@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::inputs::Inputs;
-use super::{
-    MANIFEST, PrepareConfig, PrepareReport, REPORT, TOKENIZER, TRAIN, VALIDATION, token_file_is_whole,
-};
+use super::{MANIFEST, PrepareConfig, PrepareReport, REPORT, TOKENIZER, TRAIN, VALIDATION, is_whole};
 use crate::progress::Watch;
 use crate::{InputFile, ShardsError, Tokenizer};
 
@@ -31,7 +29,7 @@ struct Input {
     validation: bool,
 }
 
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 impl Manifest {
     pub(super) fn new(config: &PrepareConfig, report: &PrepareReport) -> Self {
@@ -85,14 +83,14 @@ pub(super) fn up_to_date(
     let given = config.tokenizer.as_ref().map(|path| hash_file(path));
     if given.is_some_and(|hash| hash.as_ref() != Some(&manifest.tokenizer_hash))
         || hash_file(&out.join(TOKENIZER)).as_ref() != Some(&manifest.tokenizer_hash)
-        || !token_file_is_whole(&out.join(TRAIN), &manifest.train_content_hash)
+        || !is_whole(&out.join(TRAIN), &manifest.train_content_hash)
     {
         return Ok(None);
     }
     let validation_path = out.join(VALIDATION);
     let validation_is_whole = match manifest.validation_content_hash.as_str() {
         "" => !validation_path.exists(),
-        hash => token_file_is_whole(&validation_path, hash),
+        hash => is_whole(&validation_path, hash),
     };
     if !validation_is_whole {
         return Ok(None);

@@ -2,8 +2,8 @@
 //! them.
 //!
 //! A piece is one input file, or several small files that follow each other. Its documents go to its own token files in
-//! the folder `pieces`; a record, written last, names the inputs. Pieces depend only on the list of inputs, so the merged
-//! files have the same bytes whatever the number of machines and interruptions.
+//! the folder `pieces`, where they stay; a record, written last, names the inputs. Pieces depend only on the list of
+//! inputs, so the files have the same bytes whatever the number of machines and interruptions.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::inputs::Inputs;
 use super::manifest::{comparable, read, same_content};
 use super::pipeline::{Outputs, Pipeline, Split};
-use super::{PrepareConfig, PrepareReport, remove_stale, token_file_is_whole, write_json};
+use super::{PrepareConfig, PrepareReport, is_whole, remove_stale, write_json};
 use crate::progress::Watch;
 use crate::readers::InputList;
 use crate::{InputFile, ShardsError, TokenFileInfo, TokenFileWriter, Tokenizer, WorkPart};
@@ -29,7 +29,7 @@ const PIECE_BYTES: u64 = 2 << 20;
 const VERSION: u32 = 1;
 
 impl Inputs {
-    /// The pieces, in the order in which they are merged.
+    /// The pieces, in the order of their documents.
     pub(super) fn pieces(&self, config: &PrepareConfig) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();
         let mut first = 0;
@@ -113,12 +113,14 @@ impl Piece {
         (self.first..self.first + self.files.files.len()).contains(&input)
     }
 
-    pub(super) fn train_file(&self, folder: &Path) -> Option<PathBuf> {
-        (!self.is_validation()).then(|| folder.join(format!("{:05}-train.h5", self.number)))
+    /// Name of its training documents in the folder of the pieces, if it can have any.
+    pub(super) fn train_name(&self) -> Option<String> {
+        (!self.is_validation()).then(|| format!("{:05}-train.h5", self.number))
     }
 
-    pub(super) fn validation_file(&self, folder: &Path) -> Option<PathBuf> {
-        self.split.validates().then(|| folder.join(format!("{:05}-validation.h5", self.number)))
+    /// Name of its validation documents in the folder of the pieces, if it can have any.
+    pub(super) fn validation_name(&self) -> Option<String> {
+        self.split.validates().then(|| format!("{:05}-validation.h5", self.number))
     }
 
     fn record_file(&self, folder: &Path) -> PathBuf {
@@ -159,11 +161,11 @@ impl Piece {
         watch: Watch<'_>,
     ) -> Result<bool, ShardsError> {
         let whole = [
-            (self.train_file(folder), &record.report.train.content_hash),
-            (self.validation_file(folder), &record.report.validation.content_hash),
+            (self.train_name(), &record.report.train.content_hash),
+            (self.validation_name(), &record.report.validation.content_hash),
         ]
         .iter()
-        .all(|(file, hash)| file.as_ref().is_none_or(|file| token_file_is_whole(file, hash)));
+        .all(|(name, hash)| name.as_ref().is_none_or(|name| is_whole(&folder.join(name), hash)));
         let hashes = record.report.files.iter().map(|file| file.hash.as_str());
         let files: Vec<_> = self.files.files.iter().zip(hashes).collect();
         Ok(whole && files.len() == self.files.files.len() && same_content(&files, watch)?)
@@ -180,13 +182,11 @@ impl Piece {
     ) -> Result<PieceRecord, ShardsError> {
         remove_stale(&self.record_file(folder))?;
         let start = Instant::now();
-        let writer = |file: Option<PathBuf>| {
-            file.map(|file| TokenFileWriter::create(file, info(tokenizer, String::new()))).transpose()
+        let writer = |name: Option<String>| {
+            name.map(|name| TokenFileWriter::create(folder.join(name), info(tokenizer))).transpose()
         };
-        let mut outputs = Outputs {
-            train: writer(self.train_file(folder))?,
-            validation: writer(self.validation_file(folder))?,
-        };
+        let mut outputs =
+            Outputs { train: writer(self.train_name())?, validation: writer(self.validation_name())? };
         let mut report = PrepareReport::default();
         let pipeline = Pipeline { config, inputs: &self.files, tokenizer, split: self.split, watch };
         pipeline.run(&mut outputs, &mut report)?;
@@ -213,13 +213,12 @@ impl PieceRecord {
 }
 
 /// Description of a token file that `tokenizer` makes.
-pub(super) fn info(tokenizer: &Tokenizer, source: String) -> TokenFileInfo {
+pub(super) fn info(tokenizer: &Tokenizer) -> TokenFileInfo {
     TokenFileInfo {
         tokenizer_hash: tokenizer.hash().to_owned(),
         end_of_text: tokenizer.end_of_text(),
         vocab_size: tokenizer.vocab_size(),
-        source,
-        origin: String::new(),
+        ..TokenFileInfo::default()
     }
 }
 

@@ -122,7 +122,7 @@ impl Pipeline<'_> {
             let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             written.map(|()| read)
         });
-        report.merge(outcome?);
+        report.merge(&outcome?);
         self.watch.check_cancelled()
     }
 
@@ -186,7 +186,7 @@ impl Reader<'_> {
         let (mut items, mut bytes) = (Vec::new(), 0);
         for (index, file) in inputs.files.iter().enumerate() {
             let (mut documents, mut refused) = (0, 0);
-            let end = read_documents(file, &config.limits(), watch.progress, &mut |record| {
+            let end = read_documents(file, &config.reading(), watch.progress, &mut |record| {
                 match record {
                     ReadRecord::Document { text, line } => {
                         documents += 1;

@@ -45,7 +45,7 @@ pub struct TokenizerReport {
     pub seconds: f64,
 }
 
-/// A token file.
+/// The training set or the validation set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SplitReport {
     /// Documents.
@@ -54,7 +54,7 @@ pub struct SplitReport {
     pub tokens: u64,
     /// Bytes of text (UTF-8).
     pub text_bytes: u64,
-    /// Hash of the token file's content; empty if there is no such file.
+    /// Hash of the content; empty if there is no such set.
     pub content_hash: String,
 }
 
@@ -95,13 +95,13 @@ impl PrepareReport {
     }
 
     /// Adds the report of another set of inputs.
-    pub(super) fn merge(&mut self, other: Self) {
-        for (into, from) in [(&mut self.train, other.train), (&mut self.validation, other.validation)] {
+    pub(super) fn merge(&mut self, other: &Self) {
+        for (into, from) in [(&mut self.train, &other.train), (&mut self.validation, &other.validation)] {
             into.documents += from.documents;
             into.tokens += from.tokens;
             into.text_bytes += from.text_bytes;
         }
-        for (reason, refused) in other.refused.0 {
+        for (&reason, refused) in &other.refused.0 {
             self.refused
                 .0
                 .entry(reason)
@@ -109,7 +109,7 @@ impl PrepareReport {
                 .or_insert_with(|| refused.clone());
         }
         self.skip(&other.skipped_files);
-        self.files.extend(other.files);
+        self.files.extend_from_slice(&other.files);
         self.tokenising_seconds += other.tokenising_seconds;
     }
 

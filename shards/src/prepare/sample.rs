@@ -38,7 +38,7 @@ pub(super) fn train_tokenizer(
         let share = fraction * file.text_bytes_estimate() as f64;
         let most = trainer.bytes() + (4.0 * share) as u64 + config.text_document_bytes as u64;
         let mut failed = None;
-        read_documents(file, &config.limits(), watch.progress, &mut |record| {
+        read_documents(file, &config.reading(), watch.progress, &mut |record| {
             if let ReadRecord::Document { text, .. } = record {
                 let key = text_key(&text);
                 let in_sample = (key.sample as f64) < fraction * u64::MAX as f64;

@@ -54,7 +54,7 @@ fn documents_are_split_tokenised_and_counted() {
     let input = corpus(folder.path());
     let out = folder.path().join("out");
     let report = run(&config(), std::slice::from_ref(&input), &out).unwrap();
-    assert_eq!(names_in(&out), [MANIFEST, REPORT, TOKENIZER, TRAIN, VALIDATION]);
+    assert_eq!(names_in(&out), [MANIFEST, "pieces", REPORT, TOKENIZER, TRAIN, VALIDATION]);
     assert_eq!(report.train.documents + report.validation.documents, 540);
     assert!((60..160).contains(&report.validation.documents), "{}", report.validation.documents);
     let blank = &report.refused.0[&Refusal::EmptyText];
@@ -63,7 +63,7 @@ fn documents_are_split_tokenised_and_counted() {
     let tokenizer = Tokenizer::from_file(&out.join(TOKENIZER), None).unwrap();
     let mut texts = Vec::new();
     for (name, split) in [(TRAIN, &report.train), (VALIDATION, &report.validation)] {
-        let file = TokenFile::open(out.join(name)).unwrap();
+        let file = TokenSet::open(out.join(name)).unwrap();
         file.check_tokenizer(&tokenizer).unwrap();
         file.verify().unwrap();
         assert_eq!((file.documents(), file.tokens()), (split.documents, split.tokens));
@@ -72,7 +72,6 @@ fn documents_are_split_tokenised_and_counted() {
             assert_eq!(ids.last(), Some(&tokenizer.end_of_text()));
             texts.push(tokenizer.decode(&ids).unwrap());
         }
-        assert!(file.metadata().info.source.contains("corpus.jsonl"));
     }
     assert_eq!(
         report.train.text_bytes + report.validation.text_bytes,
@@ -80,7 +79,7 @@ fn documents_are_split_tokenised_and_counted() {
     );
     assert_eq!(texts.iter().filter(|text| text.starts_with("the number 7 ")).count(), 1);
     let shown = report.to_string();
-    assert!(shown.contains("60 × `text` is blank, first at"), "{shown}");
+    assert!(shown.contains("60 × the text is blank, first at"), "{shown}");
 }
 
 #[test]
@@ -111,7 +110,7 @@ fn a_finished_step_is_skipped_until_something_changes() {
     assert!(again(&other));
 
     // A damaged output.
-    let train = out.join(TRAIN);
+    let train = out.join("pieces/00000-train.h5");
     let mut bytes = std::fs::read(&train).unwrap();
     let at = hdf5::File::open(&train).unwrap().dataset("tokens").unwrap().offset().unwrap() as usize;
     bytes[at] ^= 1;
@@ -125,7 +124,8 @@ fn a_finished_step_is_skipped_until_something_changes() {
 
     // Without a validation set the former validation file is gone.
     assert!(!again(&PrepareConfig { validation_fraction: 0.0, ..config() }));
-    assert_eq!(names_in(&out), [MANIFEST, REPORT, TOKENIZER, TRAIN]);
+    assert_eq!(names_in(&out), [MANIFEST, "pieces", REPORT, TOKENIZER, TRAIN]);
+    assert_eq!(names_in(&out.join("pieces")), ["00000-train.h5"]);
 }
 
 #[test]
@@ -320,12 +320,18 @@ fn parts_on_several_machines_give_the_same_bytes_as_one() {
     assert_eq!(report.train.documents + report.validation.documents, 17);
     // Only the names of the folder tell the results apart.
     let same = |name: &str| {
-        let read = |out: &Path| TokenFile::open(out.join(name)).unwrap().content_hash().to_owned();
+        let read = |out: &Path| TokenSet::open(out.join(name)).unwrap().content_hash().to_owned();
         assert_eq!(read(&out), read(&whole), "{name}");
     };
     same(TRAIN);
     same(VALIDATION);
-    assert_eq!(names_in(&out), [MANIFEST, REPORT, TOKENIZER, TRAIN, VALIDATION]);
+    for name in names_in(&whole.join("pieces")) {
+        let read =
+            |out: &Path| TokenSet::open(out.join("pieces").join(&name)).unwrap().content_hash().to_owned();
+        assert_eq!(read(&out), read(&whole), "{name}");
+    }
+    assert_eq!(names_in(&out), [MANIFEST, "pieces", REPORT, TOKENIZER, TRAIN, VALIDATION]);
+    assert_eq!(names_in(&out.join("pieces")), names_in(&whole.join("pieces")));
     assert!(part(2, 3).unwrap().skipped && run(&config(), &copies, &out).unwrap().skipped);
 }
 
@@ -342,13 +348,15 @@ fn a_stopped_run_continues_with_its_finished_pieces() {
         |name: &str| std::fs::metadata(out.join("pieces").join(name)).and_then(|file| file.modified());
     let (tokenizer, first) = (stamp(TOKENIZER).unwrap(), stamp("00000.json").unwrap());
     assert!(stamp("00002.json").is_err());
-    cancelled(&inputs, &out, "merge", i64::MAX);
+    // It stops again in the last piece, after the seven documents of b, c and d.
+    cancelled(&inputs, &out, "", 7);
     assert_eq!((stamp(TOKENIZER).unwrap(), stamp("00000.json").unwrap()), (tokenizer, first));
+    assert!(stamp("00002.json").is_ok() && stamp("00003.json").is_err());
     // A damaged piece is made again, and so is a piece with a changed input.
     std::fs::write(out.join("pieces/00001-train.h5"), "damaged").unwrap();
     let text = std::fs::read_to_string(&inputs[0]).unwrap();
     std::fs::write(&inputs[0], text.replace("word", "ward")).unwrap();
-    cancelled(&inputs, &out, "merge", i64::MAX);
+    cancelled(&inputs, &out, "", 10);
     assert_ne!(stamp("00000.json").unwrap(), first);
     std::fs::write(&inputs[0], text).unwrap();
     run(&config(), &inputs, &out).unwrap();
@@ -373,6 +381,6 @@ fn the_end_of_text_token_of_a_preparation_is_remembered() {
     run(&given, std::slice::from_ref(&input), &out).unwrap();
     let again = prepared_tokenizer(&out).unwrap();
     assert_eq!(again.end_of_text_text(), "<|fin|>");
-    let file = TokenFile::open(out.join(TRAIN)).unwrap();
+    let file = TokenSet::open(out.join(TRAIN)).unwrap();
     assert_eq!(file.document(0).to_vec().last(), Some(&again.end_of_text()));
 }

@@ -1,21 +1,25 @@
-//! The `text` of a JSON line.
+//! The text of a JSON line.
 
 use std::borrow::Cow;
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 
 use super::Refusal;
 
 /// Deepest accepted nesting: serde_json's limit for values that it keeps.
 const DEEPEST: usize = 128;
 
-/// The text of a document on a line.
-pub(super) fn text_of(line: &[u8]) -> Result<String, Refusal> {
+/// The text of a document on a line: the value of `field`.
+pub(super) fn text_of(line: &[u8], field: &str) -> Result<String, Refusal> {
     let line = std::str::from_utf8(without_mark(line)).map_err(|_| Refusal::NotUtf8)?;
     if nested_too_deep(line.as_bytes()) {
         return Err(Refusal::NestedTooDeep);
     }
-    match serde_json::from_str(line).map_err(|_| Refusal::InvalidJson)? {
+    let mut json = serde_json::Deserializer::from_str(line);
+    let value = Keep(field).deserialize(&mut json).and_then(|value| json.end().map(|()| value));
+    match value.map_err(|_| Refusal::InvalidJson)? {
         Value::Object(Some(Text(Some(text)))) if is_blank(&text) => {
             drop(text);
             Err(Refusal::EmptyText)
@@ -62,7 +66,7 @@ fn nested_too_deep(line: &[u8]) -> bool {
     false
 }
 
-/// The value of a line. Only the field `text` is kept; of repeated fields the last counts, as in Python.
+/// The value of a line. Only the text is kept; of repeated fields the last counts, as in Python.
 enum Value {
     Object(Option<Text>),
     Other,
@@ -71,50 +75,55 @@ enum Value {
 /// A string, or `None` for any other type.
 struct Text(Option<String>);
 
-impl<'de> Deserialize<'de> for Value {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Keep;
-        impl<'de> Visitor<'de> for Keep {
-            type Value = Value;
+/// Keeps the field with this name.
+struct Keep<'f>(&'f str);
 
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a JSON value")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-                let mut text = None;
-                while let Some(key) = map.next_key::<Cow<'de, str>>()? {
-                    if key == "text" {
-                        text = Some(map.next_value()?);
-                    } else {
-                        map.next_value::<IgnoredAny>()?;
-                    }
-                }
-                Ok(Value::Object(text))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
-                while seq.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Value::Other)
-            }
-            fn visit_str<E: Error>(self, _: &str) -> Result<Value, E> {
-                Ok(Value::Other)
-            }
-            fn visit_bool<E: Error>(self, _: bool) -> Result<Value, E> {
-                Ok(Value::Other)
-            }
-            fn visit_i64<E: Error>(self, _: i64) -> Result<Value, E> {
-                Ok(Value::Other)
-            }
-            fn visit_u64<E: Error>(self, _: u64) -> Result<Value, E> {
-                Ok(Value::Other)
-            }
-            fn visit_f64<E: Error>(self, _: f64) -> Result<Value, E> {
-                Ok(Value::Other)
-            }
-            fn visit_unit<E: Error>(self) -> Result<Value, E> {
-                Ok(Value::Other)
+impl<'de> DeserializeSeed<'de> for Keep<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Keep<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a JSON value")
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut text = None;
+        while let Some(key) = map.next_key::<Cow<'de, str>>()? {
+            if key == self.0 {
+                text = Some(map.next_value()?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
             }
         }
-        deserializer.deserialize_any(Keep)
+        Ok(Value::Object(text))
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Value::Other)
+    }
+    fn visit_str<E: Error>(self, _: &str) -> Result<Value, E> {
+        Ok(Value::Other)
+    }
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Value, E> {
+        Ok(Value::Other)
+    }
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Value, E> {
+        Ok(Value::Other)
+    }
+    fn visit_u64<E: Error>(self, _: u64) -> Result<Value, E> {
+        Ok(Value::Other)
+    }
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Value, E> {
+        Ok(Value::Other)
+    }
+    fn visit_unit<E: Error>(self) -> Result<Value, E> {
+        Ok(Value::Other)
     }
 }
 
@@ -189,31 +198,32 @@ mod tests {
             ("{\"text\":\" \\n\u{A0}\u{200B}\"}", Err(Refusal::EmptyText)),
         ];
         for (line, outcome) in cases {
-            assert_eq!(text_of(line.as_bytes()), outcome.map(str::to_owned), "{line:?}");
+            assert_eq!(text_of(line.as_bytes(), "text"), outcome.map(str::to_owned), "{line:?}");
         }
-        assert_eq!(text_of(b"{\"text\":\"caf\xE9\"}"), Err(Refusal::NotUtf8));
+        assert_eq!(text_of(b"{\"text\":\"caf\xE9\"}", "text"), Err(Refusal::NotUtf8));
+        assert_eq!(text_of(b"{\"text\":1,\"content\":\"a\"}", "content").as_deref(), Ok("a"));
     }
 
     #[test]
     fn deep_nesting_is_refused_and_brackets_in_strings_are_not() {
         let deep = format!("{{\"text\":\"a\",\"x\":{}{}}}", "[".repeat(200_000), "]".repeat(200_000));
-        assert_eq!(text_of(deep.as_bytes()), Err(Refusal::NestedTooDeep));
+        assert_eq!(text_of(deep.as_bytes(), "text"), Err(Refusal::NestedTooDeep));
         let unclosed = "[".repeat(200_000);
-        assert_eq!(text_of(unclosed.as_bytes()), Err(Refusal::NestedTooDeep));
+        assert_eq!(text_of(unclosed.as_bytes(), "text"), Err(Refusal::NestedTooDeep));
         let brackets = format!("{{\"text\":\"\\\"{}\"}}", "[{".repeat(1000));
-        assert_eq!(text_of(brackets.as_bytes()).unwrap().len(), 2001);
+        assert_eq!(text_of(brackets.as_bytes(), "text").unwrap().len(), 2001);
     }
 
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = text_of(&bytes);
+            let _ = text_of(&bytes, "text");
         }
 
         #[test]
         fn any_text_comes_back(text in "\\PC{0,50}|[\u{0}-\u{1f}\"\\\\]{1,20}x") {
             let line = serde_json::json!({ "text": text }).to_string();
-            prop_assert_eq!(text_of(line.as_bytes()).ok(), (!is_blank(&text)).then_some(text));
+            prop_assert_eq!(text_of(line.as_bytes(), "text").ok(), (!is_blank(&text)).then_some(text));
         }
     }
 }

@@ -15,6 +15,17 @@ pub(super) enum Compression {
     Zstd,
 }
 
+/// Format of a file, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// JSON lines.
+    Json,
+    /// Parquet, which compresses its columns itself.
+    Parquet,
+    /// Plain text.
+    Text,
+}
+
 /// A file to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputFile {
@@ -22,8 +33,7 @@ pub struct InputFile {
     pub path: PathBuf,
     /// Its length as stored, in bytes.
     pub bytes: u64,
-    /// True for JSON lines, false for plain text.
-    pub json: bool,
+    pub(super) format: Format,
     pub(super) compression: Compression,
 }
 
@@ -36,14 +46,21 @@ impl InputFile {
             (_, Some(stem)) => (stem, Compression::Zstd),
             _ => (name.as_str(), Compression::None),
         };
-        let json = [".json", ".jsonl", ".ndjson"].iter().any(|ending| stem.ends_with(ending));
-        Self { path, bytes, json, compression }
+        let format = if name.ends_with(".parquet") {
+            Format::Parquet
+        } else if [".json", ".jsonl", ".ndjson"].iter().any(|ending| stem.ends_with(ending)) {
+            Format::Json
+        } else {
+            Format::Text
+        };
+        Self { path, bytes, format, compression }
     }
 
     /// Estimated number of bytes of text in the file.
     pub(crate) fn text_bytes_estimate(&self) -> u64 {
-        // English text shrinks to about 40 % with gzip and 35 % with zstd.
-        if self.compression == Compression::None { self.bytes } else { self.bytes.saturating_mul(5) / 2 }
+        // English text shrinks to about 40 % with gzip and 35 % with zstd. Parquet files are nearly always compressed.
+        let plain = self.compression == Compression::None && self.format != Format::Parquet;
+        if plain { self.bytes } else { self.bytes.saturating_mul(5) / 2 }
     }
 }
 

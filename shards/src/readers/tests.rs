@@ -8,7 +8,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::NoProgress;
 
-const LIMITS: ReadLimits = ReadLimits { max_line_bytes: 1000, text_document_bytes: 12 };
+fn settings() -> ReadSettings {
+    ReadSettings { text_field: "text".to_owned(), max_line_bytes: 1000, text_document_bytes: 12 }
+}
 
 fn gzip(content: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
@@ -28,7 +30,7 @@ fn write(folder: &tempfile::TempDir, name: &str, content: &[u8]) -> InputFile {
 
 fn read(file: &InputFile) -> (Vec<String>, Vec<(Refusal, u64)>, FileEnd) {
     let (mut texts, mut refused) = (Vec::new(), Vec::new());
-    let end = read_documents(file, &LIMITS, &NoProgress, &mut |record| {
+    let end = read_documents(file, &settings(), &NoProgress, &mut |record| {
         match record {
             ReadRecord::Document { text, .. } => texts.push(text),
             ReadRecord::Refused { reason, line } => refused.push((reason, line)),
@@ -188,7 +190,7 @@ fn the_dirty_corpus_is_read_as_its_readme_demands() {
         eprintln!("the shared corpus is not here: nothing tested");
         return;
     };
-    let limits = ReadLimits { max_line_bytes: 64 << 20, ..LIMITS };
+    let limits = ReadSettings { max_line_bytes: 64 << 20, ..settings() };
     let (mut kept, mut refused) = (Vec::new(), Vec::new());
     let end = read_documents(&file, &limits, &NoProgress, &mut |record| {
         match record {

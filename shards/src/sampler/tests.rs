@@ -2,7 +2,7 @@ use super::*;
 use crate::{IGNORE, TokenFileInfo, TokenFileWriter};
 
 /// A file of documents with `lengths` tokens each. All tokens of the file differ, except the end-of-text tokens.
-fn file(folder: &tempfile::TempDir, lengths: &[u32]) -> Arc<TokenFile> {
+fn file(folder: &tempfile::TempDir, lengths: &[u32]) -> Arc<TokenSet> {
     let path = folder.path().join("t.h5");
     let info = TokenFileInfo { vocab_size: 1 << 20, ..Default::default() };
     let mut writer = TokenFileWriter::create(&path, info).unwrap();
@@ -14,7 +14,7 @@ fn file(folder: &tempfile::TempDir, lengths: &[u32]) -> Arc<TokenFile> {
         writer.push_document(&document).unwrap();
     }
     writer.finish().unwrap();
-    Arc::new(TokenFile::open(path).unwrap())
+    Arc::new(TokenSet::open(path).unwrap())
 }
 
 fn config(sequence_length: usize, packing: bool) -> SamplerConfig {
@@ -107,7 +107,7 @@ fn a_token_outside_the_vocabulary_is_refused_at_use() {
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[tokens] = 200;
     std::fs::write(&path, bytes).unwrap();
-    let sampler = Sampler::new(Arc::new(TokenFile::open(path).unwrap()), 0..1, config(2, false)).unwrap();
+    let sampler = Sampler::new(Arc::new(TokenSet::open(path).unwrap()), 0..1, config(2, false)).unwrap();
     assert!(matches!(sampler.batch(0, 1), Err(ShardsError::TokenOutOfVocabulary { token: 200, .. })));
 }
 
@@ -124,7 +124,7 @@ fn the_number_that_marks_no_target_is_refused_as_a_token() {
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[tokens + 8..tokens + 12].copy_from_slice(&IGNORE.to_le_bytes());
     std::fs::write(&path, bytes).unwrap();
-    let sampler = Sampler::new(Arc::new(TokenFile::open(path).unwrap()), 0..1, config(2, false)).unwrap();
+    let sampler = Sampler::new(Arc::new(TokenSet::open(path).unwrap()), 0..1, config(2, false)).unwrap();
     assert!(matches!(sampler.batch(0, 1), Err(ShardsError::TokenOutOfVocabulary { token: IGNORE, .. })));
 }
 

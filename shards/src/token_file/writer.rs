@@ -22,7 +22,8 @@ pub struct TokenFileSummary {
     pub tokens: u64,
     /// Length of the file in bytes.
     pub bytes: u64,
-    /// Hash of the content (see [`super::TokenFileMetadata::content_hash`]).
+    /// Hash of the content: BLAKE3 of the BLAKE3 of the bytes of `tokens` followed by that of `documents`, in
+    /// hexadecimal.
     pub content_hash: String,
 }
 

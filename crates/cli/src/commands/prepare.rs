@@ -14,13 +14,13 @@ use crate::run_options::RunOptions;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  dipaco prepare --run runs/tiny text/ more.jsonl.zst  files and folders: C4's json.gz, JSON lines, plain text
+  dipaco prepare --run runs/tiny text/ more.jsonl.zst  C4's json.gz, JSON lines, Parquet, plain text, folders
   dipaco prepare --run runs/c4 c4/train --validation c4/validation --set prepare.vocab_size=32000
 
 Over several machines, with the same files and settings on all of them (docs/scale.md):
   dipaco prepare --run runs/c4 --tokenizer-only c4/    once; every machine needs runs/c4/data/pieces
   dipaco prepare --run runs/c4 --part 2/8 c4/          on the second of eight; copy its data/pieces back
-  dipaco prepare --run runs/c4 c4/                     merges, or says which part is missing
+  dipaco prepare --run runs/c4 c4/                     lists their files, or says which part is missing
 
 A command that was stopped, or found the disk full, continues when it is repeated.";
 
@@ -29,7 +29,7 @@ A command that was stopped, or found the disk full, continues when it is repeate
 pub(crate) struct PrepareOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Files and folders of text: C4's *.json.gz, *.jsonl, *.jsonl.gz, *.jsonl.zst, plain text.
+    /// Files and folders of text: C4's *.json.gz, *.jsonl, *.jsonl.gz, *.jsonl.zst, *.parquet, plain text.
     #[arg(required = true, value_name = "PATH")]
     inputs: Vec<PathBuf>,
     /// Validation text; may be repeated. The default is a part of the inputs, chosen by a hash of each document.
@@ -82,7 +82,7 @@ pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), C
             pieces.display()
         ),
         PrepareWork::Part(part) => format!(
-            "part {part} is done:\n{report}\nwhen all parts are in {}, the same command without --part merges them",
+            "part {part} is done:\n{report}\nwhen all parts are in {}, the same command without --part lists their files",
             pieces.display()
         ),
         PrepareWork::All => report.to_string(),

@@ -46,8 +46,8 @@ Examples:
   dipaco route features --run runs/c4 --part 2/8       on the second of eight machines
   dipaco route fit --run runs/c4                       uses them, or names the missing part
 
-`route fit` alone does all of it. The parts are in routing/features; every machine needs data/train.h5 and the
-seed in store/ (docs/scale.md).";
+`route fit` alone does all of it. The parts are in routing/features; every machine needs data/ and the seed in
+store/ (docs/scale.md).";
 const FIT_EXAMPLES: &str = "\
 Examples:
   dipaco route fit --run runs/tiny
@@ -57,10 +57,10 @@ Examples:
   dipaco route assign --run runs/tiny
   dipaco route assign --run runs/tiny --phase 1        by the router that `dipaco route refit` fitted
   dipaco route assign --run runs/c4 --part 2/8         on the second of eight machines; then without --part, which
-                                                       writes the shards or names the missing part
+                                                       lists their files or names the missing part
 
-A command that was stopped, or found the disk full, continues when it is repeated. The decisions of the parts are in
-routing/train/parts and routing/validation/parts (docs/scale.md).";
+A command that was stopped, or found the disk full, continues when it is repeated. The parts write in routing/train
+and routing/validation (docs/scale.md).";
 const SCORE_EXAMPLES: &str = "\
 Examples:
   dipaco route score --run runs/tiny                   every path; `dipaco train` does it where a phase begins
@@ -102,7 +102,7 @@ pub(crate) struct AssignOptions {
     /// Phase of routing whose router divides the text.
     #[arg(long, default_value_t = 0, value_name = "N")]
     phase: u32,
-    /// Only decide about part I of N of the documents, counted from 1, and write no shard; `auto` is the part of the
+    /// Only divide part I of N of the documents, counted from 1, into token files of the shards; `auto` is the part of the
     /// scheduler's array.
     #[arg(long, value_name = "I/N", value_parser = crate::part::parse)]
     part: Option<WorkPart>,

@@ -29,6 +29,11 @@ pub(super) const KEYS: &[KeyDoc] = &[
          them. 0 writes no validation set.",
     ),
     key(
+        "prepare.text_field",
+        "text",
+        "Field of JSON lines, or column of Parquet files, with the text of a document; dots lead into structures of Parquet.",
+    ),
+    key(
         "prepare.text_document_bytes",
         "bytes",
         "Largest document cut from a plain text file; cuts are at line ends. Small values cut context, large values leave \

@@ -42,7 +42,7 @@ fn tiny(seed: u64) -> Path {
 }
 
 /// A token file with documents of these lengths, including the end-of-text token 0.
-fn token_file(folder: &std::path::Path, lengths: &[usize]) -> TokenFile {
+fn token_file(folder: &std::path::Path, lengths: &[usize]) -> TokenSet {
     let path = folder.join("validation.h5");
     let info = TokenFileInfo {
         tokenizer_hash: "tokenizer".into(),
@@ -62,7 +62,7 @@ fn token_file(folder: &std::path::Path, lengths: &[usize]) -> TokenFile {
         writer.push_document(&tokens).unwrap();
     }
     writer.finish().unwrap();
-    TokenFile::open(path).unwrap()
+    TokenSet::open(path).unwrap()
 }
 
 const LENGTHS: [usize; 12] = [5, 32, 33, 40, 48, 49, 80, 81, 130, 200, 44, 60];
@@ -71,11 +71,11 @@ fn plain(config: &EvaluationConfig) -> Protocol<'_> {
     Protocol { config, token_bytes: None, domains: None }
 }
 
-fn run(model: &dyn LanguageModel, file: &TokenFile, config: &EvaluationConfig) -> Evaluation {
+fn run(model: &dyn LanguageModel, file: &TokenSet, config: &EvaluationConfig) -> Evaluation {
     evaluate_dense(model, file, &plain(config), &mut quiet).unwrap()
 }
 
-fn shards(folder: &std::path::Path, file: &TokenFile, paths: u32) -> ShardSet {
+fn shards(folder: &std::path::Path, file: &TokenSet, paths: u32) -> ShardSet {
     let config = RouterConfig { features: FeatureKind::Seed, ..RouterConfig::default() };
     let seed = RouterFeatures::new(config.kind, &config, None, tiny(5).config(), || {
         Ok::<_, dipaco_routing::RoutingError>(tiny(5))
@@ -300,7 +300,7 @@ fn a_token_outside_of_the_vocabulary_is_not_evaluated() {
     bytes[at + 2 * 3] = VOCABULARY as u8;
     drop(file);
     std::fs::write(&path, bytes).unwrap();
-    let file = TokenFile::open(&path).unwrap();
+    let file = TokenSet::open(&path).unwrap();
     let config = EvaluationConfig::default();
     let refused = evaluate_dense(&tiny(1), &file, &plain(&config), &mut quiet);
     assert!(

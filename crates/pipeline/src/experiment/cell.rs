@@ -203,7 +203,9 @@ fn remove_what_only_training_needs(run: &RunDirectory) -> Result<(), PipelineErr
             let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             // The reserved documents stay: the transformer router is fitted on them.
             if name.starts_with("path-") {
-                removed(&file, fs::remove_file(&file))?;
+                // A shard is a list and a folder.
+                let gone = if file.is_dir() { fs::remove_dir_all(&file) } else { fs::remove_file(&file) };
+                removed(&file, gone)?;
             }
         }
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use dipaco_config::RunConfig;
 use dipaco_eval::Domains;
 use dipaco_experiment::data_key;
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 use dipaco_telemetry::{Progress, human};
 use tokio::runtime::Handle;
 
@@ -107,7 +107,7 @@ impl ExperimentFolder {
         let flag = &self.cancel.flag;
         let report = prepare::prepare(&run, config, inputs, validation, &self.progress, flag)?;
         self.progress.line(&prepare::summary(&report));
-        let hash = |file: &Path| Ok::<_, PipelineError>(TokenFile::open(file)?.content_hash().to_owned());
+        let hash = |file: &Path| Ok::<_, PipelineError>(TokenSet::open(file)?.content_hash().to_owned());
         let train = hash(&run.train_tokens())?;
         let all = format!("{train} {}", hash(&run.validation_tokens())?);
         let text = PreparedText { folder, train, all };

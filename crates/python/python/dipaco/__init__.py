@@ -5,6 +5,6 @@
 
 `__init__.pyi` has the types and the documentation. Training is the work of the program `dipaco`.
 """
-from ._dipaco import Generation, Route, Run, RunError, Score, TokenFile, __version__
+from ._dipaco import Generation, Route, Run, RunError, Score, TokenSet, __version__
 
-__all__ = ["Generation", "Route", "Run", "RunError", "Score", "TokenFile", "__version__"]
+__all__ = ["Generation", "Route", "Run", "RunError", "Score", "TokenSet", "__version__"]

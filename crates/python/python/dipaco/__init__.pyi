@@ -8,7 +8,7 @@ from typing import Any, Literal, Optional, Union, final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Generation", "Route", "Run", "RunError", "Score", "TokenFile", "__version__"]
+__all__ = ["Generation", "Route", "Run", "RunError", "Score", "TokenSet", "__version__"]
 
 __version__: str
 
@@ -67,19 +67,22 @@ class Generation:
         """stop: the text ended, or a stop text came. length: max_tokens were generated."""
 
 @final
-class TokenFile:
-    """Documents as token ids: a token file of `dipaco prepare`, or the shard of a path.
+class TokenSet:
+    """Documents as token ids: the text of `dipaco prepare`, or the shard of a path, in one token file or in several.
 
-    The arrays are views of the file. They can't be written, and nothing is copied or read before its use.
+    The arrays are views of the files. They can't be written, and nothing is copied or read before its use.
     The object is a data set for torch.utils.data.DataLoader: it has a length and items, and goes to other processes by
     its path.
     """
 
-    def __new__(cls, path: Union[str, PathLike[str]]) -> TokenFile:
-        """Opens a token file and checks its structure, not its tokens."""
+    def __new__(cls, path: Union[str, PathLike[str]]) -> TokenSet:
+        """Opens a list of token files or a token file, and checks their structure, not their tokens."""
     @property
     def path(self) -> Path:
-        """The file."""
+        """The list of the files, or the only file."""
+    @property
+    def files(self) -> list[TokenSet]:
+        """The token files in their order, each as a set of its own."""
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
@@ -91,12 +94,12 @@ class TokenFile:
         """The hash of the content, as its writer recorded it."""
     @property
     def tokens(self) -> NDArray[Union[np.uint16, np.uint32]]:
-        """All tokens, document after document."""
+        """All tokens, document after document. A set of several files raises ValueError: take the arrays of `files`."""
     @property
     def offsets(self) -> NDArray[np.uint64]:
-        """Places of the documents in `tokens`, and the end of the last document."""
+        """Places of the documents in `tokens`, and the end of the last document. Only of a set of one file, as `tokens`."""
     def verify(self) -> None:
-        """Reads the whole file, and checks its hash and that all tokens are in the vocabulary."""
+        """Reads all files, and checks their hashes and that all tokens are in the vocabulary."""
     def __len__(self) -> int:
         """Number of documents."""
     def __getitem__(self, document: int, /) -> NDArray[Union[np.uint16, np.uint32]]:
@@ -160,7 +163,7 @@ class Run:
     def evaluate(self, *, path: Optional[int] = None, seed: bool = False) -> dict[str, Any]:
         """Perplexity on the validation text, as `dipaco evaluate --json` has it: of the routed paths, of one path, or of the
         seed."""
-    def tokens(self, path: Optional[int] = None, *, validation: bool = False) -> TokenFile:
+    def tokens(self, path: Optional[int] = None, *, validation: bool = False) -> TokenSet:
         """The training or validation text as tokens: all of it, or the shard of a path in the current phase."""
     def metrics(self, event: Optional[str] = None) -> list[dict[str, Any]]:
         """The events of the run in their order, or those with one name. docs/metrics.md lists them."""

@@ -105,8 +105,8 @@ impl RequestHandler for CoordinatorRequests {
             Request::Fetch { source: FetchSource::Object(object), offset } => {
                 self.object_piece(&object, offset).await
             }
-            Request::Fetch { source: FetchSource::Shard { path, hash }, offset } => {
-                self.shard_piece(path, &hash, offset).await
+            Request::Fetch { source: FetchSource::Shard { path, hash, file }, offset } => {
+                self.shard_piece(path, &hash, file, offset).await
             }
             Request::Check { object } => self.check_object(&object).await,
             // Host code receives pieces and calls `ResultReceiver`.

@@ -7,7 +7,7 @@ use std::path::{Path as FilePath, PathBuf};
 use dipaco_files::{FileError, PendingFile};
 use dipaco_model::Path;
 use dipaco_routing::{ScoreFiles, ScoreHeader, scores_are_there};
-use dipaco_shards::TokenFile;
+use dipaco_shards::TokenSet;
 use dipaco_store::TrainingRecord;
 use dipaco_topology::{ModuleId, PathId, Topology};
 use rayon::prelude::*;
@@ -26,7 +26,7 @@ pub fn score_header(
     training: &TrainingRecord,
     topology: &Topology,
     path: PathId,
-    tokens: &TokenFile,
+    tokens: &TokenSet,
     sequence_tokens: usize,
 ) -> Result<ScoreHeader, RouterError> {
     let module = |module: ModuleId| {
@@ -60,7 +60,7 @@ pub fn write_scores(
     folder: &FilePath,
     header: &ScoreHeader,
     model: &Path,
-    tokens: &TokenFile,
+    tokens: &TokenSet,
     batch: usize,
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<bool, RouterError> {
@@ -109,7 +109,7 @@ pub fn write_scores(
 /// windows and the batch size alone decide which windows share a batch, so the scores do not depend on threads.
 fn score(
     model: &Path,
-    tokens: &TokenFile,
+    tokens: &TokenSet,
     path: PathId,
     windows: &[Window],
     batch: usize,

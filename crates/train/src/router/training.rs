@@ -10,7 +10,7 @@ use dipaco_model::{ModelConfig, ModuleWeights, parameters, path_specs};
 use dipaco_optim::Optimizer;
 use dipaco_path::{InnerConfig, MomentSpecs, PathState, TrainDevice, Trainer};
 use dipaco_routing::PathScores;
-use dipaco_shards::{IGNORE, TokenFile};
+use dipaco_shards::{IGNORE, TokenSet};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 
 use crate::TrainError;
@@ -26,7 +26,7 @@ pub struct RouterTraining<'a> {
     /// The seed's weights.
     pub seed: &'a ModuleWeights,
     /// The reserved documents.
-    pub tokens: &'a TokenFile,
+    pub tokens: &'a TokenSet,
     /// The scores of each path for the reserved documents, in the order of the paths.
     pub scores: &'a mut [PathScores],
     /// Random seed of the order of the sequences.

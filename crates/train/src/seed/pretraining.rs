@@ -9,7 +9,7 @@ use dipaco_config::RunConfig;
 use dipaco_model::ModuleWeights;
 use dipaco_path::{InnerConfig, MomentSpecs, PathState, StepReport, Trainer, mean_loss, module_files};
 use dipaco_routing::{RouterConfig, is_router_document};
-use dipaco_shards::{DocumentSet, Sampler, SamplerConfig, ShardsError, TokenFile};
+use dipaco_shards::{DocumentSet, Sampler, SamplerConfig, ShardsError, TokenSet};
 use dipaco_telemetry::{Event, Events, Task};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 
@@ -43,7 +43,7 @@ pub(super) struct Pretraining {
     config: RunConfig,
     trainer: Trainer,
     sampler: Sampler,
-    validation: Option<Arc<TokenFile>>,
+    validation: Option<Arc<TokenSet>>,
     monitor: Monitor,
     /// Tokens trained on by this process, without padding.
     tokens: u64,
@@ -51,7 +51,7 @@ pub(super) struct Pretraining {
 
 /// Draws the documents that are not reserved for routers.
 fn sampler(
-    file: &Arc<TokenFile>,
+    file: &Arc<TokenSet>,
     order: SamplerConfig,
     routing: &RouterConfig,
 ) -> Result<Sampler, ShardsError> {

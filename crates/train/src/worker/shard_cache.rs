@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use dipaco_files::{FileError, PendingFile};
-use dipaco_shards::TokenFile;
+use dipaco_shards::{ListedFile, ShardsError, TokenSet, TokenSetManifest};
 use dipaco_topology::PathId;
 use tokio::sync::Mutex;
 
@@ -86,35 +86,82 @@ impl ShardCache {
         Ok(data)
     }
 
-    /// Opens a shard whose file in the routing folder is called `file`, and downloads it if no folder has it.
+    /// Opens a shard whose list in the routing folder is called `file`, and downloads it if no folder has it.
     async fn open(&self, key: &ShardKey, file: &str) -> Result<PathData, WorkerError> {
         let plan = self.transfer.routes.coordinator().plan().clone();
         check_names(file, &key.hash)?;
         // Named by the hash, because shards of several runs and phases may lie in one folder.
-        let downloaded = self.cache.join(format!("{}.h5", key.hash));
+        let list = FilePath::new(file).extension().is_some_and(|extension| extension == "json");
+        let downloaded = self.cache.join(format!("{}.{}", key.hash, if list { "json" } else { "h5" }));
         let ShardKey { path, hash } = key.clone();
         let mut places = self.folder.iter().map(|folder| folder.join(file)).chain([downloaded.clone()]);
         if let Some(place) = places.find(|place| place.exists()) {
-            let data = blocking(move || PathData::new(TokenFile::open(place)?, &hash, path, &plan));
+            let data = blocking(move || PathData::new(TokenSet::open(place)?, &hash, path, &plan));
             return Ok(data.await??);
         }
-        let pending = self.download(key, &downloaded).await?;
+        std::fs::create_dir_all(&self.cache).map_err(FileError::new("create the folder", &self.cache))?;
+        if list {
+            self.download_listed(key, &downloaded).await?;
+        } else {
+            self.download_file(key, None, &downloaded, &hash).await?;
+        }
+        blocking(move || Ok(PathData::new(TokenSet::open(downloaded)?, &hash, path, &plan)?)).await?
+    }
+
+    /// Downloads the list of a shard and those of its files that are not there. The list gets its name last, so it is
+    /// there only with all of its files. It names them by their hashes.
+    async fn download_listed(&self, key: &ShardKey, destination: &FilePath) -> Result<(), WorkerError> {
+        let pending = self.download(key, None, destination).await?;
+        let mut list = blocking(move || TokenSetManifest::read(pending.temporary_path())).await??;
+        if list.content_hash() != key.hash {
+            let reason = format!("the coordinator sent a list with the content hash {}", list.content_hash());
+            return Err(ShardsError::Damaged { path: destination.to_owned(), reason }.into());
+        }
+        for (number, ListedFile { file, content_hash, .. }) in (0..).zip(&mut list.files) {
+            *file = format!("{content_hash}.h5");
+            check_names(file, content_hash)?;
+            let place = self.cache.join(&file);
+            if !place.exists() {
+                self.download_file(key, Some(number), &place, content_hash).await?;
+            }
+        }
+        let destination = destination.to_owned();
+        Ok(blocking(move || list.publish(&destination)).await??)
+    }
+
+    /// Downloads a token file with the content hash `hash`.
+    async fn download_file(
+        &self,
+        key: &ShardKey,
+        file: Option<u32>,
+        destination: &FilePath,
+        hash: &str,
+    ) -> Result<(), WorkerError> {
+        let pending = self.download(key, file, destination).await?;
+        let (hash, place) = (hash.to_owned(), destination.to_owned());
         blocking(move || {
-            let file = TokenFile::open(pending.temporary_path())?;
+            let file = TokenSet::open(pending.temporary_path())?;
             // Verified before it gets its name: a damaged file under this name would be opened by every later worker.
             file.verify()?;
-            let data = PathData::new(file, &hash, path, &plan)?;
-            pending.publish()?;
-            Ok(data)
+            if file.content_hash() != hash {
+                let reason =
+                    format!("the coordinator sent a file with the content hash {}", file.content_hash());
+                return Err(ShardsError::Damaged { path: place, reason }.into());
+            }
+            Ok(pending.publish()?)
         })
         .await?
     }
 
-    /// Downloads a shard into a temporary file beside its destination.
-    async fn download(&self, key: &ShardKey, destination: &FilePath) -> Result<PendingFile, WorkerError> {
-        std::fs::create_dir_all(&self.cache).map_err(FileError::new("create the folder", &self.cache))?;
+    /// Downloads a file of a shard into a temporary file beside its destination.
+    async fn download(
+        &self,
+        key: &ShardKey,
+        file: Option<u32>,
+        destination: &FilePath,
+    ) -> Result<PendingFile, WorkerError> {
         let mut pending = PendingFile::create(destination)?;
-        let source = FetchSource::Shard { path: key.path, hash: key.hash.clone() };
+        let source = FetchSource::Shard { path: key.path, hash: key.hash.clone(), file };
         let session = self.transfer.routes.coordinator();
         self.transfer
             .gather(session, &source, None, BytesMut::with_capacity, |offset, piece| {
@@ -141,7 +188,7 @@ fn check_names(file: &str, hash: &str) -> Result<(), WorkerError> {
 
 #[cfg(test)]
 mod tests {
-    use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
+    use dipaco_shards::{TokenFileInfo, TokenFileWriter, TokenSet};
     use dipaco_store::ShardRecord;
     use dipaco_sync::{Fence, LeaseSecret};
 
@@ -157,7 +204,7 @@ mod tests {
             writer.push_document(&[path + 1, document + 1, 7, 0]).unwrap();
         }
         writer.finish().unwrap();
-        let opened = TokenFile::open(folder.join(&file)).unwrap();
+        let opened = TokenSet::open(folder.join(&file)).unwrap();
         let (hash, documents, tokens) =
             (opened.content_hash().to_owned(), opened.documents(), opened.tokens());
         GrantedLease {

@@ -14,7 +14,7 @@ use dipaco_model::{level_specs, parameters};
 use dipaco_net::{JoinToken, Limits, NetError, RunAuthority, Server};
 use dipaco_path::TrainDevice;
 use dipaco_protocol::SYNCHRONIZER;
-use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
+use dipaco_shards::{TokenFileInfo, TokenFileWriter, TokenSet};
 use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_sync::FragmentId;
 use dipaco_telemetry::{Events, Progress, RunClock};
@@ -68,7 +68,7 @@ pub(crate) fn config() -> RunConfig {
 }
 
 /// Writes a token file of documents that follow a rule, which differs for each `kind`.
-pub(crate) fn tokens(file: &Path, kind: u32, documents: u32) -> Arc<TokenFile> {
+pub(crate) fn tokens(file: &Path, kind: u32, documents: u32) -> Arc<TokenSet> {
     let info = TokenFileInfo {
         tokenizer_hash: "test".into(),
         end_of_text: 0,
@@ -83,7 +83,7 @@ pub(crate) fn tokens(file: &Path, kind: u32, documents: u32) -> Arc<TokenFile> {
         writer.push_document(&ids).unwrap();
     }
     writer.finish().unwrap();
-    Arc::new(TokenFile::open(file).unwrap())
+    Arc::new(TokenSet::open(file).unwrap())
 }
 
 /// A run on the disk: text, shards, a store.

@@ -39,7 +39,7 @@ pub(crate) fn any_request(rng: &mut CaseRng, work: &GrantedLease) -> Request {
     let claim = LeaseClaim { key, worker: process };
     let report =
         LeaseReport { loss: Some(2.5), held_out_loss: None, tokens: 9, seconds: 0.5, waited_seconds: 0.1 };
-    let source = FetchSource::Shard { path: work.path, hash: work.shard.hash.clone() };
+    let source = FetchSource::Shard { path: work.path, hash: work.shard.hash.clone(), file: None };
     match rng.random_range(0..18) {
         0 | 1 => Request::Lease { held: (0..rng.random_range(0..4)).map(PathId).collect(), wait_ms: 0 },
         2 => Request::Follow { lease: key, wait_ms: 0 },

@@ -10,7 +10,7 @@ use dipaco_config::RunConfig;
 use dipaco_net::{Clock, JoinToken, Limits, RunAuthority, Server};
 use dipaco_path::TrainDevice;
 use dipaco_pipeline::PipelineError;
-use dipaco_shards::{TokenFile, TokenFileInfo, TokenFileWriter};
+use dipaco_shards::{TokenFileInfo, TokenFileWriter, TokenSet};
 use dipaco_store::{RunStore, ShardRecord};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::Topology;
@@ -133,7 +133,7 @@ pub(super) async fn lead(config: RunConfig) -> Result<(), CliError> {
 fn tokens(
     folder: &Path,
     config: &RunConfig,
-) -> Result<(Arc<TokenFile>, ShardRecord), dipaco_shards::ShardsError> {
+) -> Result<(Arc<TokenSet>, ShardRecord), dipaco_shards::ShardsError> {
     let file = folder.join("shard.h5");
     let vocab_size = u32::try_from(config.model.vocab_size).unwrap_or(u32::MAX);
     // Half as long again as a sequence, so that no step trains on padding alone.
@@ -152,7 +152,7 @@ fn tokens(
         writer.push_document(&ids)?;
     }
     writer.finish()?;
-    let file = Arc::new(TokenFile::open(&file)?);
+    let file = Arc::new(TokenSet::open(&file)?);
     let record = ShardRecord {
         file: "shard.h5".to_owned(),
         hash: file.content_hash().to_owned(),

@@ -40,7 +40,7 @@ fn mixed(shards: &ShardSet, mixture: Mixture<'_>, config: &EvaluationConfig) -> 
 }
 
 /// The loss of each document by each path, by the definition: one sequence at a time, without padding.
-fn log_probs(file: &TokenFile, document: u64, path: PathId) -> Vec<f64> {
+fn log_probs(file: &TokenSet, document: u64, path: PathId) -> Vec<f64> {
     let mut all = Vec::new();
     for sequence in file.document(document).to_vec().chunks(CONTEXT).filter(|one| one.len() > 32) {
         let (inputs, targets) = (&sequence[..sequence.len() - 1], &sequence[1..]);

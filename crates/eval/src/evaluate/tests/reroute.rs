@@ -35,7 +35,7 @@ impl TokenRouter for Transformer {
 }
 
 /// A token file of these documents.
-pub(super) fn file_of(folder: &std::path::Path, documents: &[Vec<u32>]) -> TokenFile {
+pub(super) fn file_of(folder: &std::path::Path, documents: &[Vec<u32>]) -> TokenSet {
     let path = folder.join("documents.h5");
     let info = TokenFileInfo {
         tokenizer_hash: "tokenizer".into(),
@@ -45,7 +45,7 @@ pub(super) fn file_of(folder: &std::path::Path, documents: &[Vec<u32>]) -> Token
     let mut writer = TokenFileWriter::create(&path, info).unwrap();
     documents.iter().for_each(|document| writer.push_document(document).unwrap());
     writer.finish().unwrap();
-    TokenFile::open(path).unwrap()
+    TokenSet::open(path).unwrap()
 }
 
 /// The paths of the chunks of each document.

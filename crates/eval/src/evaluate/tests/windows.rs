@@ -25,7 +25,7 @@ impl WindowRouter for Sum {
     }
 }
 
-fn chosen(file: &TokenFile, prefix: usize, batch: usize) -> Result<Vec<PathId>, EvalError> {
+fn chosen(file: &TokenSet, prefix: usize, batch: usize) -> Result<Vec<PathId>, EvalError> {
     let texts = [Text { file, path: PathId(1), documents: file.documents() }];
     let mut plan = Plan::new(&texts, 16, prefix, usize::MAX);
     plan.route_windows(&Sum, batch, &mut |_| Ok(()))?;

@@ -1,7 +1,10 @@
 //! Answers to fetches.
 
+use std::error::Error;
 use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
 
+use dipaco_shards::{ShardsError, TokenSetManifest};
 use dipaco_store::ObjectRef;
 use dipaco_topology::PathId;
 
@@ -53,14 +56,15 @@ impl CoordinatorRequests {
         self.ledger().is_current(object)
     }
 
-    /// Sends a piece of the shard of a path.
+    /// Sends a piece of the shard of a path: of its list, or of token file number `file` of the list.
     pub(super) async fn shard_piece(
         &self,
         path: PathId,
         hash: &str,
+        file: Option<u32>,
         offset: u64,
     ) -> Result<Answer, CoordinatorError> {
-        let file = match self.ledger().shard(path) {
+        let list = match self.ledger().shard(path) {
             Ok(shard) if shard.hash != hash => {
                 let reason = format!("this shard of path {path} is of an earlier phase");
                 return Ok((Response::Lost { reason }, None));
@@ -68,22 +72,31 @@ impl CoordinatorRequests {
             Ok(shard) => self.shards.join(&shard.file),
             Err(error) => return Ok(refused(error.to_string())),
         };
-        let name = file.clone();
-        let read = blocking(move || {
-            let mut source = std::fs::File::open(&file)?;
-            let total = source.metadata()?.len();
-            source.seek(SeekFrom::Start(offset))?;
-            let mut piece = Vec::new();
-            source.take(PIECE_BYTES).read_to_end(&mut piece)?;
-            Ok::<_, std::io::Error>((total, piece))
-        })
-        .await?;
-        Ok(match read {
+        Ok(match blocking(move || read_file(&list, file, offset)).await? {
             Ok((total, piece)) => (Response::Piece { total }, Some(piece.into())),
-            Err(source) => refused(format!(
-                "the coordinator can't read {}: {source}; run `dipaco route assign` again",
-                name.display()
-            )),
+            Err(error) => {
+                let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+                refused(format!(
+                    "the coordinator can't read the shard of path {path}: {error}{cause}; run `dipaco route assign` again"
+                ))
+            }
         })
     }
+}
+
+/// The length of a file of a shard, and the piece of it at `offset`.
+fn read_file(list: &Path, file: Option<u32>, offset: u64) -> Result<(u64, Vec<u8>), ShardsError> {
+    let path = match file {
+        None => list.to_owned(),
+        Some(file) => TokenSetManifest::read(list)?.place(list, file as usize)?,
+    };
+    let read = || -> std::io::Result<_> {
+        let mut source = std::fs::File::open(&path)?;
+        let total = source.metadata()?.len();
+        source.seek(SeekFrom::Start(offset))?;
+        let mut piece = Vec::new();
+        source.take(PIECE_BYTES).read_to_end(&mut piece)?;
+        Ok((total, piece))
+    };
+    read().map_err(|source| ShardsError::Io { action: "read", path: path.clone(), source })
 }

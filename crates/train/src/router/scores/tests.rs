@@ -28,7 +28,7 @@ fn model(seed: u64) -> Path {
 }
 
 /// Documents of these lengths.
-fn tokens(folder: &FilePath, lengths: &[u32]) -> TokenFile {
+fn tokens(folder: &FilePath, lengths: &[u32]) -> TokenSet {
     let info = TokenFileInfo {
         tokenizer_hash: "test".into(),
         end_of_text: 0,
@@ -43,10 +43,10 @@ fn tokens(folder: &FilePath, lengths: &[u32]) -> TokenFile {
         writer.push_document(&ids).unwrap();
     }
     writer.finish().unwrap();
-    TokenFile::open(&file).unwrap()
+    TokenSet::open(&file).unwrap()
 }
 
-fn header(tokens: &TokenFile) -> ScoreHeader {
+fn header(tokens: &TokenSet) -> ScoreHeader {
     let modules = vec![(ModuleId { level: 0, index: 1 }, vec![(3, "weights".to_owned())])];
     ScoreHeader::new(PathId(2), tokens, 8, modules)
 }
@@ -139,7 +139,7 @@ fn a_token_outside_of_the_vocabulary_is_not_scored() {
     bytes[at + 2 * 5] = 11;
     drop(file);
     std::fs::write(&path, bytes).unwrap();
-    let file = TokenFile::open(&path).unwrap();
+    let file = TokenSet::open(&path).unwrap();
     let refused = write_scores(folder.path(), &header(&file), &model(1), &file, 2, &mut go_on);
     assert!(
         matches!(

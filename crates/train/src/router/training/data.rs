@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use dipaco_path::Trainer;
-use dipaco_shards::{IGNORE, Permutation, TokenBatch, TokenError, TokenFile};
+use dipaco_shards::{IGNORE, Permutation, TokenBatch, TokenError, TokenSet};
 
 use crate::TrainError;
 use crate::router::RouterError;
@@ -25,7 +25,7 @@ pub(super) struct Split {
 
 /// The reserved documents with the scores of all paths.
 pub(super) struct RouterData<'a> {
-    pub(super) tokens: &'a TokenFile,
+    pub(super) tokens: &'a TokenSet,
     pub(super) scores: &'a mut [PathScores],
     /// Largest number of tokens of a window.
     pub(super) window: usize,

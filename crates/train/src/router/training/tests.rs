@@ -21,7 +21,7 @@ fn model() -> ModelConfig {
 }
 
 /// Documents whose topic changes in the middle, and the scores of three paths. Each path knows one topic.
-fn data(folder: &std::path::Path) -> (TokenFile, Vec<PathScores>) {
+fn data(folder: &std::path::Path) -> (TokenSet, Vec<PathScores>) {
     let name = folder.join("router.h5");
     let info = TokenFileInfo {
         tokenizer_hash: "tokenizer".into(),
@@ -39,7 +39,7 @@ fn data(folder: &std::path::Path) -> (TokenFile, Vec<PathScores>) {
         topics.extend((0..length).map(topic));
     }
     writer.finish().unwrap();
-    let tokens = TokenFile::open(name).unwrap();
+    let tokens = TokenSet::open(name).unwrap();
     let scores = (0..3u32).map(|path| {
         let of = |&topic: &u32| if topic == path { -1f32 } else { -3.0 };
         let bytes: Vec<u8> = topics.iter().flat_map(|topic| of(topic).to_le_bytes()).collect();

@@ -1,0 +1,137 @@
+//! The texts of a Parquet file: one document per row.
+
+use std::fs::File;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use parquet::basic::Type;
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::metadata::ParquetMetaData;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+
+use super::{FileEnd, InputFile, ReadRecord, ReadSettings, Refusal, json};
+
+/// Rows that are decoded at once. Their texts are slices of a page in memory.
+const ROWS: usize = 256;
+
+/// Reads a file, row group by row group and page by page, and passes its documents to `sink` until it breaks. A row counts
+/// as a line. The error is the damage; `sink` has received the documents before it.
+pub(super) fn read(
+    file: &InputFile,
+    settings: &ReadSettings,
+    sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
+    end: &mut FileEnd,
+) -> Result<ControlFlow<()>, String> {
+    let mut group = None;
+    // The library promises no error for every damaged file. A panic of it is damage too.
+    let outcome = catch_unwind(AssertUnwindSafe(|| read_groups(file, settings, sink, end, &mut group)));
+    let damage = match outcome {
+        Ok(Ok(flow)) => return Ok(flow),
+        Ok(Err(damage)) => damage,
+        Err(_) => "the Parquet library cannot decode it".to_owned(),
+    };
+    Err(match group {
+        Some(group) => format!("row group {group}, row {}: {damage}", end.lines + 1),
+        None => damage,
+    })
+}
+
+/// [`read`]; `group` is the number of the row group in reading.
+fn read_groups(
+    file: &InputFile,
+    settings: &ReadSettings,
+    sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
+    end: &mut FileEnd,
+    group: &mut Option<usize>,
+) -> Result<ControlFlow<()>, String> {
+    let opened = File::open(&file.path).map_err(|error| format!("cannot open it: {error}"))?;
+    let reader =
+        SerializedFileReader::new(opened).map_err(|error| format!("it is no whole Parquet file: {error}"))?;
+    let column = column_of(reader.metadata(), &settings.text_field)?;
+    for number in 0..reader.num_row_groups() {
+        *group = Some(number);
+        let wrong = |error: parquet::errors::ParquetError| error.to_string();
+        let rows = reader.get_row_group(number).map_err(wrong)?;
+        let ColumnReader::ByteArrayColumnReader(texts) = rows.get_column_reader(column).map_err(wrong)?
+        else {
+            return Err(format!("column `{}` holds no texts here", settings.text_field));
+        };
+        let expected = u64::try_from(rows.metadata().num_rows()).map_err(|error| error.to_string())?;
+        let before = end.lines;
+        if read_rows(texts, rows.metadata().column(column), settings, sink, end)?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        let found = end.lines - before;
+        if found != expected {
+            return Err(format!("it has {found} rows, and {expected} are declared"));
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+/// Number of the column with the texts.
+fn column_of(metadata: &ParquetMetaData, name: &str) -> Result<usize, String> {
+    let schema = metadata.file_metadata().schema_descr();
+    let names: Vec<String> = schema.columns().iter().map(|column| column.path().string()).collect();
+    let Some(at) = names.iter().position(|own| own == name) else {
+        let names = names.join("`, `");
+        return Err(format!("it has no column `{name}` but `{names}`; prepare.text_field names the column"));
+    };
+    let column = schema.column(at);
+    if column.physical_type() != Type::BYTE_ARRAY || column.max_rep_level() != 0 {
+        return Err(format!("column `{name}` holds no texts; prepare.text_field names the column"));
+    }
+    Ok(at)
+}
+
+/// Reads the column of a row group.
+fn read_rows(
+    mut texts: ColumnReaderImpl<ByteArrayType>,
+    chunk: &parquet::file::metadata::ColumnChunkMetaData,
+    settings: &ReadSettings,
+    sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
+    end: &mut FileEnd,
+) -> Result<ControlFlow<()>, String> {
+    let present = chunk.column_descr().max_def_level();
+    let (mut levels, mut values): (Vec<i16>, Vec<ByteArray>) = (Vec::new(), Vec::new());
+    loop {
+        levels.clear();
+        values.clear();
+        let (rows, ..) = texts
+            .read_records(ROWS, Some(&mut levels), None, &mut values)
+            .map_err(|error| error.to_string())?;
+        if rows == 0 {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let mut values = values.iter();
+        for row in 0..rows {
+            // Without levels every row has a value.
+            let value = levels.get(row).is_none_or(|&level| level == present).then(|| values.next());
+            let text = match value {
+                None => Err(Refusal::NoText),
+                Some(None) => return Err("a row has no value".to_owned()),
+                Some(Some(bytes)) => text_of(bytes.data(), settings),
+            };
+            end.lines += 1;
+            let record = match text {
+                Ok(text) => ReadRecord::Document { text, line: end.lines },
+                Err(reason) => ReadRecord::Refused { reason, line: end.lines },
+            };
+            if sink(record).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+    }
+}
+
+fn text_of(bytes: &[u8], settings: &ReadSettings) -> Result<String, Refusal> {
+    if bytes.len() > settings.max_line_bytes {
+        return Err(Refusal::LineTooLong);
+    }
+    let text = std::str::from_utf8(bytes).map_err(|_| Refusal::NotUtf8)?;
+    if json::is_blank(text) { Err(Refusal::EmptyText) } else { Ok(text.to_owned()) }
+}
+
+#[cfg(test)]
+mod tests;
