@@ -188,6 +188,8 @@ fn damaged_shards_are_reported_before_training_and_route_assign_makes_them_again
     fs::write(&shard, b"no token file").unwrap();
     let _ = run.dipaco("train").failed(1, &["path-001/00000.h5"]);
     fs::copy(other.file("routing/train/path-001/00000.h5"), &shard).unwrap();
+    let _ = run.dipaco("train").failed(1, &["path-001/00000.h5", "was made with tokenizer"]);
+    fs::copy(run.file("routing/train/path-000/00000.h5"), &shard).unwrap();
     let _ = run.dipaco("train").failed(1, &["path-001/00000.h5", "its content hash is", "is listed"]);
     fs::remove_file(&shard).unwrap();
     let _ = run.dipaco("train").failed(1, &["path-001/00000.h5"]);

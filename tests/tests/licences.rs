@@ -33,8 +33,10 @@ fn packages() -> BTreeMap<String, String> {
         ]);
         let output = tree.args(["--target", target, "-f", "{p}|{l}"]).current_dir(root()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        for line in
-            String::from_utf8(output.stdout).unwrap().lines().filter(|line| !line.starts_with("dipaco-"))
+        for line in String::from_utf8(output.stdout)
+            .unwrap()
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with("dipaco-"))
         {
             let (package, licence) = line.split_once('|').unwrap();
             let mut words = package.split(' ');

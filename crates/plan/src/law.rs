@@ -158,8 +158,11 @@ mod tests {
         }
     }
 
-    /// Tables 4 and 5: measured losses of data-parallel training, and of 1, 2, 4 and 8 replicas, by parameters.
-    const MEASURED: [(f64, f64, &[(u32, f64)]); 4] = [
+    /// Parameters, the loss of data-parallel training, and the losses by number of replicas.
+    type MeasuredLosses = (f64, f64, &'static [(u32, f64)]);
+
+    /// Measured losses of tables 4 and 5.
+    const MEASURED: [MeasuredLosses; 4] = [
         (35e6, 3.485, &[(1, 3.482), (2, 3.509), (4, 3.555), (8, 3.621)]),
         (2.4e9, 2.326, &[(1, 2.317), (2, 2.324), (4, 2.333), (8, 2.352)]),
         (4e9, 2.224, &[(1, 2.219), (2, 2.220), (4, 2.230)]),

@@ -164,9 +164,12 @@ impl SynchronizerProcess {
         mut synchronizer: Synchronizer,
         mut observe: Option<(ObserveSynchronizer, LiveSynchronizerSource)>,
     ) -> Result<(), SynchronizerError> {
+        // The first answer says that the coordinator knows this process. Nobody waits for an order to hear that.
+        let mut wait_ms = 0;
         loop {
             let (modules, address) = (self.modules.clone(), self.address.clone());
-            let request = Request::Orders { modules, address, wait_ms: WAIT_MS };
+            let request = Request::Orders { modules, address, wait_ms };
+            wait_ms = WAIT_MS;
             let orders = match self.session.call(&request, None, SHORT_CALL_TIMEOUT).await? {
                 Response::Orders { leases, next, orders } => {
                     // Fences from `next` on are newer than the answer: such a lease may have uploads here already.
