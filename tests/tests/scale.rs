@@ -32,7 +32,7 @@ fn a_run_in_parts_equals_the_run_in_one_go() {
     let _ = output(prepare(&parts, "--tokenizer-only")).succeeded();
     // The corpus is small: it is one piece, and the second part has nothing to do.
     let _ = output(prepare(&parts, "--part 2/2")).succeeded();
-    let _ = output(prepare(&parts, "--part 1/2")).succeeded().says("without --part merges them");
+    let _ = output(prepare(&parts, "--part 1/2")).succeeded().says("without --part lists their files");
     let _ = output(prepare(&parts, "")).succeeded();
     let _ = output(prepare(&parts, "")).succeeded().says("nothing to do");
     let _ = parts.dipaco("seed").succeeded();
