@@ -149,15 +149,17 @@ async fn an_exchanged_shard_is_refused_and_leaves_no_trace() {
     let coordinator =
         tokio::spawn(coordinate(run.options(started, Events::off()), server, CancellationToken::new()));
     swap();
-    // A shard in a local folder, and a fetched shard.
-    for shards in [Some(folder.to_owned()), None] {
+    let refused = async |shards| {
         let options = dipaco_train::WorkerOptions { shards, ..run.worker(&token, "worker") };
-        let error = work(options, CancellationToken::new()).await.unwrap_err();
-        assert!(
-            matches!(error, WorkerError::Core(TrainError::Path(dipaco_path::PathError::WrongShard { .. }))),
-            "{error}"
-        );
-    }
+        work(options, CancellationToken::new()).await.unwrap_err()
+    };
+    let error = refused(Some(folder.to_owned())).await;
+    assert!(
+        matches!(error, WorkerError::Core(TrainError::Path(dipaco_path::PathError::WrongShard { .. }))),
+        "{error}"
+    );
+    let error = refused(None).await.to_string();
+    assert!(error.contains("the coordinator sent a file with the content hash"), "{error}");
     swap();
     let worker = run.spawn_worker(&token, "worker");
     assert!(coordinator.await.unwrap().unwrap().finished);
