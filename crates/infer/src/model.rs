@@ -56,6 +56,16 @@ impl ServedPath {
         Self { modules, version, keys: Vec::new(), _held: Held::default() }
     }
 
+    /// A path of modules that a cache has under these keys, for as long as they are held.
+    pub(crate) fn of_cache(
+        modules: Vec<Arc<PackedModule>>,
+        version: PathVersion,
+        keys: &[ModuleKey],
+        held: Held,
+    ) -> Self {
+        Self { modules, version, keys: keys.to_vec(), _held: held }
+    }
+
     /// Memory of the path's modules in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -133,8 +133,7 @@ impl RunPaths {
         let load = |level| (self.load)(id, level);
         let held = self.cache.hold(modules, &load);
         let (loaded, held) = held.map_err(|source| RunModelError::Load { path: id, source })?;
-        let (keys, _held) = (modules.clone(), Held::new(held));
-        Ok(ServedPath { keys, _held, ..ServedPath::new(loaded, *version) })
+        Ok(ServedPath::of_cache(loaded, *version, modules, Held::new(held)))
     }
 
     fn modules(&self, id: PathId) -> Result<&PathModules, RunModelError> {
@@ -157,8 +156,7 @@ impl Generation for RunPaths {
     fn loaded(&self, path: PathId) -> Option<ServedPath> {
         let PathModules { version, modules } = self.modules(path).ok()?;
         let (loaded, held) = self.cache.loaded(modules)?;
-        let (keys, _held) = (modules.clone(), Held::new(held));
-        Some(ServedPath { keys, _held, ..ServedPath::new(loaded, *version) })
+        Some(ServedPath::of_cache(loaded, *version, modules, Held::new(held)))
     }
 
     fn prepare(&self, path: PathId) -> Result<ServedPath, BoxError> {

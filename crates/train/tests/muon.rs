@@ -16,18 +16,11 @@ fn muon() -> RunConfig {
     config
 }
 
-/// A run after its training.
-async fn trained(config: RunConfig, workers: usize) -> Run {
-    let run = Run::seeded(config).await;
-    assert!(run.train(workers).await.0.finished);
-    run
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_repeats_its_bits_with_other_workers_and_after_stops() {
-    let undisturbed = trained(muon(), 1).await;
+    let undisturbed = Run::trained(muon(), 1).await;
     let bits = undisturbed.bits().await;
-    assert_eq!(trained(muon(), 3).await.bits().await, bits);
+    assert_eq!(Run::trained(muon(), 3).await.bits().await, bits);
     let run = Run::seeded(muon()).await;
     run.train_with_stops((8..).step_by(12)).await;
     assert_eq!(run.bits().await, bits);
@@ -35,7 +28,7 @@ async fn a_run_repeats_its_bits_with_other_workers_and_after_stops() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_lacks_a_moment_of_each_matrix_and_the_optimizer_is_an_input() {
-    let (adamw, mut run) = (trained(config(), 1).await, trained(muon(), 1).await);
+    let (adamw, mut run) = (Run::trained(config(), 1).await, Run::trained(muon(), 1).await);
     assert_ne!(run.weights().await, adamw.weights().await);
     let state = |run: &Run| {
         let manifest = run.store.clone();
@@ -56,7 +49,7 @@ async fn a_state_lacks_a_moment_of_each_matrix_and_the_optimizer_is_an_input() {
     // Workers with more paths than they may keep states of.
     let mut kept = muon();
     (kept.train.state_every, kept.train.held_paths) = (100, 1);
-    assert_eq!(trained(kept, 2).await.weights().await, run.weights().await);
+    assert_eq!(Run::trained(kept, 2).await.weights().await, run.weights().await);
     run.config.train.optimizer = Optimizer::AdamW;
     assert!(run.start(true).await.is_err(), "the run does not go on with another optimizer");
 }

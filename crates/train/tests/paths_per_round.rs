@@ -20,30 +20,23 @@ fn sampled() -> RunConfig {
     config
 }
 
-/// A run after its training.
-async fn trained(config: RunConfig, workers: usize) -> Run {
-    let run = Run::seeded(config).await;
-    assert!(run.train(workers).await.0.finished);
-    run
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_paths_of_a_round_do_not_depend_on_workers_or_stops() {
-    let one = trained(sampled(), 1).await;
+    let one = Run::trained(sampled(), 1).await;
     let bits = one.weights().await;
-    assert_eq!(trained(sampled(), 3).await.weights().await, bits);
+    assert_eq!(Run::trained(sampled(), 3).await.weights().await, bits);
     // States stay with workers, and a worker that takes a path over repeats its leases over the rounds between them.
     let mut kept = sampled();
     (kept.train.state_every, kept.train.held_paths) = (100, 4);
-    assert_eq!(trained(kept.clone(), 2).await.weights().await, bits);
+    assert_eq!(Run::trained(kept.clone(), 2).await.weights().await, bits);
     let stopped = Run::seeded(kept).await;
     stopped.train_with_stops((6..).step_by(9)).await;
     assert_eq!(stopped.weights().await, bits);
     let mut all = sampled();
     all.train.paths_per_round = 0;
-    assert_ne!(trained(all.clone(), 1).await.weights().await, bits);
+    assert_ne!(Run::trained(all.clone(), 1).await.weights().await, bits);
     all.train.paths_per_round = 4;
-    let all_again = trained(all, 1).await;
+    let all_again = Run::trained(all, 1).await;
     assert_ne!(all_again.weights().await, bits);
 }
 
@@ -51,7 +44,7 @@ async fn the_paths_of_a_round_do_not_depend_on_workers_or_stops() {
 async fn a_path_counts_the_steps_that_it_took() {
     let mut config = sampled();
     config.train.state_every = 1;
-    let run = trained(config, 2).await;
+    let run = Run::trained(config, 2).await;
     let plan = WorkerPlan::new(&run.config);
     let schedule = plan.schedule().unwrap();
     let training = run.manifest().await.training.unwrap();

@@ -196,6 +196,13 @@ impl Run {
         }
     }
 
+    /// A run with a seed, after its training with this many workers.
+    pub(crate) async fn trained(config: RunConfig, workers: usize) -> Self {
+        let run = Self::seeded(config).await;
+        assert!(run.train(workers).await.0.finished);
+        run
+    }
+
     /// Trains the whole run with this many workers.
     pub(crate) async fn train(&self, workers: usize) -> (CoordinatorSummary, Vec<WorkerSummary>) {
         let (coordinator, token) = self.coordinator(Events::off(), CancellationToken::new()).await;
