@@ -91,6 +91,7 @@ impl Engine {
             queued_tokens: config.queued_tokens,
             pages,
         });
+        let load = watch::Sender::new(scheduler.load());
         let state = SharedState {
             scheduler,
             waiting: BTreeMap::new(),
@@ -107,7 +108,7 @@ impl Engine {
             codec,
             observer,
             abort: CancellationToken::new(),
-            load: watch::Sender::new(Load::default()),
+            load,
             state: Mutex::new(state),
             change: Condvar::new(),
         });

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_infer::{
-    Engine, EngineConfig, EngineError, FinishReason, Finished, GenerateRequest, GenerationEvent, Observer,
-    Outcome, RequestSummary, SamplingParams, SequenceEvent, StepSummary, StopReason, Submission, TokenScore,
-    score,
+    Engine, EngineConfig, EngineError, FinishReason, Finished, GenerateRequest, GenerationEvent, Load,
+    Observer, Outcome, RequestSummary, SamplingParams, SequenceEvent, StepSummary, StopReason, Submission,
+    TokenScore, score,
 };
 use dipaco_topology::PathId;
 use fake::{Bytes, END, Fake};
@@ -227,6 +227,13 @@ async fn a_caller_that_goes_away_frees_its_slot_and_its_place_in_the_queue() {
     load.wait_for(|load| load.running + load.waiting == 0).await.unwrap();
     let outcomes: Vec<_> = seen.0.lock().unwrap().iter().map(|s| (s.outcome, s.generated_tokens)).collect();
     assert_eq!(outcomes, [(Outcome::Abort, 0), (Outcome::Abort, 0), (Outcome::Stop, 26)]);
+}
+
+#[test]
+fn a_started_engine_reports_all_its_pages_at_once() {
+    let config = EngineConfig { slots: 3, ..EngineConfig::default() };
+    let engine = Engine::start(Fake::new(400), Arc::new(Bytes), Arc::new(Seen::default()), &config).unwrap();
+    assert_eq!(engine.load(), Load { pages: 3 * 400 / 16, ..Load::default() });
 }
 
 #[tokio::test]
