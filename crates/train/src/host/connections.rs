@@ -272,7 +272,12 @@ async fn answer<H: RequestHandler>(
                 None => return Ok(Answered::Yes),
             }
         }
-        request => host.answer(peer, request).await?,
+        request => tokio::select! {
+            biased;
+            // A question that nobody asks any more must not be granted a lease, which nobody would work on.
+            () = exchange.abandoned() => return Ok(Answered::Yes),
+            answer = host.answer(peer, request) => answer?,
+        },
     };
     respond(exchange, &response, payload).await;
     Ok(Answered::Yes)
