@@ -29,6 +29,10 @@ impl fmt::Display for Comparison {
             "{:<width$} {:>12} {:>14} {:>12} {:>8} {:>10}",
             "model", "documents", "tokens", "perplexity", "change", "bits/byte"
         )?;
+        let ranked = self.rows.iter().any(|(_, evaluation)| evaluation.ranking.is_some());
+        if ranked {
+            write!(f, " {:>8}", "ranking")?;
+        }
         let base = self.rows.first().map(|(_, evaluation)| evaluation.perplexity);
         for (index, (name, row)) in self.rows.iter().enumerate() {
             let change = base
@@ -43,6 +47,11 @@ impl fmt::Display for Comparison {
                 row.perplexity,
                 change.unwrap_or_default()
             )?;
+            if ranked {
+                let accuracy = row.ranking.and_then(|ranking| ranking.accuracy());
+                let share = accuracy.map_or_else(|| "-".into(), |share| format!("{:.1} %", 100.0 * share));
+                write!(f, " {share:>8}")?;
+            }
         }
         Ok(())
     }

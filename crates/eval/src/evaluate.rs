@@ -46,6 +46,8 @@ pub enum Stage {
     Routing,
     /// Paths score sequences. A sequence that several paths score counts once for each of them.
     Scoring,
+    /// Paths rank continuations. Counts prompts.
+    Ranking,
 }
 
 /// Progress of an evaluation.
@@ -53,9 +55,9 @@ pub enum Stage {
 pub struct EvaluationProgress {
     /// Current stage.
     pub stage: Stage,
-    /// Number of sequences done in this stage.
+    /// Number of sequences or prompts done in this stage.
     pub done: u64,
-    /// Number of sequences of this stage.
+    /// Number of sequences or prompts of this stage.
     pub total: u64,
 }
 
@@ -157,12 +159,12 @@ impl Reporter<'_, '_> {
     }
 }
 
-fn limited(documents: u64, config: &EvaluationConfig) -> u64 {
+pub(crate) fn limited(documents: u64, config: &EvaluationConfig) -> u64 {
     if config.max_documents == 0 { documents } else { documents.min(config.max_documents) }
 }
 
 /// A single model as a source of paths.
-struct One<'a>(&'a dyn LanguageModel);
+pub(crate) struct One<'a>(pub(crate) &'a dyn LanguageModel);
 
 impl<'a> PathSource for One<'a> {
     type Model = &'a dyn LanguageModel;
@@ -373,4 +375,4 @@ fn agreement(rows: &[DomainEvaluation], paths: usize) -> Option<Agreement> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

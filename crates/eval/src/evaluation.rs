@@ -5,8 +5,8 @@ use std::fmt;
 use dipaco_topology::PathId;
 use serde::{Deserialize, Serialize};
 
-use crate::EvalError;
 use crate::score::Score;
+use crate::{EvalError, Ranking};
 
 /// Held-out perplexity of a model. `Display` writes a table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +39,9 @@ pub struct Evaluation {
     /// Agreement between the paths of documents and their labels; `None` without labels or paths.
     #[serde(default)]
     pub agreement: Option<Agreement>,
+    /// Zero-shot ranking of continuations; `None` when it was not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranking: Option<Ranking>,
 }
 
 /// Agreement between a router, which sees no labels, and the labels, over the documents with a label.
@@ -175,6 +178,7 @@ impl Totals {
             reroute: None,
             per_domain: Vec::new(),
             agreement: None,
+            ranking: None,
         })
     }
 }
@@ -196,6 +200,12 @@ impl fmt::Display for Evaluation {
             writeln!(
                 f,
                 "rerouting every {tokens} tokens: {choices} choices, {switches} of them changed the path"
+            )?;
+        }
+        if let Some(Ranking { candidates, prompts, right, .. }) = self.ranking {
+            writeln!(
+                f,
+                "ranking: the true continuation is the first of {candidates} for {right} of {prompts} prompts"
             )?;
         }
         write!(

@@ -22,6 +22,7 @@ mod evaluate;
 mod evaluation;
 mod mixture;
 mod model;
+mod ranking;
 mod reroute;
 mod score;
 mod sequences;
@@ -39,5 +40,6 @@ pub use evaluate::{
 pub use evaluation::{Agreement, DomainEvaluation, Evaluation, PathEvaluation, Rerouted};
 pub use mixture::{Mixture, MixtureRouter, Tempered, evaluate_mixture};
 pub use model::{LanguageModel, PathSource};
+pub use ranking::{CONTINUATION, Ranking, rank_dense, rank_routed};
 pub use reroute::{ChunkRouting, TokenRouter};
 pub use windows::WindowRouter;

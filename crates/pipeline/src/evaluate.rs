@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dipaco_config::RunConfig;
 use dipaco_eval::{
     Choice, ChunkRouting, Domains, Evaluation, EvaluationProgress, EvaluationProgressFn, Mixture, Protocol,
-    RouteUnit, Stage, Tempered, evaluate_dense, evaluate_mixture, evaluate_path, evaluate_routed,
+    Ranking, RouteUnit, Stage, Tempered, evaluate_dense, evaluate_mixture, evaluate_path, evaluate_routed,
+    rank_dense, rank_routed,
 };
 use dipaco_routing::{ShardSet, TextRouter};
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
@@ -48,8 +49,8 @@ pub enum Subject {
     Imported,
 }
 
-/// Evaluates a model by the paper's protocol, and with `domains` for each domain too. `config` has its vocabulary. Blocks
-/// on the store.
+/// Evaluates a model by the paper's protocol, and with `domains` for each domain too. With `evaluation.rank_candidates` it
+/// also ranks continuations. `config` has its vocabulary. Blocks on the store.
 ///
 /// # Errors
 /// When the run is not prepared, trained or routed, when a file can't be read, or when `cancel` was set.
@@ -66,9 +67,10 @@ pub fn evaluate(
     let protocol = Protocol { config: &config.evaluation, token_bytes: Some(&bytes), domains };
     let mut task: Option<(Stage, Task)> = None;
     let mut show = |step: EvaluationProgress| {
-        let name = match step.stage {
-            Stage::Routing => "choose paths",
-            Stage::Scoring => "evaluate",
+        let (name, unit) = match step.stage {
+            Stage::Routing => ("choose paths", "sequences"),
+            Stage::Scoring => ("evaluate", "sequences"),
+            Stage::Ranking => ("rank", "prompts"),
         };
         if task.as_ref().is_some_and(|(stage, _)| *stage != step.stage)
             && let Some((_, done)) = task.take()
@@ -76,13 +78,13 @@ pub fn evaluate(
             done.finish();
         }
         let (_, task) = task.get_or_insert_with(|| {
-            (step.stage, progress.task(name, Some(step.total), ProgressUnit::Count("sequences")))
+            (step.stage, progress.task(name, Some(step.total), ProgressUnit::Count(unit)))
         });
         task.set(step.done);
         if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let file = || token_file(run, &run.validation_tokens());
-    let result = match subject {
+    let mut result = match subject {
         Subject::Seed => evaluate_dense(&weights.seed()?, &*file()?, &protocol, &mut show)?,
         Subject::Imported => {
             let imported = weights.imported()?.ok_or(PipelineError::NotImported)?;
@@ -115,10 +117,47 @@ pub fn evaluate(
             mixture(run, weights, Mixture::Random { seed: config.run.seed }, &protocol, &mut show)?
         }
     };
+    result.ranking = rank(run, weights, subject, &protocol, &mut show)?;
     if let Some((_, task)) = task {
         task.finish();
     }
     Ok(result)
+}
+
+/// Ranks continuations if `evaluation.rank_candidates` asks for it. Returns `None` for a model that has no path for a
+/// prompt: it chooses paths within a text or after reading it, or mixes them.
+fn rank(
+    run: &RunDirectory,
+    weights: &Weights,
+    subject: Subject,
+    protocol: &Protocol<'_>,
+    progress: &mut EvaluationProgressFn<'_>,
+) -> Result<Option<Ranking>, PipelineError> {
+    let candidates = protocol.config.rank_candidates;
+    if candidates == 0 {
+        return Ok(None);
+    }
+    let model = match subject {
+        Subject::Seed => weights.seed()?,
+        Subject::Imported => weights.imported()?.ok_or(PipelineError::NotImported)?,
+        Subject::Soup => weights.soup()?,
+        Subject::Path(path) => weights.path(path)?,
+        Subject::Routed => {
+            let mut paths = PathsInTurn::new(weights);
+            return Ok(Some(rank_routed(
+                &shards(run, weights)?,
+                &mut paths,
+                candidates,
+                protocol,
+                progress,
+            )?));
+        }
+        Subject::Rerouted(_) | Subject::Ensemble { .. } | Subject::Oracle | Subject::RandomPath => {
+            return Ok(None);
+        }
+    };
+    let file = token_file(run, &run.validation_tokens())?;
+    Ok(Some(rank_dense(&model, &file, candidates, protocol, progress)?))
 }
 
 fn mixture(

@@ -72,6 +72,7 @@ async fn measure(
 ) -> Result<Evaluation, PipelineError> {
     let (run, mut config) = (run.clone(), config.clone());
     config.evaluation.max_documents = config.train.validation_documents;
+    config.evaluation.rank_candidates = 0;
     let stop = StopWhenDropped(Arc::default());
     let cancel = stop.0.clone();
     let work = move || {

@@ -36,6 +36,8 @@ pub struct EvaluationConfig {
     pub parallel_paths: usize,
     /// Key `evaluation.max_documents`.
     pub max_documents: u64,
+    /// Key `evaluation.rank_candidates`.
+    pub rank_candidates: usize,
 }
 
 impl Default for EvaluationConfig {
@@ -48,6 +50,7 @@ impl Default for EvaluationConfig {
             reroute_tokens: 0,
             parallel_paths: 0,
             max_documents: 0,
+            rank_candidates: 0,
         }
     }
 }
@@ -67,6 +70,9 @@ impl EvaluationConfig {
         }
         if self.parallel_paths > MAX_COUNT {
             return Err(wrong("parallel_paths", self.parallel_paths, "it must be at most 65536"));
+        }
+        if self.rank_candidates == 1 || self.rank_candidates > MAX_COUNT {
+            return Err(wrong("rank_candidates", self.rank_candidates, "it must be 0 or from 2 to 65536"));
         }
         Ok(())
     }

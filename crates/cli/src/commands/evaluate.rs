@@ -27,6 +27,7 @@ Examples:
   dipaco evaluate --run runs/tiny --route-window       each sequence by its own first tokens
   dipaco evaluate --run runs/tiny --reroute 64 --reroute 128
   dipaco evaluate --run runs/tiny --ensemble 2 --oracle --random-path --soup
+  dipaco evaluate --run runs/tiny --rank 4             zero-shot: which of four continuations is the true one?
   dipaco evaluate --run runs/tiny --labels domains.jsonl.gz --json";
 
 /// Options of `dipaco evaluate`.
@@ -71,6 +72,10 @@ pub(crate) struct EvaluateOptions {
     /// Also evaluate the mean of the weights of all paths as one model, which needs no router.
     #[arg(long, conflicts_with_all = ["paths", "seed"])]
     soup: bool,
+    /// Also rank the true continuation of each document's first tokens among K continuations, those of other documents: of
+    /// the same domain with --labels. The default is evaluation.rank_candidates.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(2..))]
+    rank: Option<u32>,
     /// Label file, a JSON object with `url` and `domain` on each line (.gz and .zst are decompressed). Adds results for each
     /// domain, and the agreement of paths with domains.
     #[arg(long, value_name = "FILE")]
@@ -98,11 +103,14 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
     if options.route_window {
         config.evaluation.route = RouteUnit::Window;
     }
+    if let Some(candidates) = options.rank {
+        config.evaluation.rank_candidates = candidates as usize;
+    }
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let comparison = runtime::run(async {
         let weights = Weights::open(&run, &config, version).await?;
         let dense = match &options.dense {
-            Some(folder) => Some(open_dense(folder).await?),
+            Some(folder) => Some(open_dense(folder, config.evaluation.rank_candidates).await?),
             None => None,
         };
         let (options, progress, own) = (options.clone(), progress.clone(), run.clone());
@@ -191,13 +199,16 @@ fn temperature(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Opens the run to compare with, which ranks the same continuations.
 async fn open_dense(
     folder: &std::path::Path,
+    rank_candidates: usize,
 ) -> Result<(RunDirectory, dipaco_config::RunConfig, Weights), CliError> {
     let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
     let (run, config) = options.open()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
-    let config = vocabulary::with_vocabulary(&run, &config)?;
+    let mut config = vocabulary::with_vocabulary(&run, &config)?;
+    config.evaluation.rank_candidates = rank_candidates;
     let weights = Weights::open(&run, &config, Version::Current).await?;
     Ok((run, config, weights))
 }

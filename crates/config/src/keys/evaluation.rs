@@ -47,4 +47,11 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "Documents of each file that are scored, from its beginning; 0 scores all. A routed model has one file per path, \
          so a limit scores it on other documents than a dense model: use it for quick looks, not for tables.",
     ),
+    key(
+        "evaluation.rank_candidates",
+        "candidates",
+        "K, candidates of a zero-shot ranking: the true continuation of a document's first `evaluation.prefix_tokens` \
+         tokens, and the continuations of K - 1 other documents, of the same domain where labels are given. 0 ranks \
+         nothing. A continuation has 32 tokens. More candidates are harder to tell apart and cost more.",
+    ),
 ];

@@ -11,7 +11,7 @@ use crate::Comparison;
 const VOCABULARY: usize = 64;
 const CONTEXT: usize = 48;
 
-fn quiet(_: EvaluationProgress) -> ControlFlow<()> {
+pub(crate) fn quiet(_: EvaluationProgress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
@@ -37,12 +37,12 @@ fn compose(weights: &ModuleWeights) -> Path {
     Path::compose(&model_config(), &topology, &modules).unwrap()
 }
 
-fn tiny(seed: u64) -> Path {
+pub(crate) fn tiny(seed: u64) -> Path {
     compose(&init(&model_config(), seed).unwrap())
 }
 
 /// A token file with documents of these lengths, including the end-of-text token 0.
-fn token_file(folder: &std::path::Path, lengths: &[usize]) -> TokenSet {
+pub(crate) fn token_file(folder: &std::path::Path, lengths: &[usize]) -> TokenSet {
     let path = folder.join("validation.h5");
     let info = TokenFileInfo {
         tokenizer_hash: "tokenizer".into(),
@@ -65,9 +65,9 @@ fn token_file(folder: &std::path::Path, lengths: &[usize]) -> TokenSet {
     TokenSet::open(path).unwrap()
 }
 
-const LENGTHS: [usize; 12] = [5, 32, 33, 40, 48, 49, 80, 81, 130, 200, 44, 60];
+pub(crate) const LENGTHS: [usize; 12] = [5, 32, 33, 40, 48, 49, 80, 81, 130, 200, 44, 60];
 
-fn plain(config: &EvaluationConfig) -> Protocol<'_> {
+pub(crate) fn plain(config: &EvaluationConfig) -> Protocol<'_> {
     Protocol { config, token_bytes: None, domains: None }
 }
 
@@ -75,7 +75,7 @@ fn run(model: &dyn LanguageModel, file: &TokenSet, config: &EvaluationConfig) ->
     evaluate_dense(model, file, &plain(config), &mut quiet).unwrap()
 }
 
-fn shards(folder: &std::path::Path, file: &TokenSet, paths: u32) -> ShardSet {
+pub(crate) fn shards(folder: &std::path::Path, file: &TokenSet, paths: u32) -> ShardSet {
     let config = RouterConfig { features: FeatureKind::Seed, ..RouterConfig::default() };
     let seed = RouterFeatures::new(config.kind, &config, None, tiny(5).config(), || {
         Ok::<_, dipaco_routing::RoutingError>(tiny(5))
@@ -86,14 +86,14 @@ fn shards(folder: &std::path::Path, file: &TokenSet, paths: u32) -> ShardSet {
 }
 
 /// A source that makes paths with a function and records the requested paths.
-struct Made<F> {
+pub(crate) struct Made<F> {
     make: F,
     expected: Vec<PathId>,
     loaded: Vec<PathId>,
 }
 
 impl<F: FnMut(PathId) -> Result<Path, BoxError>> Made<F> {
-    fn by(make: F) -> Self {
+    pub(crate) fn by(make: F) -> Self {
         Self { make, expected: Vec::new(), loaded: Vec::new() }
     }
 }

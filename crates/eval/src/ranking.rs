@@ -1,0 +1,210 @@
+//! Zero-shot ranking: does a model give the true continuation of a text the highest probability among several?
+//!
+//! The first tokens of a document are the prompt, and the next [`CONTINUATION`] tokens its true continuation. The other
+//! candidates are the continuations of other documents of the same domain, or of all documents without labels. The path
+//! of a prompt is the path of its document, which the router chose by tokens of the prompt. So no candidate influences it.
+
+use std::collections::BTreeMap;
+
+use dipaco_routing::ShardSet;
+use dipaco_settings::SettingError;
+use dipaco_shards::{IGNORE, TokenBatch, TokenSet, document_number};
+use dipaco_topology::PathId;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::evaluate::{One, Reporter, limited, open_shards, texts};
+use crate::sequences::Text;
+use crate::{Domains, EvalError, EvaluationProgressFn, LanguageModel, PathSource, Protocol, Stage};
+
+/// Tokens of a continuation.
+pub const CONTINUATION: usize = 32;
+
+/// Key context that separates this use of BLAKE3 from all others.
+const CONTEXT: &str = "dipaco 2026 order of continuations";
+
+/// Result of a zero-shot ranking.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ranking {
+    /// K, candidates of each prompt, the true continuation included. Chance is right with probability 1 / K.
+    pub candidates: usize,
+    /// Tokens of a prompt.
+    pub prompt_tokens: usize,
+    /// Number of prompts. Documents shorter than prompt and continuation are left out, and domains of fewer than K documents.
+    pub prompts: u64,
+    /// Number of prompts whose true continuation is more probable than every other candidate.
+    pub right: u64,
+}
+
+impl Ranking {
+    /// Share of the prompts whose true continuation is the most probable, 0 to 1; `None` without prompts.
+    #[must_use]
+    pub fn accuracy(&self) -> Option<f64> {
+        (self.prompts > 0).then(|| self.right as f64 / self.prompts as f64)
+    }
+}
+
+/// Ranks the continuations of the documents of a token file with one model. `candidates` is K, at least 2.
+///
+/// # Errors
+///
+/// When the settings do not fit the model, the model fails or returns numbers that are not finite, or the caller cancels
+/// ([`EvalError::Cancelled`]).
+pub fn rank_dense(
+    model: &dyn LanguageModel,
+    file: &TokenSet,
+    candidates: usize,
+    protocol: &Protocol<'_>,
+    progress: &mut EvaluationProgressFn<'_>,
+) -> Result<Ranking, EvalError> {
+    let texts = [Text { file, path: PathId(0), documents: limited(file.documents(), protocol.config) }];
+    rank(&texts, &mut One(model), candidates, protocol, progress)
+}
+
+/// Ranks the continuations of the documents of all shards, each with the path of its shard. `candidates` is K, at least 2.
+/// The candidates are those of [`rank_dense`] on the undivided text.
+///
+/// # Errors
+///
+/// As [`rank_dense`], and [`EvalError::Load`] and [`EvalError::Shard`].
+pub fn rank_routed<S: PathSource>(
+    shards: &ShardSet,
+    source: &mut S,
+    candidates: usize,
+    protocol: &Protocol<'_>,
+    progress: &mut EvaluationProgressFn<'_>,
+) -> Result<Ranking, EvalError> {
+    let files = open_shards(shards)?;
+    let texts = texts(&files, shards, protocol.config);
+    rank(&texts, source, candidates, protocol, progress)
+}
+
+/// A document that is long enough.
+#[derive(Clone, Copy, Debug)]
+struct Document {
+    text: usize,
+    document: u64,
+}
+
+fn rank<S: PathSource>(
+    texts: &[Text<'_>],
+    source: &mut S,
+    candidates: usize,
+    protocol: &Protocol<'_>,
+    progress: &mut EvaluationProgressFn<'_>,
+) -> Result<Ranking, EvalError> {
+    let config = protocol.config;
+    config.check()?;
+    let sequence_tokens = config.sequence_for(source.context())?;
+    let prompt_tokens = config.prefix_tokens.max(1);
+    if prompt_tokens + CONTINUATION > sequence_tokens {
+        let problem = format!("prompt and continuation have {} tokens", prompt_tokens + CONTINUATION);
+        return Err(SettingError::new("evaluation", "sequence_tokens", &sequence_tokens, problem).into());
+    }
+    let orders = orders(texts, prompt_tokens, protocol.domains);
+    let mut of_paths: BTreeMap<PathId, Vec<Vec<Document>>> = BTreeMap::new();
+    for order in orders.values().filter(|order| order.len() >= candidates) {
+        for place in 0..order.len() {
+            // The true continuation is the first candidate.
+            let mine = order.iter().cycle().skip(place).take(candidates).copied().collect();
+            of_paths.entry(texts[order[place].text].path).or_default().push(mine);
+        }
+    }
+    let mut report = Reporter(progress);
+    let total = of_paths.values().map(Vec::len).sum();
+    let mut ranking = Ranking { candidates, prompt_tokens, prompts: total as u64, right: 0 };
+    let mut done = 0;
+    report.say(Stage::Ranking, done, total)?;
+    source.expect(&of_paths.keys().copied().collect::<Vec<_>>());
+    let at_once = (config.batch_sequences / candidates).max(1);
+    for (path, prompts) in of_paths {
+        let model = source.load(path).map_err(|source| EvalError::Load { path, source })?;
+        let batches: Vec<&[Vec<Document>]> = prompts.chunks(at_once).collect();
+        for group in batches.chunks(rayon::current_num_threads() * 4) {
+            let right: Vec<u64> = group
+                .par_iter()
+                .map(|prompts| right(texts, &model, prompts, prompt_tokens))
+                .collect::<Result<_, _>>()?;
+            ranking.right += right.iter().sum::<u64>();
+            done += group.iter().map(|prompts| prompts.len()).sum::<usize>();
+            report.say(Stage::Ranking, done, total)?;
+        }
+    }
+    Ok(ranking)
+}
+
+/// The documents of each domain in a random order that follows from their tokens, so that it is the same in every division
+/// of the text. The other candidates of a document are those that follow it.
+fn orders<'a>(
+    texts: &[Text<'_>],
+    prompt_tokens: usize,
+    domains: Option<&'a Domains>,
+) -> BTreeMap<Option<&'a str>, Vec<Document>> {
+    let mut numbered: BTreeMap<Option<&str>, Vec<(f64, Document)>> = BTreeMap::new();
+    for (place, text) in texts.iter().enumerate() {
+        for document in 0..text.documents {
+            let tokens = text.file.document(document);
+            // The end-of-text token is no part of a continuation.
+            if tokens.len() > prompt_tokens + CONTINUATION {
+                let number = document_number(CONTEXT, 0, &tokens.to_vec());
+                let domain = domains.and_then(|domains| domains.of(tokens));
+                numbered.entry(domain).or_default().push((number, Document { text: place, document }));
+            }
+        }
+    }
+    let sorted = |mut documents: Vec<(f64, Document)>| {
+        documents.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        documents.into_iter().map(|(_, document)| document).collect()
+    };
+    numbered.into_iter().map(|(domain, documents)| (domain, sorted(documents))).collect()
+}
+
+/// The number of prompts whose first candidate is the most probable.
+fn right(
+    texts: &[Text<'_>],
+    model: &dyn LanguageModel,
+    prompts: &[Vec<Document>],
+    prompt_tokens: usize,
+) -> Result<u64, EvalError> {
+    let Some(first) = prompts.first().and_then(|candidates| candidates.first()) else { return Ok(0) };
+    let file = texts[first.text].file;
+    let width = prompt_tokens + CONTINUATION - 1;
+    let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+    for candidates in prompts {
+        let part = |one: &Document, from: usize, to: usize| {
+            texts[one.text].file.document(one.document).slice(from as u64..to as u64)
+        };
+        for one in candidates {
+            let continuation = part(one, prompt_tokens, prompt_tokens + CONTINUATION);
+            tokens.extend(part(&candidates[0], 0, prompt_tokens).iter());
+            tokens.extend(continuation.iter().take(CONTINUATION - 1));
+            targets.extend(std::iter::repeat_n(IGNORE, prompt_tokens - 1));
+            targets.extend(continuation.iter());
+        }
+    }
+    let rows = tokens.len() / width;
+    // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
+    let batch: TokenBatch = file.batch_of(tokens, targets, rows, rows * CONTINUATION)?;
+    let name = || file.path().display().to_string();
+    let failed = |source| EvalError::Model { file: name(), document: first.document, source };
+    let log_probs = model.token_log_probs(&batch).map_err(failed)?;
+    if log_probs.len() != rows * width {
+        return Err(EvalError::Shape { expected: rows * width, actual: log_probs.len() });
+    }
+    if let Some(&value) = log_probs.iter().find(|value| !value.is_finite()) {
+        return Err(EvalError::NotFinite { file: name(), document: first.document, value });
+    }
+    let scores: Vec<f64> =
+        log_probs.chunks_exact(width).map(|row| row.iter().copied().map(f64::from).sum()).collect();
+    let mut right = 0;
+    let mut rest = &scores[..];
+    for candidates in prompts {
+        let (mine, others) = rest.split_at(candidates.len());
+        right += u64::from(mine[1..].iter().all(|&other| other < mine[0]));
+        rest = others;
+    }
+    Ok(right)
+}
+
+#[cfg(test)]
+mod tests;
