@@ -13,6 +13,8 @@ use dipaco_sync::SyncConfig;
 use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 use serde::{Deserialize, Serialize};
 
+use crate::PathsPerRound;
+
 mod outer;
 
 pub use outer::OuterConfig;
@@ -224,8 +226,8 @@ pub struct TrainConfig {
     /// Key `train.inner_steps`.
     pub inner_steps: u64,
     /// Key `train.paths_per_round`. Left out of the written configuration when all paths train.
-    #[serde(skip_serializing_if = "trains_all")]
-    pub paths_per_round: u32,
+    #[serde(skip_serializing_if = "PathsPerRound::all")]
+    pub paths_per_round: PathsPerRound,
     /// Key `train.batch`.
     pub batch: usize,
     /// Key `train.sequence_tokens`.
@@ -278,7 +280,7 @@ impl Default for TrainConfig {
         Self {
             rounds: 10,
             inner_steps: 30,
-            paths_per_round: 0,
+            paths_per_round: PathsPerRound::default(),
             batch: 8,
             sequence_tokens: 256,
             micro_batch: 0,
@@ -305,18 +307,7 @@ impl Default for TrainConfig {
     }
 }
 
-/// True if no path rests in any round.
-fn trains_all(paths_per_round: &u32) -> bool {
-    *paths_per_round == 0
-}
-
 impl TrainConfig {
-    /// Number of paths of `trained` that train in a round.
-    #[must_use]
-    pub fn paths_in_a_round(&self, trained: u64) -> u64 {
-        if self.paths_per_round == 0 { trained } else { trained.min(self.paths_per_round.into()) }
-    }
-
     /// The values that influence the weights. Keys that only set how work is distributed, or trade time for memory, have
     /// their defaults.
     #[must_use]

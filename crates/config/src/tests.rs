@@ -60,7 +60,7 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     config.topology.levels[0].frozen = true;
     (config.topology.paths, config.topology.kept_paths) = (vec![vec![0, 0]], 1);
     (config.train.optimizer, config.seed_model.optimizer) = (Optimizer::Muon, Optimizer::Muon);
-    config.train.paths_per_round = 2;
+    config.train.paths_per_round = PathsPerRound::Always(2);
     for schedule in
         [&mut config.train.schedule, &mut config.seed_model.schedule, &mut config.transformer_router.schedule]
     {
@@ -183,6 +183,23 @@ fn number_below_one(key: &str) -> bool {
     ["beta1", "beta2", "decay_fraction", "final_fraction", "holdout_fraction"]
         .iter()
         .any(|name| key.ends_with(name))
+}
+
+#[test]
+fn the_number_of_paths_of_a_round_is_checked() {
+    let of = |value: &str| problems(&format!("[train]\nrounds = 10\npaths_per_round = {value}\n")).join(" ");
+    for good in ["2", "[[0, 2]]", "[[0, 1], [3, 0], [9, 4]]"] {
+        let loaded = load_text(&format!("[train]\nrounds = 10\npaths_per_round = {good}\n"));
+        loaded.unwrap_or_else(|error| panic!("{good}: {error}"));
+    }
+    for wrong in ["[]", "[[1, 2]]", "[[0, 2], [0, 3]]", "[[0, 2], [5, 3], [4, 1]]", "[[0, 2], [10, 3]]"] {
+        assert!(
+            of(wrong).contains("must begin with 0 rounds, go up, and end before the 10 rounds"),
+            "{wrong}"
+        );
+    }
+    assert!(of("[[0, 2], [5, 5]]").contains("train.paths_per_round is 5 but 4 paths train"));
+    assert!(of("\"many\"").contains("a number of paths, or a list of [rounds before, paths]"));
 }
 
 #[test]

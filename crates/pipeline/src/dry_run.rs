@@ -145,7 +145,7 @@ impl DryRun {
                 .map(|level| level.parameters.saturating_mul(level.modules.into()))
                 .fold(0, u64::saturating_add),
         };
-        let trained = config.train.paths_in_a_round(topology.trained_paths().len() as u64);
+        let trained = config.train.paths_per_round.most(topology.trained_paths().len() as u64);
         let paths_per_worker = trained.div_ceil(workers.max(1) as u64);
         Ok(Self {
             run: config.run.name.clone(),

@@ -44,10 +44,13 @@ pub fn plan(
         paths_per_module: level.paths_per_module,
         outer_rate: outer_rate(config, number, level.paths_per_module),
     });
+    // The mean where the number changes.
+    let rounds_of_paths =
+        config.train.paths_per_round.rounds_of_paths(sizes.paths.into(), config.train.rounds);
     Ok(Plan::new(&Setting {
         parameters: sizes.parameters.path,
         paths: sizes.paths.into(),
-        paths_per_round: config.train.paths_in_a_round(sizes.paths.into()),
+        paths_per_round: rounds_of_paths / u64::from(config.train.rounds).max(1),
         levels: levels.collect(),
         seed_steps: config.seed_model.steps,
         rounds: config.train.rounds.into(),

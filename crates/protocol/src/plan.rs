@@ -61,12 +61,14 @@ impl WorkerPlan {
     pub fn schedule(&self) -> Result<Schedule, PlanError> {
         let ends = self.boundaries.iter().copied().chain([self.train.rounds]);
         let schedule = self.sync.schedule(self.seed, self.train.inner_steps, ends)?;
-        if self.train.paths_per_round == 0 {
+        if self.train.paths_per_round.all() {
             return Ok(schedule);
         }
         let topology = self.topology()?;
         let trained = self.topology.kept_paths..topology.paths();
-        Ok(schedule.resting(Rests::new(self.seed, trained, self.train.paths_per_round))?)
+        let changes = self.train.paths_per_round.changes().into_iter();
+        let awake = changes.map(|(before, paths)| (before.into(), paths)).collect();
+        Ok(schedule.resting(Rests::changing(self.seed, trained, awake))?)
     }
 
     /// Number of inner steps of a path over the whole run.

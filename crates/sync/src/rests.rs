@@ -8,35 +8,54 @@ use crate::drops::hash;
 
 /// Path sampling (arXiv:2403.10616 §2.6.2): in each round a random subset of the paths trains, and the others rest. The
 /// subset is a function of the run's seed and the round, so every run of a seed trains the same paths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rests {
     seed: u64,
     /// The first path that trains at all.
     first: u32,
     /// Number of paths that train at all.
     paths: u32,
-    /// Number of paths that train in a round.
-    awake: u32,
+    /// Pairs of the rounds before a change and the number of paths that train in each round from then on.
+    awake: Vec<(u64, u32)>,
 }
 
 impl Rests {
     /// `awake` of the paths `trained` train in each round; all of them with 0.
     #[must_use]
     pub fn new(seed: u64, trained: Range<u32>, awake: u32) -> Self {
+        Self::changing(seed, trained, vec![(0, awake)])
+    }
+
+    /// The number of paths that train changes (adaptive compute, arXiv:2311.08105 figure 7): `awake` has the rounds before each
+    /// change in ascending order, and the number of paths in each round from then on; all of them with 0.
+    #[must_use]
+    pub fn changing(seed: u64, trained: Range<u32>, awake: Vec<(u64, u32)>) -> Self {
         Self { seed, first: trained.start, paths: trained.end.saturating_sub(trained.start), awake }
     }
 
     /// True if any path rests in any round.
     #[must_use]
     pub fn any(&self) -> bool {
-        self.awake > 0 && self.awake < self.paths
+        self.awake.iter().any(|&(_, awake)| self.some(awake))
+    }
+
+    /// True if so many paths are some of the paths, and not all.
+    fn some(&self, awake: u32) -> bool {
+        awake > 0 && awake < self.paths
+    }
+
+    /// Number of paths that train in a round, counted from 1.
+    fn awake(&self, round: u64) -> u32 {
+        self.awake.iter().rev().find(|&&(before, _)| before < round).map_or(0, |&(_, awake)| awake)
     }
 
     /// True if a path rests in a round, counted from 1: the paths that train are those with the lowest hashes of seed,
     /// round and number.
     #[must_use]
     pub(crate) fn rests(&self, path: PathId, round: u64) -> bool {
-        let Some(number) = path.0.checked_sub(self.first).filter(|&number| self.any() && number < self.paths)
+        let awake = self.awake(round);
+        let Some(number) =
+            path.0.checked_sub(self.first).filter(|&number| number < self.paths && self.some(awake))
         else {
             return false;
         };
@@ -44,7 +63,7 @@ impl Rests {
         let place = |number: u32| (hash([self.seed, round, u64::from(number)]), number);
         let own = place(number);
         let before = (0..self.paths).filter(|&other| place(other) < own);
-        before.take(self.awake as usize).count() == self.awake as usize
+        before.take(awake as usize).count() == awake as usize
     }
 }
 
@@ -90,6 +109,15 @@ mod tests {
         assert_eq!(of(1, 5), of(1, 5));
         assert_ne!(of(1, 5), of(2, 5));
         assert_ne!(of(1, 5), of(1, 6));
+    }
+
+    #[test]
+    fn the_number_of_paths_changes_after_the_given_rounds() {
+        let rests = Rests::changing(1, 0..8, vec![(0, 4), (3, 8), (5, 2)]);
+        let counts: Vec<usize> = (1..=7).map(|round| awake(&rests, 0..8, round).len()).collect();
+        assert_eq!(counts, [4, 4, 4, 8, 8, 2, 2]);
+        assert_eq!(awake(&rests, 0..8, 2), awake(&Rests::new(1, 0..8, 4), 0..8, 2));
+        assert!(rests.any() && !Rests::changing(1, 0..8, vec![(0, 8), (3, 0)]).any());
     }
 
     #[test]

@@ -133,8 +133,8 @@ impl Schedule {
 
     /// The rounds in which paths rest.
     #[must_use]
-    pub fn rests(&self) -> Rests {
-        self.rests
+    pub fn rests(&self) -> &Rests {
+        &self.rests
     }
 
     /// True if a path rests in the round that begins after `step` inner steps.

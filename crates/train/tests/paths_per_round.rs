@@ -3,7 +3,7 @@
 
 mod support;
 
-use dipaco_config::RunConfig;
+use dipaco_config::{PathsPerRound, RunConfig};
 use dipaco_optim::Optimizer;
 use dipaco_path::{MomentSpecs, PathState};
 use dipaco_protocol::WorkerPlan;
@@ -16,7 +16,7 @@ const ROUNDS: u32 = 6;
 /// Six rounds, in each of which two of the four paths train.
 fn sampled() -> RunConfig {
     let mut config = config();
-    (config.train.rounds, config.train.paths_per_round) = (ROUNDS, 2);
+    (config.train.rounds, config.train.paths_per_round) = (ROUNDS, PathsPerRound::Always(2));
     config
 }
 
@@ -33,11 +33,27 @@ async fn the_paths_of_a_round_do_not_depend_on_workers_or_stops() {
     stopped.train_with_stops((6..).step_by(9)).await;
     assert_eq!(stopped.weights().await, bits);
     let mut all = sampled();
-    all.train.paths_per_round = 0;
+    all.train.paths_per_round = PathsPerRound::default();
     assert_ne!(Run::trained(all.clone(), 1).await.weights().await, bits);
-    all.train.paths_per_round = 4;
+    all.train.paths_per_round = PathsPerRound::Always(4);
     let all_again = Run::trained(all, 1).await;
     assert_ne!(all_again.weights().await, bits);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_number_of_paths_may_change_during_the_run() {
+    let mut config = sampled();
+    config.train.paths_per_round = PathsPerRound::Changing(vec![(0, 1), (2, 0), (4, 3)]);
+    let run = Run::trained(config.clone(), 2).await;
+    let schedule = WorkerPlan::new(&run.config).schedule().unwrap();
+    let of_round = |round: u64| {
+        let (from, to) = ((round - 1) * config.train.inner_steps, round * config.train.inner_steps);
+        (0..4).filter(|&path| schedule.trained(PathId(path), from, to) > 0).count()
+    };
+    assert_eq!((1..=6).map(of_round).collect::<Vec<_>>(), [1, 1, 4, 4, 3, 3]);
+    let bits = run.weights().await;
+    assert_eq!(Run::trained(config, 1).await.weights().await, bits);
+    assert_ne!(Run::trained(sampled(), 1).await.weights().await, bits);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

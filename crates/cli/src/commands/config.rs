@@ -107,11 +107,10 @@ impl ConfigSummary {
             steps.saturating_mul(batch as u64).saturating_mul(sequence as u64)
         };
         let (train, seed) = (&config.train, &config.seed_model);
-        let rounds_of_all = u64::from(train.rounds).saturating_mul(train.inner_steps);
         let trained = topology.trained_paths().len() as u64;
         // With `train.paths_per_round` a path rests in some rounds: the mean of the paths.
-        let inner_steps_per_path =
-            rounds_of_all.saturating_mul(train.paths_in_a_round(trained)) / trained.max(1);
+        let rounds_of_paths = train.paths_per_round.rounds_of_paths(trained, train.rounds);
+        let inner_steps_per_path = rounds_of_paths.saturating_mul(train.inner_steps) / trained.max(1);
         Self {
             hash: config.hash(),
             paths: topology.paths(),

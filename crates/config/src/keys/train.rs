@@ -21,7 +21,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "train.paths_per_round",
         "paths",
-        "Paths that train in each round, drawn anew for each round by `run.seed`; 0 trains all. The others rest: they keep \
+        "Paths that train in each round, drawn anew for each round by `run.seed`; 0 trains all. A list changes the number: \
+         [[0, 4], [100, 8]] trains 4 paths in each of the first 100 rounds and then 8. The others rest: they keep \
          their moments and their place in the shard, and their learning rate goes on with the round. A module takes the mean \
          of the paths that trained. \
          Needs `sync.quorum = 0`, one fragment, and no overlap, blend or drops.",

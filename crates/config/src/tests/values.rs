@@ -141,7 +141,7 @@ fn a_part_of_the_paths_trains_only_in_rounds_of_their_own() {
         let all: Vec<&str> = ["train.paths_per_round=2"].iter().chain(overrides).copied().collect();
         set(&all)
     };
-    assert_eq!(of(&[]).unwrap().config.train.paths_in_a_round(4), 2);
+    assert_eq!(of(&[]).unwrap().config.train.paths_per_round, PathsPerRound::Always(2));
     for against in
         ["sync.fragments=2", "sync.overlap_steps=1", "sync.quorum=1", "sync.blend=0.5", "sync.drop_rate=0.1"]
     {

@@ -115,7 +115,7 @@ impl Case {
         let rests = if quorum { Rests::default() } else { rests(seed, &topology) };
         let schedule = if rests.any() {
             // Each outer gradient belongs to one round.
-            Schedule::new(inner_steps, 1, 0, ends).and_then(|schedule| schedule.resting(rests))
+            Schedule::new(inner_steps, 1, 0, ends).and_then(|schedule| schedule.resting(rests.clone()))
         } else {
             Schedule::new(inner_steps, fragments, overlap, ends)
                 .map(|schedule| schedule.eager(eager).without(drops))

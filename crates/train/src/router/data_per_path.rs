@@ -32,7 +32,8 @@ pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> 
     let kept = config.topology.kept_paths as usize;
     let trained = shards.len().saturating_sub(kept) as u64;
     // A path rests in the other rounds.
-    let share = config.train.paths_in_a_round(trained) as f64 / trained.max(1) as f64;
+    let (all, train) = (u64::from(config.train.rounds).saturating_mul(trained), &config.train);
+    let share = train.paths_per_round.rounds_of_paths(trained, train.rounds) as f64 / all.max(1) as f64;
     let repeats = |(path, shard): (u32, &ShardRecord)| {
         (shard_repeats(shard, &config.train, rounds) * share, PathId(path), shard.documents)
     };
