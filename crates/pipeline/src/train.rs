@@ -129,7 +129,9 @@ pub async fn train(
     }
     let summary = result?;
     let manifest = manifest(run).await?;
-    if let Some(warning) = manifest.and_then(|manifest| manifest.training.as_ref().and_then(rising_losses)) {
+    let training = manifest.and_then(|manifest| manifest.training);
+    let holdout = config.train.holdout_fraction;
+    if let Some(warning) = training.and_then(|training| rising_losses(&training, holdout)) {
         tracing::warn!("{warning}");
     }
     Ok(summary)

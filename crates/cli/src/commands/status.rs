@@ -133,7 +133,7 @@ fn describe(run: &RunDirectory, config: &RunConfig, manifest: &RunManifest) -> R
             ]);
         }
         text += &table.to_string();
-        if let Some(warning) = dipaco_train::rising_losses(training) {
+        if let Some(warning) = dipaco_train::rising_losses(training, config.train.holdout_fraction) {
             text += &format!("warning: {warning}\n");
         }
     }
