@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs what the unsafe code of crates/ops and of shards does under AddressSanitizer, the former with the best, AVX2 and
-# portable kernels; with `--miri`, also a part of it under Miri, which takes minutes and a nightly toolchain with the
-# components miri and rust-src. The unsafe code of crates/cuda calls the driver: it runs on a GPU only.
+# Runs what the unsafe code of crates/ops and of shards does under AddressSanitizer, the former with the fastest, AVX2 and
+# portable kernels and the model of AMX; with `--miri`, also a part of it under Miri, which takes minutes and a nightly
+# toolchain with the components miri and rust-src. The unsafe code of crates/cuda calls the driver: it runs on a GPU only.
 #
 # Only the workspace's own code is instrumented: dependencies are those of the ordinary tests, so nothing else is built.
 set -euo pipefail
@@ -18,18 +18,19 @@ if [ "$(uname -sm)" != "Linux x86_64" ]; then
   exit 0
 fi
 
-address() { # package, which kernels, and cargo's arguments for which tests
+address() { # package, DIPACO_SIMD (empty for the fastest kernels), and cargo's arguments for which tests
   printf '\n== AddressSanitizer, %s, DIPACO_SIMD=%s\n' "$1" "$2"
   DIPACO_SIMD=$2 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/check-unsafe.sh \
     cargo test -p "$1" --locked --quiet --lib --tests -- "${@:3}"
 }
 
-address dipaco-ops best
+address dipaco-ops ''
 address dipaco-ops avx2
-# The slow one: some tests of each kind.
+# The slow ones: some tests of each kind.
 address dipaco-ops portable tests:: blocks::a head::a
+address dipaco-ops amx-model tests:: blocks::a head::a
 # The memory maps of token files, damaged ones too.
-address dipaco-shards best token
+address dipaco-shards '' token
 
 if [ "${1-}" = --miri ]; then
   # Miri knows AVX-512 F and AVX2 but detects nothing at run time. Trees of borrows, as rayon's queues need them;

@@ -72,7 +72,7 @@ fn flat(values: Vec<f32>) -> Tensor {
 
 /// The projection into the feed-forward layer against the gemm crate; the time includes packing.
 fn products(c: &mut Criterion) {
-    let mut group = c.benchmark_group(format!("product, {}", ops::instructions()));
+    let mut group = c.benchmark_group(format!("product, {}", ops::kernel_choice().unwrap().set));
     for size in &SIZES {
         let (m, k, n) = (size.rows(), size.width, size.ffn());
         let (x, w) = (numbers(m * k, 1.0), numbers(n * k, 0.05));

@@ -15,7 +15,7 @@ use crate::element::{Element, Precision};
 use crate::error::shape;
 use crate::gradient_slot::GradientSlot;
 use crate::memory::{elements, read};
-use crate::{Backward, OpsError};
+use crate::{Backward, OpsError, kernel_choice};
 
 /// Consecutive transformer blocks (arXiv:2302.13971: pre-norm, RoPE, SwiGLU): x (B, T, D) to (B, T, D), f32. The
 /// parameters of the `count` blocks lie one after the other from `at` in `weights`, each block's in the order of
@@ -26,7 +26,8 @@ use crate::{Backward, OpsError};
 /// `packed_block.rs` (serving), and in `crates/cuda/src/passes.rs` (GPU).
 ///
 /// # Errors
-/// When the shapes do not fit each other, or T is more than the positions of the rotations.
+/// When the shapes do not fit each other, T is more than the positions of the rotations, or the forced set of kernels can't
+/// run.
 pub fn blocks(
     x: &Tensor,
     weights: &Tensor,
@@ -35,6 +36,7 @@ pub fn blocks(
     stack: &Stack,
     backward: Backward<&[GradientSlot]>,
 ) -> Result<Tensor, OpsError> {
+    kernel_choice()?;
     let (sequences, time, width) = x.dims3()?;
     let parameters = check_shape(&stack.shape)?;
     if width != stack.shape.width || sequences * time == 0 {

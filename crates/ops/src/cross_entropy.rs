@@ -13,7 +13,7 @@ use crate::error::shape;
 use crate::gradient_slot::GradientSlot;
 use crate::head::{Head, HeadGradients, HeadWeightGradients};
 use crate::memory::{elements, read};
-use crate::{Backward, OpsError, Phase};
+use crate::{Backward, OpsError, Phase, kernel_choice};
 
 /// The parts of a head within a flat group of weights.
 #[derive(Clone, Debug)]
@@ -119,6 +119,7 @@ impl HeadLoss {
         stack: &Stack,
         batch: &TokenBatch,
     ) -> Result<Self, OpsError> {
+        kernel_choice()?;
         let (width, vocabulary, count) = (stack.shape.width, place.vocabulary, batch.targets().len());
         let fits = x.dims().last() == Some(&width) && x.elem_count() == count * width;
         if !fits || vocabulary == 0 || width == 0 {

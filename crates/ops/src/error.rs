@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::KernelSetError;
+
 /// An error of an operation on tensors.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -26,6 +28,9 @@ pub enum OpsError {
         /// V, the number of entries of the weights.
         entries: usize,
     },
+    /// The forced set of kernels can't run.
+    #[error(transparent)]
+    Kernels(#[from] KernelSetError),
     /// candle reported an error.
     #[error("a tensor operation failed")]
     Tensor(#[from] candle_core::Error),

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use half::bf16;
 use rayon::prelude::*;
 
 use crate::IGNORE;
@@ -10,7 +11,7 @@ use crate::buffer::Workspace;
 use crate::element::{Element, narrow};
 use crate::exp::{exp, maximum, sum_exp};
 use crate::product::{
-    Group, LeftRows, Matrix, NR, OuterProduct, PANEL, Rhs, RightOperand, Shared, multiply, multiply_shared,
+    Group, LeftRows, Matrix, NR, OuterProduct, Rhs, RightOperand, Shared, Tiling, multiply, multiply_shared,
     outer_products, pack_all, packed_len, with_rows,
 };
 use crate::scratch::with_scratch;
@@ -126,7 +127,7 @@ impl Head<'_> {
             pack_all(group, Matrix::columns(weights, width, entries.len()), NR, packed);
             let rhs = Rhs::new(packed, group, width, entries.len());
             let shared = Shared::new(&mut logits[..count * stride]);
-            tasks(count, entries.len()).for_each(|Task { rows, columns }| {
+            tasks::<E>(count, entries.len()).for_each(|Task { rows, columns }| {
                 let h = LeftRows::contiguous(&h[rows.start * width..rows.end * width], width);
                 with_rows(h, |h| {
                     let at = rows.start * stride + entries.start + columns.start;
@@ -145,14 +146,15 @@ impl Head<'_> {
         let stride = row_stride(vocabulary) * E::PER_F32;
         let d_logits = &E::of(chunk.d_logits)[..count * stride];
         let mut dh = workspace.take(count * width);
+        let Tiling { panel, .. } = Tiling::of::<E>();
         let HeadGradients { dx, weights: mut gradients, .. } = gradients;
         let h = RightOperand::new::<E, E>(workspace, Matrix::rows(chunk.h, count, width));
         // Both products finish some entries before the next entries, while the gradients of their logits are in a cache.
         for entries in chunks(vocabulary) {
             let own = &self.projection[entries.start * width..entries.end * width];
             let weights = RightOperand::new::<E, f32>(workspace, Matrix::rows(own, entries.len(), width));
-            dh.par_chunks_mut(PANEL * width).enumerate().for_each(|(p, dh)| {
-                let data = &d_logits[p * PANEL * stride + entries.start..];
+            dh.par_chunks_mut(panel * width).enumerate().for_each(|(p, dh)| {
+                let data = &d_logits[p * panel * stride + entries.start..];
                 let rows = LeftRows { data, count: dh.len() / width, depth: entries.len(), stride };
                 with_rows(rows, |d_logits| {
                     multiply(d_logits, weights.rhs(), 0..width, dh, width, entries.start > 0);
@@ -168,7 +170,7 @@ impl Head<'_> {
         }
         h.give(workspace);
         let norm = gradients.map(|gradients| gradients.norm);
-        rms_norm::backward_all(workspace, chunk.x, self.norm, &dh, dx, norm, self.epsilon);
+        rms_norm::backward_all::<E>(workspace, chunk.x, self.norm, &dh, dx, norm, self.epsilon);
         workspace.give(dh);
     }
 }
@@ -177,7 +179,9 @@ impl Head<'_> {
 /// fewer than all.
 #[must_use]
 pub fn head_rows(rows: usize) -> usize {
-    ROWS.min(rows.div_ceil(2).next_multiple_of(PANEL)).min(rows).max(1)
+    // The larger panel where the types differ.
+    let panel = Tiling::of::<bf16>().panel.max(Tiling::of::<f32>().panel);
+    ROWS.min(rows.div_ceil(2).next_multiple_of(panel)).min(rows).max(1)
 }
 
 /// f32 from one row of logits to the next: even, so that pairs of bf16 stay whole.
@@ -195,12 +199,13 @@ struct Task {
     columns: Range<usize>,
 }
 
-fn tasks(rows: usize, columns: usize) -> impl ParallelIterator<Item = Task> {
+fn tasks<E: Element>(rows: usize, columns: usize) -> impl ParallelIterator<Item = Task> {
     const WIDTH: usize = 512;
+    let Tiling { panel, .. } = Tiling::of::<E>();
     let across = columns.div_ceil(WIDTH);
-    (0..rows.div_ceil(PANEL) * across).into_par_iter().map(move |task| {
-        let (row, column) = (task / across * PANEL, task % across * WIDTH);
-        Task { rows: row..rows.min(row + PANEL), columns: column..columns.min(column + WIDTH) }
+    (0..rows.div_ceil(panel) * across).into_par_iter().map(move |task| {
+        let (row, column) = (task / across * panel, task % across * WIDTH);
+        Task { rows: row..rows.min(row + panel), columns: column..columns.min(column + WIDTH) }
     })
 }
 

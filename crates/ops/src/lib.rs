@@ -9,6 +9,7 @@
 //!   [`Workspace`] and goes back there. Products are f32, or bf16 with f32 sums ([`Precision`]).
 //! - [`PackedBlock`] runs a block on rows of many sequences, for serving. Keys and values lie in [`KvPages`].
 //! - [`PackedRows`] multiplies many blocks of rows by one matrix, which may be rounded ([`WeightFormat`]).
+//! - [`kernel_choice`] gives the [`KernelSet`] that products use, and the reason for it.
 //! - [`kernel`] has computations on plain slices, without a graph.
 //! - [`with_slice`] and [`update_in_place`] give access to a tensor's memory.
 //!
@@ -34,6 +35,7 @@ mod exp;
 mod format;
 mod gradient_slot;
 mod head;
+mod kernel_set;
 mod kv_pages;
 mod linear;
 mod memory;
@@ -65,11 +67,12 @@ pub use error::OpsError;
 pub use format::WeightFormat;
 pub use gradient_slot::{GradientSlot, PartGradient};
 pub use head::head_rows;
+pub use kernel_set::{KernelChoice, KernelSet, KernelSetError, kernel_choice};
 pub use kv_pages::{KvPages, KvShape, PAGE_TOKENS, SequencePages, SequencePlace};
 pub use memory::{update_in_place, with_slice};
 pub use packed_block::PackedBlock;
 pub use packed_rows::{PackedRows, Target, gated_products};
-pub use product::{instructions, product_rate};
+pub use product::product_rate;
 pub use profile::{Phase, Phases, Profile};
 pub use rope::RopeTable;
 pub use vector::dispatch as with_vector_units;

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::product::{Group, LeftRows, Matrix, NR, PANEL, Rhs, multiply, pack_all, packed_len, with_rows};
+use crate::product::{Group, LeftRows, Matrix, NR, Rhs, Tiling, multiply, pack_all, packed_len, with_rows};
 use crate::scratch::with_scratch;
 
 /// The sizes of a linear map `y = x · Wᵀ`: x (rows, inputs), W (outputs, inputs), y (rows, outputs).
@@ -27,7 +27,8 @@ pub(crate) fn forward(x: &[f32], weight: &[f32], y: &mut [f32], shape: LinearSha
         let packed: &mut [u32] = bytemuck::cast_slice_mut(memory);
         pack_all(Group::Single, Matrix::columns(weight, inputs, outputs), NR, packed);
         let rhs = Rhs::new(packed, Group::Single, inputs, outputs);
-        y.par_chunks_mut(PANEL * outputs).zip(x.par_chunks(PANEL * inputs)).for_each(|(y, x)| {
+        let Tiling { panel, .. } = Tiling::of::<f32>();
+        y.par_chunks_mut(panel * outputs).zip(x.par_chunks(panel * inputs)).for_each(|(y, x)| {
             with_rows(LeftRows::contiguous(x, inputs), |x| {
                 multiply(x, rhs, 0..outputs, y, outputs, false);
             });

@@ -1,20 +1,29 @@
 //! Matrix products: the engine under every operation.
 //!
 //! A product `C = A · B` sums over *groups*. A group is one f32 of each operand, or a pair of neighbouring bf16 where the
-//! processor multiplies such pairs and sums them in f32 (AVX-512 BF16). A group has 4 bytes either way, so one set of
+//! processor multiplies such pairs and sums them in f32 (AVX-512 BF16, AMX). A group has 4 bytes either way, so one set of
 //! loops serves both. The kernels read A in place when its layout allows it, and B too when it is small; otherwise the
-//! operand is packed first, B in panels of [`NR`] columns. A tile of [`MR`] × [`NR`] elements of C stays in registers
-//! while it is summed (Goto's scheme, described in arXiv:1609.00076). The kernel is chosen once for the processor.
+//! operand is packed first, B in panels of [`NR`] columns. A tile of C of [`Tiling::rows`] × [`NR`] elements stays in
+//! registers while it is summed (Goto's scheme, described in arXiv:1609.00076). A [`crate::KernelSet`] has the kernels and
+//! their sizes. It is chosen once for the processor.
 //!
 //! One thread sums each element of C, in the order of the groups, so results have the same bits for any number of
 //! threads. The error of an element is at most `k · 2^-24 · Σ |a b|` in f32. With bf16, the operands are rounded (by at
 //! most 2^-9 of each), the sums are not.
 
+mod amx;
 mod kernel;
+mod left;
 mod matrix;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod operands;
 mod outer;
 mod pack;
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod probe;
+mod processor;
 mod rate;
 mod right;
 mod shared;
@@ -26,29 +35,29 @@ mod x86;
 #[cfg(test)]
 mod tests;
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::element::{Element, Precision};
-pub(crate) use kernel::Tile;
-pub use kernel::instructions;
-pub(crate) use kernel::limit;
+use kernel::Tile;
+pub(crate) use kernel::{MOST_PANEL, Tiling};
+#[cfg(test)]
+pub(crate) use kernel::{forced, set_for_thread, with_set};
+pub(crate) use left::{left_len, pack_left};
 pub(crate) use matrix::{LeftRows, Matrix, Order};
 pub(crate) use operands::{Lhs, Rhs, with_rows};
 pub(crate) use outer::{OuterProduct, outer_products};
-pub(crate) use pack::{pack, pack_all, packed_len};
+pub(crate) use pack::{pack_all, packed_len};
+pub(crate) use processor::Processor;
 pub use rate::product_rate;
 pub(crate) use right::RightOperand;
 pub(crate) use shared::Shared;
 pub(crate) use tasks::{RowSplitter, by_columns, part, row_tasks};
 
-/// Rows of a tile.
-pub(crate) const MR: usize = 12;
-/// Columns of a tile.
+/// Rows of a tile of the vector kernels.
+const MR: usize = 12;
+/// Columns of a tile. All sets have the same, so that a packed operand serves each of them.
 pub(crate) const NR: usize = 32;
-/// Rows of a task: whole tiles, and few enough that tasks spread evenly over threads.
-pub(crate) const PANEL: usize = 4 * MR;
-/// Groups that are summed before the next column of tiles: a panel of B of this depth stays in the first-level cache.
-pub(crate) const DEPTH: usize = 256;
 
 /// The unit that products sum over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,16 +163,18 @@ unsafe fn multiply_into(
         "the left operand is too short"
     );
     let kernel = kernel::kernel(lhs.group, rhs.is_halves());
+    let Tiling { rows: most, depth, .. } = Tiling::of_group(lhs.group);
+    let _session = kernel::session(lhs.group);
     // Columns outside, rows inside: each panel of B comes into the first-level cache once and serves all rows of A.
-    for first in (0..lhs.groups).step_by(DEPTH) {
-        let groups = DEPTH.min(lhs.groups - first);
+    for first in (0..lhs.groups).step_by(depth) {
+        let groups = depth.min(lhs.groups - first);
         let accumulate = accumulate || first > 0;
         let rhs = rhs.part(first, groups);
         for j in columns.clone().step_by(NR) {
             let valid = NR.min(columns.end - j);
             let b = rhs.panel(j);
-            for i in (0..lhs.rows).step_by(MR) {
-                let rows = MR.min(lhs.rows - i);
+            for i in (0..lhs.rows).step_by(most) {
+                let rows = most.min(lhs.rows - i);
                 let a = &lhs.data[i * lhs.row + first * lhs.step..];
                 // SAFETY: row i and column j of C are there by this function's contract.
                 let c = unsafe { c.add(i * c_row + (j - columns.start)) };
@@ -195,14 +206,19 @@ unsafe fn multiply_into(
 /// # Safety
 /// As [`kernel::Kernel`], but C has only `tile.columns` columns.
 unsafe fn edge(kernel: kernel::Kernel, tile: Tile) {
-    let mut whole = [0f32; MR * NR];
-    // SAFETY: A and B are there by this function's contract, and the array has room for a whole tile.
-    unsafe { kernel(&Tile { c: whole.as_mut_ptr(), c_row: NR, accumulate: false, ..tile }) };
-    for (r, values) in whole.chunks_exact(NR).take(tile.rows).enumerate() {
+    let mut memory = [const { MaybeUninit::<f32>::uninit() }; kernel::MOST_ROWS * NR];
+    // Zeros for the tile's rows only: a tile of another kernel may have more.
+    let whole = &mut memory[..tile.rows * NR];
+    whole.fill(MaybeUninit::new(0.0));
+    // SAFETY: A and B are there by this function's contract, and the array has room for the rows of a whole tile.
+    unsafe { kernel(&Tile { c: whole.as_mut_ptr().cast(), c_row: NR, accumulate: false, ..tile }) };
+    for (r, values) in whole.chunks_exact(NR).enumerate() {
         // SAFETY: the valid columns of row r of C, by this function's contract.
         let c = unsafe { std::slice::from_raw_parts_mut(tile.c.add(r * tile.c_row), tile.columns) };
         for (c, value) in c.iter_mut().zip(values) {
-            *c = if tile.accumulate { *c + value } else { *value };
+            // SAFETY: these rows were filled with zeros.
+            let value = unsafe { value.assume_init() };
+            *c = if tile.accumulate { *c + value } else { value };
         }
     }
 }

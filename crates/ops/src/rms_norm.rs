@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use crate::buffer::{Buffer, Workspace};
 use crate::element::Element;
 use crate::exp::{LANES, dot, total};
-use crate::product::{MR, PANEL, RowSplitter, part, row_tasks};
+use crate::product::{RowSplitter, Tiling, part, row_tasks};
 use crate::vector::{self, Units};
 
 /// The factor that scales a row to a root mean square of 1.
@@ -34,17 +34,19 @@ pub(crate) fn forward<E: Element>(x: &[f32], weight: &[f32], y: &mut [E], epsilo
 
 /// [`forward`] with all threads.
 pub(crate) fn forward_all<E: Element>(x: &[f32], weight: &[f32], y: &mut [E], epsilon: f32) {
-    let chunk = PANEL * weight.len();
+    let chunk = Tiling::of::<E>().panel * weight.len();
     y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(y, x)| forward(x, weight, y, epsilon));
 }
 
 /// Positions whose contributions to the weight's gradient are one partial sum. The number is fixed, so that the number of
-/// threads changes no bit of the gradient.
-const SUMMED: usize = MR;
+/// threads changes no bit of the gradient. Tasks on E begin at its multiples.
+fn positions<E: Element>() -> usize {
+    Tiling::of::<E>().rows
+}
 
 /// The gradients of rows: adds the gradient of x to `dx` (rows, D), and writes the partial sums of the weight's gradient
-/// to `sums`, one row of D elements for every [`SUMMED`] positions.
-pub(crate) fn backward(
+/// to `sums`, one row of D elements for every [`positions`] of E.
+pub(crate) fn backward<E: Element>(
     x: &[f32],
     weight: &[f32],
     dy: &[f32],
@@ -53,7 +55,7 @@ pub(crate) fn backward(
     epsilon: f32,
 ) {
     let width = weight.len();
-    let some = SUMMED * width;
+    let some = positions::<E>() * width;
     let rows = x.chunks(some).zip(dy.chunks(some)).zip(dx.chunks_mut(some));
     for (((x, dy), dx), sum) in rows.zip(sums.chunks_exact_mut(width)) {
         sum.fill(0.0);
@@ -99,7 +101,7 @@ fn add_gradients(x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32], dw: &mut
 }
 
 /// [`backward`] with all threads; adds the weight's gradient to `dw`.
-pub(crate) fn backward_all(
+pub(crate) fn backward_all<E: Element>(
     workspace: &Workspace,
     x: &[f32],
     weight: &[f32],
@@ -116,25 +118,27 @@ pub(crate) fn backward_all(
     }
 
     let (width, rows) = (weight.len(), x.len() / weight.len());
-    let mut sums = WeightSums::take(workspace, rows, width);
+    let mut sums = WeightSums::take::<E>(workspace, rows, width);
     let (mut dx_rows, mut sums_rows) = (RowSplitter::new(dx, width), sums.split());
     let task = |rows: Range<usize>| Task {
         x: part(x, width, &rows),
         dy: part(dy, width, &rows),
         dx: dx_rows.next(rows.len()),
-        sums: sums_rows.next(summed(&rows)),
+        sums: sums_rows.next(summed::<E>(&rows)),
     };
-    let tasks: Vec<_> = row_tasks(rows).into_iter().map(task).collect();
-    tasks.into_par_iter().for_each(|Task { x, dy, dx, sums }| backward(x, weight, dy, dx, sums, epsilon));
+    let tasks: Vec<_> = row_tasks::<E>(rows).into_iter().map(task).collect();
+    tasks
+        .into_par_iter()
+        .for_each(|Task { x, dy, dx, sums }| backward::<E>(x, weight, dy, dx, sums, epsilon));
     if let Some(dw) = dw {
         sums.add_to(dw);
     }
     sums.give(workspace);
 }
 
-/// Number of partial sums of a task's rows. Tasks begin at multiples of [`SUMMED`].
-pub(crate) fn summed(rows: &Range<usize>) -> usize {
-    rows.end.div_ceil(SUMMED) - rows.start / SUMMED
+/// Number of partial sums of a task's rows.
+pub(crate) fn summed<E: Element>(rows: &Range<usize>) -> usize {
+    rows.end.div_ceil(positions::<E>()) - rows.start / positions::<E>()
 }
 
 /// The partial sums of the weight's gradient that [`backward`] writes.
@@ -145,8 +149,8 @@ pub(crate) struct WeightSums {
 
 impl WeightSums {
     /// Room for the sums of this many positions.
-    pub(crate) fn take(workspace: &Workspace, rows: usize, width: usize) -> Self {
-        Self { memory: workspace.take(rows.div_ceil(SUMMED) * width), width }
+    pub(crate) fn take<E: Element>(workspace: &Workspace, rows: usize, width: usize) -> Self {
+        Self { memory: workspace.take(rows.div_ceil(positions::<E>()) * width), width }
     }
 
     /// Gives consecutive tasks their sums, of which each has [`summed`].

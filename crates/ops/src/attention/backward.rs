@@ -9,7 +9,9 @@
 use super::{HeadRows, Part, even, scale};
 use crate::element::{Element, convert, narrow};
 use crate::exp::{dot, exp};
-use crate::product::{Group, LeftRows, Lhs, Matrix, NR, PANEL, Rhs, multiply, pack, packed_len, with_rows};
+use crate::product::{
+    Group, LeftRows, Matrix, NR, Rhs, Tiling, left_len, multiply, pack_left, packed_len, with_rows,
+};
 use crate::rope::RopeTable;
 use crate::scratch::{split_off, whole_lines, with_scratch};
 use crate::vector::{self, Units};
@@ -27,7 +29,7 @@ pub(super) struct HeadResult<'a, E> {
     pub(super) log_sums: &'a [f32],
 }
 
-/// Scratch memory of one group, or the lengths of its parts in f32. N is [`BLOCK`], M is [`PANEL`].
+/// Scratch memory of one group, or the lengths of its parts in f32. N is [`BLOCK`], M is [`Tiling::panel`].
 struct BackwardBuffers<T> {
     /// The keys (T, Dh), E. Copies without gaps: every block of queries reads them again, while rows of qkv lie
     /// (H + 2 · Hkv) · Dh elements apart.
@@ -94,7 +96,7 @@ impl<T> BackwardBuffers<T> {
 
 impl BackwardBuffers<usize> {
     fn lengths<E: Element>(time: usize, head_dim: usize) -> Self {
-        let group = Group::of::<E>();
+        let (group, Tiling { panel, .. }) = (Group::of::<E>(), Tiling::of::<E>());
         let (all_keys, block) = (time * head_dim, BLOCK * head_dim);
         Self {
             keys: E::room(all_keys),
@@ -109,11 +111,11 @@ impl BackwardBuffers<usize> {
             queries_packed: packed_len(group, BLOCK, head_dim, NR),
             dy_packed: packed_len(group, BLOCK, head_dim, NR),
             d_scores: E::room(time * BLOCK),
-            d_scores_packed: packed_len(group, time, BLOCK, BLOCK),
+            d_scores_packed: left_len(group, time, BLOCK),
             dq: block,
-            scores: PANEL * BLOCK,
-            d_weights: PANEL * BLOCK,
-            weights: E::room(PANEL * BLOCK),
+            scores: panel * BLOCK,
+            d_weights: panel * BLOCK,
+            weights: E::room(panel * BLOCK),
         }
     }
 }
@@ -183,10 +185,11 @@ fn query_block<'a, E: Element>(
     let (keys, values) = (E::of(buffers.keys), E::of(buffers.values));
     let (weights, d_scores) = (E::of_mut(buffers.weights), E::of_mut(buffers.d_scores));
     let seen = first + count;
-    for key in (0..seen).step_by(PANEL) {
+    let Tiling { panel: keys_at_once, .. } = Tiling::of::<E>();
+    for key in (0..seen).step_by(keys_at_once) {
         let panel = KeyPanel {
             first: key,
-            count: PANEL.min(seen - key),
+            count: keys_at_once.min(seen - key),
             keys: &keys[key * head_dim..],
             values: &values[key * head_dim..],
             scores: &mut *buffers.scores,
@@ -201,8 +204,7 @@ fn query_block<'a, E: Element>(
     // The queries' gradients come last: they sum over all panels, in one product. Their rows of qkv are written now, since
     // no later block reads these queries.
     let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut *buffers.d_scores_packed);
-    pack(group, Matrix::rows(d_scores, seen, BLOCK), BLOCK, packed);
-    let lhs = Lhs::packed(packed, group, count, seen, BLOCK);
+    let lhs = pack_left(group, Matrix::rows(d_scores, seen, BLOCK), packed).first(count);
     multiply(lhs, keys_packed, 0..head_dim, buffers.dq, head_dim, false);
     for (i, dq) in buffers.dq.chunks_exact_mut(head_dim).take(count).enumerate() {
         rotate_back(rope, dq, first + i, row(first + i));

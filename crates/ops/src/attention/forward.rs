@@ -3,12 +3,11 @@
 use super::{HeadRows, even, scale};
 use crate::element::Element;
 use crate::exp::{LANES, exp, maximum, total};
-use crate::product::{Group, LeftRows, Matrix, NR, Order, PANEL, Rhs, multiply, packed_len, with_rows};
+use crate::product::{
+    Group, LeftRows, MOST_PANEL, Matrix, NR, Order, Rhs, Tiling, multiply, packed_len, with_rows,
+};
 use crate::scratch::{split_off, whole_lines, with_scratch};
 use crate::vector::{self, Units};
-
-/// Queries whose scores are in memory at the same time.
-const BLOCK: usize = PANEL;
 
 /// The input of one head: the queries belong to the last `queries` of `keys` positions.
 pub(super) struct HeadInput<'a, E> {
@@ -47,15 +46,15 @@ impl<T> ForwardBuffers<T> {
 
 impl ForwardBuffers<usize> {
     fn lengths<E: Element>(keys: usize, head_dim: usize) -> Self {
-        let group = Group::of::<E>();
+        let (group, Tiling { panel: block, .. }) = (Group::of::<E>(), Tiling::of::<E>());
         // Rows of scores are padded to whole tiles, which the kernels write without a detour.
         let wide = keys.next_multiple_of(NR);
         Self {
             k_transposed: packed_len(group, head_dim, keys, NR),
             v: packed_len(group, keys, head_dim, NR),
-            scores: BLOCK * wide,
-            weights: E::room(BLOCK * wide),
-            y: BLOCK * head_dim.next_multiple_of(NR),
+            scores: block * wide,
+            weights: E::room(block * wide),
+            y: block * head_dim.next_multiple_of(NR),
         }
     }
 }
@@ -70,6 +69,8 @@ pub(super) fn head<E: Element>(
     let HeadInput { q, k, v, queries, keys } = input;
     let head_dim = q.head_dim;
     let group = Group::of::<E>();
+    // Queries whose scores are in memory at the same time.
+    let Tiling { panel: block, .. } = Tiling::of::<E>();
     let mut total = 0;
     let lengths = ForwardBuffers::lengths::<E>(keys, head_dim).map(|length| {
         total += whole_lines(length);
@@ -85,8 +86,8 @@ pub(super) fn head<E: Element>(
         let k = Rhs::pack(group, k, buffers.k_transposed);
         let v = Matrix { data: v.data, order: Order::Rows, stride: v.stride, depth: keys, lanes: head_dim };
         let v = Rhs::pack(group, v, buffers.v);
-        for first in (0..queries).step_by(BLOCK) {
-            let count = BLOCK.min(queries - first);
+        for first in (0..queries).step_by(block) {
+            let count = block.min(queries - first);
             // The last query of the block sees this many keys; scores of later keys are not computed.
             let seen = keys - queries + first + count;
             let wide = seen.next_multiple_of(NR);
@@ -94,10 +95,10 @@ pub(super) fn head<E: Element>(
             // Weights of hidden keys are zero up to here, so that the last pair of weights is whole.
             let depth = even(group, seen);
             let rows = scores.chunks_exact(wide).zip(weights.chunks_exact_mut(wide)).take(count);
-            let sums: [f32; BLOCK] = vector::dispatch_with(
+            let sums: [f32; MOST_PANEL] = vector::dispatch_with(
                 #[inline(always)]
                 |units| {
-                    let mut sums = [0.0; BLOCK];
+                    let mut sums = [0.0; MOST_PANEL];
                     for (i, (scores, weights)) in rows.enumerate() {
                         let own = seen - (count - 1 - i);
                         let (sum, log_sum) =

@@ -61,7 +61,7 @@ pub(crate) fn backward<E: Element>(
         gradients.input_norm.fill(0.0);
         gradients.post_norm.fill(0.0);
     }
-    let tasks = row_tasks(rows);
+    let tasks = row_tasks::<E>(rows);
     let mut dy_memory = workspace.take(E::room(rows * a));
     // The halves run in the reverse order of the forward pass, with attention, which mixes rows, between them.
     let right = stack.profile.time(Phase::Products, || {
@@ -149,7 +149,7 @@ fn feed_forward<E: Element>(
     let (shape, workspace, count) = (&stack.shape, &stack.workspace, batch.rows());
     let (d, a, f) = (shape.width, shape.attention(), shape.ffn);
     let mut buffers = FeedForwardBuffers::take::<E>(workspace, shape, count);
-    let mut norm_sums = WeightSums::take(workspace, count, d);
+    let mut norm_sums = WeightSums::take::<E>(workspace, count, d);
 
     let mut gate_up = RowSplitter::new(activations.gate_up, 2 * f);
     let (mut dx, mut dy) = (RowSplitter::new(stream.dx, d), RowSplitter::new(stream.dy, a));
@@ -163,7 +163,7 @@ fn feed_forward<E: Element>(
         gate_up: gate_up.next(rows.len()),
         dx: dx.next(rows.len()),
         dy: dy.next(rows.len()),
-        norm_sums: sums.next(summed(rows)),
+        norm_sums: sums.next(summed::<E>(rows)),
         d_out: d_out.next(rows.len()),
         gated: gated.next(rows.len()),
         h: h.next(rows.len()),
@@ -240,7 +240,7 @@ fn project_qkv<E: Element>(
     let (shape, workspace, count) = (&stack.shape, &stack.workspace, batch.rows());
     let (d, columns) = (shape.width, shape.qkv());
     let mut memory = workspace.take(E::room(count * d));
-    let mut norm_sums = WeightSums::take(workspace, count, d);
+    let mut norm_sums = WeightSums::take::<E>(workspace, count, d);
 
     let (mut dx, mut sums) = (RowSplitter::new(dx, d), norm_sums.split());
     let mut h = RowSplitter::new(E::of_mut(&mut memory), d);
@@ -248,7 +248,7 @@ fn project_qkv<E: Element>(
         x: part(input.x, d, rows),
         d_qkv: part(d_qkv, columns, rows),
         dx: dx.next(rows.len()),
-        norm_sums: sums.next(summed(rows)),
+        norm_sums: sums.next(summed::<E>(rows)),
         h: h.next(rows.len()),
     };
     let tasks: Vec<_> = tasks.iter().map(task).collect();
@@ -322,7 +322,7 @@ impl Norm<'_> {
         rms_norm::forward(self.x, self.weight, h, self.epsilon);
         with_scratch(self.x.len(), |dh| {
             with_rows(dy, |dy| multiply(dy, rhs, 0..d, dh, d, false));
-            rms_norm::backward(self.x, self.weight, dh, dx, sums, self.epsilon);
+            rms_norm::backward::<E>(self.x, self.weight, dh, dx, sums, self.epsilon);
         });
     }
 }

@@ -66,7 +66,7 @@ pub(crate) fn forward<E: Element>(
     activations: &mut Activations<'_, E>,
 ) {
     let BlockInput { stack, weights, batch, .. } = input;
-    let tasks = row_tasks(batch.rows());
+    let tasks = row_tasks::<E>(batch.rows());
     let right = stack.profile.time(Phase::Products, || {
         let right = ForwardWeights::new::<E>(stack, weights);
         project_qkv(input, right.qkv.rhs(), activations.qkv, &tasks);

@@ -1,6 +1,7 @@
 //! The operands of a product, as the kernels read them.
 
-use super::{Group, LeftRows, Matrix, NR, Order, pack, packed_len};
+use super::pack::pack;
+use super::{Group, LeftRows, Matrix, NR, Order, left_len, pack_left};
 use crate::element::{Element, Precision};
 use crate::scratch::with_scratch;
 
@@ -40,7 +41,7 @@ impl<'a> Rhs<'a> {
         self.width < NR
     }
 
-    /// Packs a matrix into `memory`, which holds [`packed_len`] groups, in this thread.
+    /// Packs a matrix into `memory`, which holds [`super::packed_len`] groups, in this thread.
     pub(crate) fn pack<E: Element>(group: Group, matrix: Matrix<'_, E>, memory: &'a mut [f32]) -> Self {
         let packed: &mut [u32] = bytemuck::cast_slice_mut(memory);
         pack(group, matrix, NR, packed);
@@ -127,9 +128,9 @@ impl<'a> Lhs<'a> {
         Some(Self { data, group: Group::Single, row: 1, step: stride, rows: lanes, groups: depth })
     }
 
-    /// The first of the panels of `width` rows that [`pack`] wrote.
-    pub(crate) fn packed(data: &'a [u32], group: Group, rows: usize, depth: usize, width: usize) -> Self {
-        Self { data, group, row: 1, step: width, rows, groups: group.count(depth) }
+    /// The first `rows` rows.
+    pub(crate) fn first(self, rows: usize) -> Self {
+        Self { rows: rows.min(self.rows), ..self }
     }
 }
 
@@ -144,11 +145,8 @@ pub(crate) fn with_rows<E: Element, R>(rows: LeftRows<'_, E>, f: impl FnOnce(Lhs
         return f(lhs);
     }
     let group = Group::of::<E>();
-    // One panel as wide as there are rows: the kernels take tiles of any height out of it.
-    let width = count.max(1);
-    with_scratch(packed_len(group, depth, count, width), |memory| {
-        let packed: &mut [u32] = bytemuck::cast_slice_mut(memory);
-        pack(group, Matrix { data, order: Order::Columns, stride, depth, lanes: count }, width, packed);
-        f(Lhs::packed(packed, group, count, depth, width))
+    with_scratch(left_len(group, depth, count), |memory| {
+        let matrix = Matrix { data, order: Order::Columns, stride, depth, lanes: count };
+        f(pack_left(group, matrix, bytemuck::cast_slice_mut(memory)))
     })
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{DEPTH, Group, Lhs, Matrix, NR, Order, PANEL, Rhs, Shared, multiply_shared, pack};
+use super::{Group, Lhs, Matrix, NR, Order, Rhs, Shared, Tiling, left_len, multiply_shared, pack_left};
 use crate::element::Element;
 use crate::scratch::with_scratch;
 
@@ -44,7 +44,8 @@ pub(crate) fn outer_products<E: Element>(
     let panels = |height| products.iter().map(|product| product.rows.div_ceil(height)).sum::<usize>();
     let enough = 8 * rayon::current_num_threads();
     // Results have the same bits however rows and columns are shared out.
-    let height = if panels(2 * PANEL) < enough { PANEL } else { 2 * PANEL };
+    let Tiling { panel, .. } = Tiling::of::<E>();
+    let height = if panels(2 * panel) < enough { panel } else { 2 * panel };
     let most = enough.div_ceil(panels(height).max(1));
     let mut tasks = Vec::new();
     for OuterProduct { a, stride, rows, rhs, c } in products {
@@ -79,14 +80,15 @@ fn with_columns<E: Element>(a: Matrix<'_, E>, mut f: impl FnMut(Lhs<'_>, usize))
         return f(lhs, 0);
     }
     let Matrix { data, stride, depth, lanes, .. } = a;
-    with_scratch(DEPTH * lanes, |scratch| {
+    let groups = Tiling::of_group(group).depth.min(group.count(depth).max(1));
+    let chunk = groups * group.elements();
+    with_scratch(left_len(group, chunk, lanes), |scratch| {
         let packed: &mut [u32] = bytemuck::cast_slice_mut(scratch);
-        let chunk = DEPTH * group.elements();
         // A depth of 0 still needs one call, which writes zeros.
         for k in (0..depth.max(1)).step_by(chunk) {
             let own = chunk.min(depth - k);
-            pack(group, Matrix { data: &data[k * stride..], depth: own, ..a }, lanes, packed);
-            f(Lhs::packed(packed, group, lanes, own, lanes), k / group.elements());
+            let part = Matrix { data: &data[k * stride..], depth: own, ..a };
+            f(pack_left(group, part, packed), k / group.elements());
         }
     });
 }

@@ -3,11 +3,13 @@
 use rayon::prelude::*;
 
 use super::kernel::{BLOCK, transpose};
-use super::{Group, Matrix, NR, Order, PANEL, Shared};
+use super::{Group, MR, Matrix, NR, Order, Shared};
 use crate::element::Element;
 use crate::vector;
 
-/// Rows of the tall panels of an outer product.
+/// Rows of the panels of an outer product with the vector kernels.
+const PANEL: usize = 4 * MR;
+/// Rows of its tall panels.
 const TALL: usize = 2 * PANEL;
 
 /// Groups of a task: with fewer, waking a thread costs more than it saves.
@@ -23,7 +25,7 @@ pub(crate) fn packed_len(group: Group, depth: usize, lanes: usize, width: usize)
 ///
 /// # Panics
 /// When the matrix or the panels are longer than their slices.
-pub(crate) fn pack<E: Element>(group: Group, matrix: Matrix<'_, E>, width: usize, packed: &mut [u32]) {
+pub(super) fn pack<E: Element>(group: Group, matrix: Matrix<'_, E>, width: usize, packed: &mut [u32]) {
     let length = width * group.count(matrix.depth);
     let whole = packed_len(group, matrix.depth, matrix.lanes, width);
     assert!(packed.len() >= whole, "no room for the packed operand");
@@ -157,7 +159,13 @@ unsafe fn rows<E: Element>(
 
 /// Packs group g of the lanes from `first` on, as many as `to` has room for.
 #[inline(always)]
-fn pack_group<E: Element>(group: Group, matrix: Matrix<'_, E>, g: usize, first: usize, to: &mut [u32]) {
+pub(super) fn pack_group<E: Element>(
+    group: Group,
+    matrix: Matrix<'_, E>,
+    g: usize,
+    first: usize,
+    to: &mut [u32],
+) {
     let Matrix { data, stride, depth, .. } = matrix;
     match group {
         Group::Single => {

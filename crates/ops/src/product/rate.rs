@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{LeftRows, Matrix, PANEL, RightOperand, multiply, with_rows};
+use super::{LeftRows, Matrix, RightOperand, Tiling, multiply, with_rows};
 use crate::buffer::Workspace;
 use crate::element::{Element, Precision};
 
@@ -19,13 +19,13 @@ pub fn product_rate(precision: Precision, tries: usize, now: impl Fn() -> f64) -
 fn rate<E: Element>(tries: usize, now: impl Fn() -> f64) -> f64 {
     const SIZE: usize = 1536;
     let values: Vec<E> = (0..SIZE * SIZE).map(|i| E::from_f32((i % 7) as f32 * 0.25 - 0.5)).collect();
-    let workspace = Workspace::default();
+    let (workspace, Tiling { panel, .. }) = (Workspace::default(), Tiling::of::<E>());
     let mut c = workspace.take(SIZE * SIZE);
     let mut best = f64::MAX;
     for _ in 0..tries.max(1) {
         let start = now();
         let rhs = RightOperand::new::<E, E>(&workspace, Matrix::columns(&values, SIZE, SIZE));
-        c.par_chunks_mut(PANEL * SIZE).zip(values.par_chunks(PANEL * SIZE)).for_each(|(c, a)| {
+        c.par_chunks_mut(panel * SIZE).zip(values.par_chunks(panel * SIZE)).for_each(|(c, a)| {
             with_rows(LeftRows::contiguous(a, SIZE), |a| multiply(a, rhs.rhs(), 0..SIZE, c, SIZE, false));
         });
         rhs.give(&workspace);

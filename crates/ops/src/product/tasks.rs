@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{LeftRows, Lhs, MR, PANEL, with_rows};
+use super::{LeftRows, Lhs, Tiling, with_rows};
 use crate::element::Element;
 
 /// Runs `f` on the rows of a left operand and on the next at most `step` of `columns` columns of the result, until all
@@ -20,14 +20,14 @@ pub(crate) fn by_columns<E: Element>(
     });
 }
 
-/// The rows of each task when a task takes its rows through several products. A task has whole tiles, and enough of them
+/// The rows of each task when a task takes its rows through several products on E. A task has whole tiles, and enough of them
 /// that a panel of B serves several panels of A before it leaves the second-level cache. Each thread gets the same number
 /// of tasks. Results do not depend on the division.
-pub(crate) fn row_tasks(rows: usize) -> Vec<Range<usize>> {
-    const MOST: usize = 4 * PANEL;
-    let tiles = rows.div_ceil(MR);
-    let tasks = rows.div_ceil(MOST).next_multiple_of(rayon::current_num_threads().max(1)).min(tiles);
-    (0..tasks).map(|task| tiles * task / tasks * MR..rows.min(tiles * (task + 1) / tasks * MR)).collect()
+pub(crate) fn row_tasks<E: Element>(rows: usize) -> Vec<Range<usize>> {
+    let Tiling { rows: tile, tall, .. } = Tiling::of::<E>();
+    let tiles = rows.div_ceil(tile);
+    let tasks = rows.div_ceil(tall).next_multiple_of(rayon::current_num_threads().max(1)).min(tiles);
+    (0..tasks).map(|task| tiles * task / tasks * tile..rows.min(tiles * (task + 1) / tasks * tile)).collect()
 }
 
 /// A task's rows of a matrix with rows of `width` elements.

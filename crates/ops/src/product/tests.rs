@@ -3,8 +3,12 @@
 use half::bf16;
 use rayon::prelude::*;
 
+use super::portable::{halves_portable, pairs_portable, portable, transpose_portable};
 use super::*;
 use crate::test_support::{in_pool, numbers};
+
+/// Rows of a task.
+const PANEL: usize = 4 * MR;
 
 /// The sizes of a product of A (m × k) and B (k × n).
 #[derive(Clone, Copy)]
@@ -91,6 +95,12 @@ fn check<E: Element>(sizes: Sizes) {
 
 #[test]
 fn products_of_all_shapes() {
+    for set in crate::kernel_set::available() {
+        with_set(Some(set), all_shapes);
+    }
+}
+
+fn all_shapes() {
     let all = [
         (1, 1, 1),
         (5, 3, 7),
@@ -113,6 +123,7 @@ fn products_of_all_shapes() {
 
 #[test]
 fn every_kernel_computes_the_same_tile() {
+    let _session = kernel::session(Group::Pair);
     // Operands with few bits, so that sums are exact in any order.
     let values: Vec<u32> = (0..4096u32).map(|i| bf16::pair(small(i), small(i / 3 + 1))).collect();
     let singles: Vec<u32> = (0..4096u32).map(|i| f32::from(small(i)).to_bits()).collect();
@@ -150,24 +161,24 @@ fn every_kernel_computes_the_same_tile() {
             singles[1000..].as_chunks().0.iter().map(|[low, high]| low >> 16 | high & 0xffff_0000).collect();
         let run_halves = |kernel, packed| run_with(kernel, &singles, &halves, NR / 2, packed, NR);
         for packed in [false, true] {
-            let portable = run(kernel::portable, &singles, packed);
+            let reference = run(portable, &singles, packed);
             for columns in [1, 16] {
                 let half = run_columns(kernel::kernel(Group::Single, false), &singles, packed, columns);
-                for (half, portable) in half.chunks(40).zip(portable.chunks(40)) {
-                    assert_eq!(half[..16], portable[..16]);
+                for (half, reference) in half.chunks(40).zip(reference.chunks(40)) {
+                    assert_eq!(half[..16], reference[..16]);
                 }
             }
-            assert_eq!(run(kernel::kernel(Group::Single, false), &singles, packed), portable);
-            assert_eq!(run_halves(kernel::halves_portable, packed), portable);
-            assert_eq!(run_halves(kernel::kernel(Group::Single, true), packed), portable);
+            assert_eq!(run(kernel::kernel(Group::Single, false), &singles, packed), reference);
+            assert_eq!(run_halves(halves_portable, packed), reference);
+            assert_eq!(run_halves(kernel::kernel(Group::Single, true), packed), reference);
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                assert_eq!(run(x86::avx2, &singles, packed), portable);
-                assert_eq!(run_halves(x86::avx2_halves, packed), portable);
+                assert_eq!(run(x86::avx2, &singles, packed), reference);
+                assert_eq!(run_halves(x86::avx2_halves, packed), reference);
             }
             assert_eq!(
                 run(kernel::kernel(Group::Pair, false), &values, packed),
-                run(kernel::pairs_portable, &values, packed)
+                run(pairs_portable, &values, packed)
             );
         }
     }
@@ -183,6 +194,6 @@ fn blocks_are_transposed() {
     let expected: [[u32; 16]; 16] = std::array::from_fn(|i| std::array::from_fn(|j| (16 * j + i) as u32));
     let (mut found, mut portable) = (block, block);
     kernel::transpose(&mut found);
-    kernel::transpose_portable(&mut portable);
+    transpose_portable(&mut portable);
     assert_eq!((found, portable), (expected, expected));
 }

@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use super::tile::{QuantizedTile, TileRows};
 use super::{BLOCK, GROUP, Layout, scale};
+use crate::KernelSet;
 use crate::product::NR;
 
 /// Computes a tile.
@@ -24,23 +25,23 @@ const PORTABLE: Kernels = Kernels { q8: portable::<8>, q4: portable::<4> };
 /// The kernel of this processor.
 pub(super) fn kernel(layout: Layout) -> Kernel {
     static KERNELS: OnceLock<Kernels> = OnceLock::new();
-    let kernels = KERNELS.get_or_init(|| available(crate::product::limit())[0]);
+    let kernels = KERNELS.get_or_init(|| available(crate::kernel_set::chosen())[0]);
     match layout {
         Layout::Q8 => kernels.q8,
         Layout::Q4 => kernels.q4,
     }
 }
 
-/// The kernels that the processor has and the limit allows, best first.
+/// The kernels that the processor has and that belong to a set or to a slower one, best first.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn available(limit: &str) -> Vec<Kernels> {
+pub(super) fn available(set: KernelSet) -> Vec<Kernels> {
     use super::x86;
     let mut all = Vec::new();
-    if limit != "portable" {
+    if !matches!(set, KernelSet::Portable | KernelSet::AmxModel) {
         let vnni = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vnni");
-        if limit != "avx2" && vnni {
+        if set != KernelSet::Avx2 && vnni {
             all.push(Kernels { q8: x86::q8_vnni, q4: x86::q4_vnni });
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
@@ -52,7 +53,7 @@ pub(super) fn available(limit: &str) -> Vec<Kernels> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn available(_limit: &str) -> Vec<Kernels> {
+pub(super) fn available(_set: KernelSet) -> Vec<Kernels> {
     vec![PORTABLE]
 }
 

@@ -3,6 +3,7 @@
 use super::kernel::available;
 use super::tile::{QuantizedTile, TileRows};
 use super::*;
+use crate::KernelSet;
 use crate::test_support::numbers;
 
 fn panels(rows: usize, depth: usize, format: WeightFormat) -> QuantizedPanels {
@@ -23,7 +24,7 @@ fn every_kernel_gives_the_bits_of_the_portable_one() {
         for rows in 1..=TileRows::MOST {
             let x = activations(rows, depth, 7);
             let tile = QuantizedTile::new(&x, panels.blocks, panels.panel(0), panels.layout);
-            let all = available("").into_iter().map(|kernels| {
+            let all = available(KernelSet::Avx512).into_iter().map(|kernels| {
                 let kernel = if format == WeightFormat::Q8_0 { kernels.q8 } else { kernels.q4 };
                 let mut sums = TileRows::default();
                 // SAFETY: `available` lists kernels of this processor.
@@ -45,7 +46,7 @@ fn the_largest_sums_are_exact() {
             let mut blocks = [ActivationBlock::default()];
             quantize(&[x; BLOCK], BLOCK, &mut blocks);
             let tile = QuantizedTile::new(&blocks, 1, panels.panel(0), panels.layout);
-            for kernels in available("") {
+            for kernels in available(KernelSet::Avx512) {
                 let kernel = if format == WeightFormat::Q8_0 { kernels.q8 } else { kernels.q4 };
                 let mut sums = TileRows::default();
                 // SAFETY: `available` lists kernels of this processor.

@@ -1,0 +1,93 @@
+//! What the processor and the system offer to products.
+
+use std::sync::OnceLock;
+
+use crate::KernelSet;
+
+/// The sets of kernels that a processor can run.
+#[derive(Debug)]
+pub(crate) struct Processor {
+    /// What each set lacks, in the order of [`KernelSet::ALL`].
+    lacks: [Option<String>; KernelSet::ALL.len()],
+    /// Why tiles that the processor has can't be used.
+    tile_problem: Option<String>,
+    /// The time of a bf16 instruction in f32 instructions; not known for the processor that the program runs on.
+    pair_cost: Option<f64>,
+}
+
+impl Processor {
+    /// The processor that the program runs on.
+    pub(crate) fn of_machine() -> &'static Self {
+        static PROCESSOR: OnceLock<Processor> = OnceLock::new();
+        PROCESSOR.get_or_init(Self::detect)
+    }
+
+    /// What keeps a set from running; `None` if nothing does.
+    pub(crate) fn lacks(&self, set: KernelSet) -> Option<&str> {
+        let place = KernelSet::ALL.into_iter().position(|other| other == set)?;
+        self.lacks[place].as_deref()
+    }
+
+    /// Why tiles that the processor has can't be used.
+    pub(crate) fn tile_problem(&self) -> Option<&str> {
+        self.tile_problem.as_deref()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn detect() -> Self {
+        let unless = |there: bool, lacks: &str| (!there).then(|| lacks.to_owned());
+        let wide = is_x86_feature_detected!("avx512f");
+        let pairs = wide && is_x86_feature_detected!("avx512bf16");
+        let tiles = super::amx::ready();
+        let tile_problem = tiles.as_ref().err().filter(|problem| problem.is_fault()).map(ToString::to_string);
+        let lacks = KernelSet::ALL.map(|set| match set {
+            KernelSet::Amx => match tiles {
+                Ok(()) => unless(wide, "this processor lacks AVX-512"),
+                Err(problem) => Some(problem.to_string()),
+            },
+            KernelSet::Avx512Bf16 => unless(pairs, "this processor lacks the bf16 products of AVX-512"),
+            KernelSet::Avx512 => unless(wide, "this processor lacks AVX-512"),
+            KernelSet::Avx2 => unless(
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+                "this processor lacks AVX2 or FMA",
+            ),
+            KernelSet::Neon => Some("this processor has no NEON".to_owned()),
+            KernelSet::Portable | KernelSet::AmxModel => None,
+        });
+        Self { lacks, tile_problem, pair_cost: None }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn detect() -> Self {
+        let lacks = KernelSet::ALL.map(|set| match set {
+            KernelSet::Portable | KernelSet::AmxModel => None,
+            KernelSet::Neon if cfg!(target_arch = "aarch64") => None,
+            _ => Some(format!("processors of the kind {} lack these instructions", std::env::consts::ARCH)),
+        });
+        Self { lacks, tile_problem: None, pair_cost: None }
+    }
+
+    /// The time of an instruction that multiplies bf16 pairs, in f32 instructions. The processor must have both.
+    pub(crate) fn pair_cost(&self) -> f64 {
+        if let Some(cost) = self.pair_cost {
+            return cost;
+        }
+        #[cfg(target_arch = "x86_64")]
+        {
+            // SAFETY: both kinds of products are there by this function's contract.
+            unsafe { super::probe::pair_cost() }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            f64::INFINITY
+        }
+    }
+
+    /// A processor with these sets.
+    #[cfg(test)]
+    pub(crate) fn for_test(sets: &[KernelSet], pair_cost: f64, tile_problem: Option<&str>) -> Self {
+        let lacks =
+            KernelSet::ALL.map(|set| (!sets.contains(&set)).then(|| "a test leaves it out".to_owned()));
+        Self { lacks, tile_problem: tile_problem.map(str::to_owned), pair_cost: Some(pair_cost) }
+    }
+}
