@@ -29,6 +29,8 @@ fn the_step_of_a_configuration_is_measured() {
     assert!(0.0 < least && least <= median && median <= most, "{report}");
     let tokens = number(&report["tokens_per_s"]);
     assert!((tokens * median / 1e3 / 256.0 - 1.0).abs() < 1e-9, "4 x 64 tokens a step: {report}");
+    let (kernels, reason) = (&report["kernels"], &report["kernels_reason"]);
+    assert!([kernels, reason].into_iter().all(|text| text.as_str().is_some_and(|text| !text.is_empty())));
     let share = number(&report["gflops"]) / number(&report["product_gflops"]);
     assert!((number(&report["share"]) / share - 1.0).abs() < 1e-9, "{report}");
     let phases = ["products", "attention", "head", "optimizer", "rest"];
@@ -38,7 +40,8 @@ fn the_step_of_a_configuration_is_measured() {
     assert!((number(&report["loss"]) - 384f64.ln()).abs() < 0.5, "{report}");
 
     let text = dipaco(&words).succeeded();
-    for says in ["4 x 64 tokens, f32, 1 thread\n", "products", "slowest of 3", "tokens/s", "GFLOP/s", "loss"]
+    for says in
+        ["4 x 64 tokens, f32, 1 thread\nkernels ", "products", "slowest of 3", "tokens/s", "GFLOP/s", "loss"]
     {
         let _ = text.clone().says(says);
     }

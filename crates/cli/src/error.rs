@@ -39,6 +39,9 @@ pub(crate) enum CliError {
         /// The remedy.
         remedy: String,
     },
+    /// The forced set of kernels can't run.
+    #[error(transparent)]
+    Kernels(#[from] dipaco_model::KernelSetError),
     /// A file or stream.
     #[error("can't {action} {}", path.display())]
     Io {
@@ -133,7 +136,7 @@ pub(crate) enum CliError {
 impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Usage { .. } | Self::Logs(_) => USAGE,
+            Self::Config(_) | Self::Usage { .. } | Self::Kernels(_) | Self::Logs(_) => USAGE,
             Self::Interrupted => INTERRUPTED,
             Self::Step(step) if step.is_configuration() => USAGE,
             Self::Step(step) if step.is_unreachable() => COME_BACK_LATER,
@@ -178,6 +181,7 @@ impl CliError {
                 Some("`dipaco config keys` explains every key".into())
             }
             Self::Logs(_)
+            | Self::Kernels(_)
             | Self::Interrupted
             | Self::Bench(_)
             | Self::TensorBoard(_)

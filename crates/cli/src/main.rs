@@ -43,6 +43,10 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<(), CliError> {
     let progress = &cli.global.init_logs()?;
+    // A forced set of kernels that can't run is an error before any work. `doctor` reports it among its findings.
+    if !matches!(cli.command, Command::Doctor(_)) {
+        dipaco_model::kernel_choice()?;
+    }
     match cli.command {
         Command::Quickstart(options) => commands::quickstart::run(&options, progress),
         Command::Prepare(options) => commands::prepare::run(&options, progress),

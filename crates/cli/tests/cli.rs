@@ -127,9 +127,44 @@ fn doctor_finds_this_machine_fit_and_leaves_nothing() {
     let checks: Vec<&str> = findings.iter().map(|finding| finding["check"].as_str().unwrap()).collect();
     assert_eq!(
         checks,
-        ["cores", "processor", "memory", "open files", "GPU", "disk", "directory", "HDF5", "UDP", "QUIC"]
+        [
+            "cores",
+            "processor",
+            "kernels",
+            "memory",
+            "open files",
+            "GPU",
+            "disk",
+            "directory",
+            "HDF5",
+            "UDP",
+            "QUIC"
+        ]
     );
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_forced_set_of_kernels_is_named_and_a_wrong_name_is_refused_before_any_work() {
+    let with = |value: &str, words: &[&str]| {
+        let output = dipaco(words).env("DIPACO_SIMD", value).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("run");
+    let doctor = ["doctor", "--run", place.to_str().unwrap()];
+    let (code, out, err) = with("portable", &doctor);
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(out.contains("kernels         portable: plain Rust"), "{out}");
+    assert!(out.contains("DIPACO_SIMD forces it"), "{out}");
+    let (code, out, _) = with("", &doctor);
+    assert!(code == 0 && !out.contains("forces it"), "{out}");
+    let (code, out, _) = with("sse9", &doctor);
+    assert!(code == 1 && out.contains("fail  kernels") && out.contains("try: unset DIPACO_SIMD"), "{out}");
+    let (code, out, err) = with("sse9", &["config", "show"]);
+    assert!(code == 2 && out.is_empty(), "{out}");
+    assert!(err.contains("DIPACO_SIMD is \"sse9\"") && err.contains("portable or amx-model"), "{err}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A fingerprint of the arithmetic of a device.
 
 use dipaco_config::TrainConfig;
-use dipaco_model::{Dtype, ModelConfig, ModelError, TokenBatch, TokenRows};
+use dipaco_model::{Dtype, ModelConfig, ModelError, OpsError, TokenBatch, TokenRows, kernel_choice};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 
 use crate::{InnerConfig, MomentSpecs, PathError, PathState, TrainDevice, Trainer};
@@ -13,13 +13,14 @@ const BATCH: usize = 3;
 /// T, the number of tokens of a sequence: not a multiple of the width of a vector unit.
 const SEQUENCE: usize = 37;
 
-/// The kind of device, and a hash of the weights after two small training steps, in both types of weights.
+/// The kind of device, the set of kernels on a CPU, and a hash of the weights after two small training steps, in both types
+/// of weights.
 ///
 /// Devices with the same fingerprint compute these steps to the same bits, and so very likely every step. Devices with
 /// different fingerprints give a run other weights, which are as good.
 ///
 /// # Errors
-/// The errors of the trainer.
+/// The errors of the trainer, and a forced set of kernels that can't run.
 pub fn numerics(device: &TrainDevice) -> Result<String, PathError> {
     let mut hasher = blake3::Hasher::new();
     for dtype in [Dtype::F32, Dtype::Bf16] {
@@ -29,7 +30,12 @@ pub fn numerics(device: &TrainDevice) -> Result<String, PathError> {
             }
         }
     }
-    let kind = if device.is_cpu() { "cpu" } else { "cuda" };
+    let kind = if device.is_cpu() {
+        let choice = kernel_choice().map_err(OpsError::from).map_err(ModelError::from)?;
+        format!("cpu-{}", choice.set)
+    } else {
+        "cuda".to_owned()
+    };
     Ok(format!("{kind}-{}", &hasher.finalize().to_hex()[..16]))
 }
 
@@ -68,9 +74,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fingerprint_is_the_same_each_time() {
+    fn the_fingerprint_is_the_same_each_time_and_names_the_kernels() {
         let first = numerics(&TrainDevice::Cpu).unwrap();
         assert_eq!(numerics(&TrainDevice::Cpu).unwrap(), first);
-        assert!(first.starts_with("cpu-") && first.len() == 20, "{first}");
+        let kind = format!("cpu-{}-", kernel_choice().unwrap().set);
+        assert!(first.starts_with(&kind) && first.len() == kind.len() + 16, "{first}");
     }
 }

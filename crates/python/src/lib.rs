@@ -13,11 +13,13 @@ mod session;
 mod token_set;
 mod unlocked;
 
+use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
 /// Reads runs of dipaco.
 #[pymodule]
 fn _dipaco(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    dipaco_model::kernel_choice().map_err(|error| PyImportError::new_err(error.to_string()))?;
     module.add_class::<run::Run>()?;
     module.add_class::<token_set::PyTokenSet>()?;
     module.add_class::<answers::PyRoute>()?;

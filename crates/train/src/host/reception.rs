@@ -79,7 +79,7 @@ impl Reception {
         }
         Some(format!(
             "this device computes other bits ({numerics}) than the device of the first worker ({first}): use the same kind of \
-             processor for all workers, or start the coordinator with train.numerics = \"any\""
+             processor for all workers, force the same kernels with DIPACO_SIMD, or start the coordinator with train.numerics = \"any\""
         ))
     }
 

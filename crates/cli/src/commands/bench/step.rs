@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use dipaco_config::{RunConfig, Sources, TrainConfig};
-use dipaco_model::{Dtype, ModelConfig, parameters, path_specs, trained_specs};
+use dipaco_model::{Dtype, ModelConfig, kernel_choice, parameters, path_specs, trained_specs};
 use dipaco_pipeline::product_rate::product_rate;
 use dipaco_pipeline::step_speed::{Effort, PhaseTimes, StepSpeed, StepSubject, measure};
 use dipaco_pipeline::vocabulary;
@@ -137,6 +137,10 @@ struct SpeedReport {
     dtype: Dtype,
     /// `CPU`, or the GPU.
     device: String,
+    /// The set of kernels of the products; `null` on a GPU.
+    kernels: Option<&'static str>,
+    /// Why this set.
+    kernels_reason: Option<&'static str>,
     threads: usize,
     batch: usize,
     sequence_tokens: usize,
@@ -176,7 +180,11 @@ pub(super) fn run(options: &StepOptions, progress: &Progress) -> Result<(), CliE
     // Before the matrix products of the comparison allocate memory.
     let peak = memory::peak();
     let product_rate = device.is_cpu().then(|| product_rate(subject.model.dtype));
-    let report = report(name, &subject, device.describe()?, &found, product_rate, peak);
+    let mut report = report(name, &subject, device.describe()?, &found, product_rate, peak);
+    if device.is_cpu() {
+        let choice = kernel_choice()?;
+        (report.kernels, report.kernels_reason) = (Some(choice.set.name()), Some(choice.reason.as_str()));
+    }
     if options.json { output::print_json(&report) } else { output::print(&describe(&report, &subject)) }
 }
 
@@ -255,6 +263,8 @@ fn report(
         trained_params: parameters(&trained_specs(model, &subject.topology)),
         dtype: model.dtype,
         device,
+        kernels: None,
+        kernels_reason: None,
         threads: rayon::current_num_threads(),
         batch: train.batch,
         sequence_tokens: train.sequence_tokens,
@@ -289,7 +299,7 @@ fn describe(report: &SpeedReport, subject: &StepSubject) -> String {
     };
     let mut text = format!(
         "{}: {} parameters{trained} in {} blocks, D {}, {} heads of {}, F {}, V {}\n{}: {} x {} tokens{passes}, {}, {} \
-         thread{plural}{checkpointing}\n\n",
+         thread{plural}{checkpointing}\n",
         report.size,
         human::count(report.params as f64),
         model.blocks,
@@ -304,6 +314,10 @@ fn describe(report: &SpeedReport, subject: &StepSubject) -> String {
         report.dtype,
         report.threads,
     );
+    if let (Some(kernels), Some(reason)) = (report.kernels, report.kernels_reason) {
+        text += &format!("kernels {kernels}: {reason}\n");
+    }
+    text += "\n";
     let right = Align::Right;
     let mut table = Table::new(&[("step", Align::Left), ("ms", right), ("share", right)]);
     let whole: f64 = report.phases.named().iter().map(|(_, milliseconds)| milliseconds).sum();

@@ -1,5 +1,6 @@
 //! Checks of processor, memory and limits of the operating system.
 
+use dipaco_model::{KernelChoice, kernel_choice};
 use dipaco_telemetry::human;
 use rustix::process::{Resource, getrlimit};
 
@@ -12,7 +13,7 @@ const LITTLE_MEMORY: u64 = 2_000_000_000;
 const FEW_FILES: u64 = 1024;
 
 pub(super) fn check() -> Vec<Finding> {
-    vec![cores(), features(), memory(), open_files()]
+    vec![cores(), features(), kernels(), memory(), open_files()]
 }
 
 fn cores() -> Finding {
@@ -42,6 +43,22 @@ fn features() -> Finding {
 #[cfg(not(target_arch = "x86_64"))]
 fn features() -> Finding {
     Finding::ok("processor", std::env::consts::ARCH)
+}
+
+/// The set of kernels that products use.
+fn kernels() -> Finding {
+    match kernel_choice() {
+        Ok(choice) if choice.has_problem => {
+            let remedy = "start the program where the system permits AMX, or name a set with DIPACO_SIMD";
+            Finding::warn("kernels", describe(choice), remedy)
+        }
+        Ok(choice) => Finding::ok("kernels", describe(choice)),
+        Err(error) => Finding::fail("kernels", error.to_string(), "unset DIPACO_SIMD"),
+    }
+}
+
+fn describe(choice: &KernelChoice) -> String {
+    format!("{}: {}; {}", choice.set, choice.set.description(), choice.reason)
 }
 
 fn memory() -> Finding {
