@@ -29,8 +29,10 @@ pub(crate) const BLOCK: usize = 32;
 /// Neighbouring numbers of a block that the kernels multiply at once.
 const GROUP: usize = 4;
 /// Bytes of a vector: a group of each of 8 columns.
+#[cfg(target_arch = "x86_64")]
 const VECTOR: usize = 32;
 /// Vectors that hold a group of all columns of a panel.
+#[cfg(target_arch = "x86_64")]
 const VECTORS: usize = NR * GROUP / VECTOR;
 /// Bytes of the scales of a panel's block, f16.
 const SCALES: usize = 2 * NR;

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Builds crates/ops for aarch64 and runs its tests under user-mode emulation, with the NEON kernels.
+#
+# It needs `rustup target add aarch64-unknown-linux-gnu`, a linker and an emulator. On Debian:
+#   apt-get install gcc-aarch64-linux-gnu qemu-user
+# LINKER, QEMU and QEMU_LD_PREFIX name others.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+target=aarch64-unknown-linux-gnu
+linker=${LINKER:-aarch64-linux-gnu-gcc}
+qemu=${QEMU:-qemu-aarch64}
+for tool in "$linker" "$qemu"; do
+  command -v "$tool" >/dev/null || { echo "$tool is missing: see the head of $0" >&2; exit 1; }
+done
+
+export QEMU_LD_PREFIX=${QEMU_LD_PREFIX:-/usr/aarch64-linux-gnu}
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$linker
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$qemu
+
+# The library's tests have every kernel; those of tests/ops compare blocks and head with f64.
+cargo test -p dipaco-ops --locked --target "$target" --lib --test ops -- "$@"
