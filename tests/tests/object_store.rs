@@ -222,8 +222,8 @@ fn a_run_in_an_unreliable_store_survives_its_coordinator_and_its_machine_with_th
     let replies = proxy.seen();
     let lost = replies.iter().filter(|seen| unreliable(seen) == Fault::LoseReply);
     assert!(lost.count() > 2, "the store was reliable: {} requests", replies.len());
-    for file in ["config.toml", "metrics.jsonl", "logs/worker-1.log"] {
-        let text = std::fs::read_to_string(run.file(file)).unwrap_or_default();
+    for file in ["config.toml", "metrics.jsonl", "logs/local-1.log"] {
+        let text = std::fs::read_to_string(run.file(file)).unwrap();
         assert!(!text.contains("hush-hush"), "{file} holds a secret");
     }
 }

@@ -174,7 +174,7 @@ fn cost(samples: &[Sample]) -> Option<LeaseCost> {
 
 /// The costs from one sample to the next.
 fn difference(from: &Sample, to: &Sample) -> StageCost {
-    let Moved { down, up } = from.moment.moved;
+    let Moved { down, up, .. } = from.moment.moved;
     let used = from.used.zip(to.used).map(|(from, to)| ProcessUse {
         user: to.user - from.user,
         system: to.system - from.system,
@@ -210,7 +210,7 @@ mod tests {
         let samples: Vec<Sample> = (0..)
             .zip(stages)
             .map(|(second, (stage, down, up, minor_faults))| Sample {
-                moment: LeaseMoment { lease, stage, moved: Moved { down, up } },
+                moment: LeaseMoment { lease, stage, moved: Moved { down, up, linked: 0 } },
                 at: start + Duration::from_secs(second),
                 used: Some(ProcessUse { user: second as f64 / 2.0, system: 0.25, minor_faults }),
                 peak: Some(7 + second),

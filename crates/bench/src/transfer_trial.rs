@@ -78,6 +78,7 @@ impl TrialServer {
                 let piece = self.store.get_range(&object, offset..offset.saturating_add(PIECE_BYTES)).await?;
                 (Response::Piece { total: object.bytes }, Some(piece))
             }
+            Request::Link { .. } => (Response::NoLink, None),
             Request::Submit { lease, item, digest, offset } => {
                 let piece = exchange.receive_payload(PIECE_BYTES).await?;
                 // Every trial has a higher fence, so the results of earlier trials are over.

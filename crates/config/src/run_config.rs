@@ -91,11 +91,13 @@ pub struct RunSection {
     pub data: Option<PathBuf>,
     /// Key `run.store`.
     pub store: Option<String>,
+    /// Key `run.links`.
+    pub links: bool,
 }
 
 impl Default for RunSection {
     fn default() -> Self {
-        Self { name: "tiny".into(), seed: 1, directory: None, data: None, store: None }
+        Self { name: "tiny".into(), seed: 1, directory: None, data: None, store: None, links: true }
     }
 }
 

@@ -82,4 +82,6 @@ pub struct LeaseReport {
     /// Seconds between the worker's previous inner step and the first inner step of this lease: transfers, and waiting for
     /// a lease.
     pub waited_seconds: f64,
+    /// Bytes that the worker has read straight from the run's store since its last report.
+    pub linked_bytes: u64,
 }

@@ -42,6 +42,12 @@ fn present(out: &mut Exposition, live: &LiveRun) {
     let bytes = [("sent", live.bytes_sent), ("received", live.bytes_received)];
     let bytes = bytes.map(|(direction, bytes)| (label("direction", direction), bytes));
     out.metric("udp_bytes_total", Counter, "Bytes of datagrams since the coordinator began.", bytes);
+    out.value(
+        "linked_bytes_total",
+        Counter,
+        "Bytes that workers have read straight from the store since the coordinator began.",
+        live.bytes_linked,
+    );
     let steps = live.paths.iter().map(|path| (label("path", path.path), path.steps));
     out.metric("path_steps", Gauge, "Inner steps of the path's complete leases.", steps);
     let quarantined = live.paths.iter().filter(|path| path.quarantined).count();

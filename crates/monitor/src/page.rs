@@ -69,11 +69,15 @@ fn facts(out: &mut String, live: &LiveRun, history: &RunHistory) {
     let steps: u64 = live.paths.iter().map(|path| path.steps + running(path)).sum();
     let all = live.inner_steps * u64::from(live.rounds) * live.paths.len() as u64;
     let connected = history.workers.values().filter(|worker| worker.connected).count();
+    let linked = match live.bytes_linked {
+        0 => String::new(),
+        bytes => format!("<span>straight from the store <b>{}</b></span>", human::bytes(bytes)),
+    };
     let _ = write!(
         out,
         "{}<div class=facts><span>round <b>{}</b> of {}</span><span>inner steps <b>{}</b> of {}</span>\
          <span>workers <b>{connected}</b></span><span>leases lost <b>{}</b></span><span>results refused <b>{}</b></span>\
-         <span>sent <b>{}</b></span><span>received <b>{}</b></span><span>phase <b>{}</b></span>\
+         <span>sent <b>{}</b></span><span>received <b>{}</b></span>{linked}<span>phase <b>{}</b></span>\
          <span>coordinator up <b>{}</b></span></div>",
         bar("bar wide", steps, all),
         live.rounds_done,

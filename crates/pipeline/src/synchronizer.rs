@@ -33,6 +33,8 @@ pub struct Options {
     pub advertise: Option<String>,
     /// Name in logs, unique in the run.
     pub name: String,
+    /// True if workers may get links to the store (`run.links`).
+    pub links: bool,
     /// How long to retry when the coordinator can't be reached.
     pub patience: Duration,
     /// TCP address at which the synchronizer can be watched over HTTP; nowhere when absent.
@@ -49,7 +51,7 @@ pub async fn synchronize(
     options: Options,
     cancel: CancellationToken,
 ) -> Result<SynchronizerSummary, PipelineError> {
-    let Options { join, max_workers, modules, listen, advertise, name, patience, http } = options;
+    let Options { join, max_workers, modules, listen, advertise, name, links, patience, http } = options;
     let file = join.unwrap_or_else(|| run.synchronizer_token());
     if !file.exists() {
         return Err(PipelineError::NoCoordinator { file });
@@ -87,6 +89,7 @@ pub async fn synchronize(
         modules,
         address,
         store: open_store(run).await?,
+        links,
         collect: run.routing(0).root().to_owned(),
         revocations: Revocations::of(&run.revoked()),
         patience,

@@ -171,6 +171,7 @@ async fn finished(
         new_rounds: 0.0,
         bytes_sent: 0,
         bytes_received: 0,
+        bytes_linked: 0,
         inner_seconds: 0.0,
         waited_seconds: 0.0,
         seconds: 0.0,

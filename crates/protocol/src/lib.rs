@@ -10,6 +10,7 @@
 
 mod error;
 mod messages;
+mod object_link;
 mod plan;
 
 pub use dipaco_ledger::{
@@ -21,4 +22,5 @@ pub use messages::{
     ContentDigest, FetchSource, PIECE_BYTES, PIECES_AT_ONCE, RUN_COMPLETE, Request, Response, SYNCHRONIZER,
     WORKER,
 };
+pub use object_link::ObjectLink;
 pub use plan::WorkerPlan;

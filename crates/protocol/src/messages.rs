@@ -9,6 +9,8 @@ use dipaco_sync::{Fence, LeaseClaim, LeaseKey};
 use dipaco_topology::{ModuleId, PathId};
 use serde::{Deserialize, Serialize};
 
+use crate::ObjectLink;
+
 /// Length of a piece in bytes; only the last piece of an object or result is shorter. A broken connection costs one piece
 /// per stream, and the coordinator holds one piece per stream in memory. Shorter pieces cost more requests; at this
 /// length their cost cannot be measured.
@@ -71,6 +73,12 @@ pub enum Request {
         source: FetchSource,
         /// Offset of the piece in bytes, a multiple of [`PIECE_BYTES`].
         offset: u64,
+    },
+    /// Asks for the address of an object in the run's store, for an object that [`Request::Fetch`] would give. The pieces
+    /// can then be read there.
+    Link {
+        /// The object.
+        object: ObjectRef,
     },
     /// Reports an object whose pieces have all arrived, but whose hash is wrong. The coordinator verifies its stored copy.
     Check {
@@ -226,6 +234,10 @@ pub enum Response {
         /// Length of the whole object or shard in bytes.
         total: u64,
     },
+    /// Answers [`Request::Link`].
+    Link(ObjectLink),
+    /// Answers [`Request::Link`]: the store or the run gives no links.
+    NoLink,
     /// Answers [`Request::Submit`]: the piece is stored, others are missing.
     PieceStored,
     /// Answers [`Request::Orders`].

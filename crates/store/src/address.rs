@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
+use object_store::signer::Signer;
 use url::Url;
 
+use crate::remote::CloudClient;
 use crate::{StoreError, remote};
 
 /// Options for opening a run store.
@@ -53,6 +55,8 @@ pub(crate) enum Open {
 /// An opened object store.
 pub(crate) struct Resolved {
     pub(crate) objects: Arc<dyn ObjectStore>,
+    /// Makes links; only cloud stores have it.
+    pub(crate) signer: Option<Arc<dyn Signer>>,
     /// Address for messages.
     pub(crate) address: String,
     /// The directory of a local store.
@@ -102,13 +106,14 @@ fn local(path: PathBuf, options: &StoreOptions, open: Open) -> Result<Resolved, 
         .map_err(|error| StoreError::Address { address: address.clone(), reason: error.to_string() })?;
     // A folder goes with its last object: an outer step would leave a folder for each fragment.
     let store = store.with_fsync(options.durable).with_automatic_cleanup(true);
-    Ok(Resolved { objects: Arc::new(store), address, folder: Some(path) })
+    Ok(Resolved { objects: Arc::new(store), signer: None, address, folder: Some(path) })
 }
 
 fn cloud(address: &str, url: &Url, options: &StoreOptions) -> Result<Resolved, StoreError> {
     let wrong = |reason: String| StoreError::Address { address: address.to_owned(), reason };
-    let objects = remote::client(url, &options.settings).map_err(|error| wrong(error.to_string()))?;
-    Ok(Resolved { objects, address: address.to_owned(), folder: None })
+    let CloudClient { objects, signer } =
+        remote::client(url, &options.settings).map_err(|error| wrong(error.to_string()))?;
+    Ok(Resolved { objects, signer: Some(signer), address: address.to_owned(), folder: None })
 }
 
 /// True if an address has room for a secret: a password, a query or a fragment. Such an address is refused, because

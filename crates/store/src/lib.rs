@@ -39,6 +39,8 @@
 mod address;
 mod error;
 mod hash;
+mod link;
+mod link_reader;
 mod manifest;
 mod pins;
 mod probe;
@@ -55,5 +57,6 @@ pub use dipaco_ledger::{
     QuarantineRecord, RollbackRecord, RunManifest, SeedRecord, ShardRecord, TrainingRecord,
 };
 pub use error::{RemoteCause, StoreError};
+pub use link_reader::{LinkError, LinkReader};
 pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, ManifestSequence};
 pub use store::{RunStore, StoredObject};

@@ -8,6 +8,7 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
+use object_store::signer::Signer;
 use object_store::{ClientOptions, Error, ObjectStore, ObjectStoreScheme, RetryConfig};
 use url::Url;
 
@@ -20,13 +21,26 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// attempts, so this stays below five minutes.
 const RETRY_LIMIT: Duration = Duration::from_secs(280);
 
+/// The two faces of one client of a cloud store.
+pub(crate) struct CloudClient {
+    /// Reads and writes.
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    /// Makes links.
+    pub(crate) signer: Arc<dyn Signer>,
+}
+
+/// Gives the HTTP client the cryptography of this program; it panics without one.
+pub(crate) fn set_cryptography() {
+    // An error means that the process has one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
 /// A client of the cloud store at `url`. It begins every name with the URL's path.
 ///
 /// `settings` are `(key, value)` with the names of the providers' environment variables in lower case; keys of other
 /// providers are ignored.
-pub(crate) fn client(url: &Url, settings: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, Error> {
-    // The HTTP client takes the process's cryptography and panics without one. An error means that there is one already.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+pub(crate) fn client(url: &Url, settings: &[(String, String)]) -> Result<CloudClient, Error> {
+    set_cryptography();
     let (scheme, prefix) = ObjectStoreScheme::parse(url)?;
     let prefix = Path::parse(prefix)?;
     let limits = ClientOptions::new().with_timeout(REQUEST_LIMIT).with_connect_timeout(CONNECT_LIMIT);
@@ -41,7 +55,8 @@ pub(crate) fn client(url: &Url, settings: &[(String, String)]) -> Result<Arc<dyn
                 }
             }
             let store = builder.with_url(url.as_str()).build()?;
-            Ok(Arc::new(PrefixStore::new(store, prefix)))
+            let client = Arc::new(PrefixStore::new(store, prefix));
+            Ok(CloudClient { objects: client.clone(), signer: client })
         }};
     }
     match scheme {

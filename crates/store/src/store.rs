@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
+use object_store::signer::Signer;
 use object_store::{Error, GetOptions, GetResult, ObjectStore, ObjectStoreExt};
 use tokio::sync::Semaphore;
 
@@ -33,6 +34,8 @@ pub struct RunStore {
     address: Arc<str>,
     /// The directory of a local store.
     folder: Option<Arc<std::path::Path>>,
+    /// Makes links; only remote stores have it.
+    pub(crate) signer: Option<Arc<dyn Signer>>,
     /// Bounds the parts on the line to a remote store; other stores need no bound.
     pub(crate) slots: Option<Arc<Semaphore>>,
 }
@@ -84,14 +87,15 @@ impl RunStore {
             objects: Arc::new(object_store::memory::InMemory::new()),
             address: "memory".into(),
             folder: None,
+            signer: None,
             slots: None,
         }
     }
 
     fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Self, StoreError> {
-        let Resolved { objects, address, folder } = address::resolve(address, options, open)?;
+        let Resolved { objects, signer, address, folder } = address::resolve(address, options, open)?;
         let slots = folder.is_none().then(|| Arc::new(Semaphore::new(SLOTS)));
-        Ok(Self { objects, address: address.into(), folder: folder.map(Into::into), slots })
+        Ok(Self { objects, address: address.into(), folder: folder.map(Into::into), signer, slots })
     }
 
     /// True for a store behind a network, where the outcome of a request can be unknown.
@@ -329,7 +333,7 @@ async fn reference(name: &str, content: &Bytes) -> ObjectRef {
     ObjectRef { name: name.to_owned(), hash: hash(content).await, bytes: content.len() as u64 }
 }
 
-fn object_path(name: &str) -> Result<Path, StoreError> {
+pub(crate) fn object_path(name: &str) -> Result<Path, StoreError> {
     let wrong = |reason: &str| StoreError::Name { name: name.to_owned(), reason: reason.to_owned() };
     let path = parse_path(name)?;
     if name.is_empty() || name.starts_with('/') || name.ends_with('/') {

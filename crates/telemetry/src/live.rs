@@ -29,6 +29,8 @@ pub struct LiveRun {
     pub bytes_sent: u64,
     /// Bytes received from peers in UDP datagrams since the coordinator began.
     pub bytes_received: u64,
+    /// Bytes that workers have read straight from the store since the coordinator began, as they report it.
+    pub bytes_linked: u64,
     /// Seconds since the coordinator began.
     pub seconds: f64,
 }

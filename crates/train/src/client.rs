@@ -1,6 +1,7 @@
 //! The client side of a connection: a worker's or synchronizer's session with the coordinator, and a worker's transfers.
 
 mod error;
+mod links;
 mod pace;
 mod routes;
 mod session;

@@ -44,7 +44,7 @@ use crate::coordinator::manifest_writer::ManifestWriter;
 use crate::coordinator::requests::CoordinatorRequests;
 use crate::coordinator::run_progress::RunProgress;
 use crate::coordinator::take_over::{ledger_plan, read_store};
-use crate::host::{ResultIntake, Revocations, Uploads, VerifiedGradients, serve_peers};
+use crate::host::{LinkIssuer, ResultIntake, Revocations, Uploads, VerifiedGradients, serve_peers};
 use crate::open_run::OpenRun;
 use crate::synchronizer::Synchronizer;
 use dipaco_path::Layout;
@@ -108,6 +108,8 @@ pub struct CoordinatorSummary {
     pub bytes_sent: u64,
     /// Bytes received from workers in UDP datagrams.
     pub bytes_received: u64,
+    /// Bytes that workers read straight from the store for completed leases, as they report it.
+    pub bytes_linked: u64,
     /// Seconds of workers in inner steps of completed leases.
     pub inner_seconds: f64,
     /// Seconds of workers between inner steps: transfers, and waiting for other workers and for leases.
@@ -175,6 +177,7 @@ pub async fn coordinate(
         new_rounds: (inner_steps_taken(&ledger) - steps_before) as f64 / steps_of_round as f64,
         bytes_sent: traffic.udp_sent,
         bytes_received: traffic.udp_received,
+        bytes_linked: requests.progress.linked(),
         inner_seconds: time.inner,
         waited_seconds: time.waited,
         seconds: requests.started.elapsed().as_secs_f64(),
@@ -242,10 +245,12 @@ impl RunningCoordinator {
         let synchronizer =
             Synchronizer::new(store.clone(), layout.clone(), outer, gradients.clone(), scratch);
         let uploads = Uploads::new(shards.clone());
+        let links = LinkIssuer::new(&store, config.run.links);
         let intake = ResultIntake { store, plan, topology, layout, uploads, gradients, modules: None };
         let requests = Arc::new(CoordinatorRequests {
             ledger,
             intake: Arc::new(intake),
+            links,
             to_write,
             standstill: Duration::from_secs(config.train.standstill_seconds),
             shards,

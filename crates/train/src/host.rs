@@ -2,6 +2,7 @@
 
 mod connections;
 mod error;
+mod link_issuer;
 mod peer;
 mod reception;
 mod results;
@@ -11,6 +12,7 @@ mod verified_gradients;
 
 pub(crate) use connections::{RequestHandler, serve_peers};
 pub use error::HostError;
+pub(crate) use link_issuer::LinkIssuer;
 pub(crate) use peer::{Answer, OTHER_ROLE, Peer, Role, refused};
 pub(crate) use results::{Admission, ObjectPiece, ResultIntake, ResultReceiver, read_piece};
 pub use revocations::Revocations;

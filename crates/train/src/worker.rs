@@ -71,8 +71,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::TrainError;
 use crate::client::{
-    ClientError, GOODBYE_TIMEOUT, Identity, LONG_CALL_TIMEOUT, LeaseKey, Session, TokenSource, Transfer,
-    expect_done, instance,
+    ClientError, GOODBYE_TIMEOUT, Identity, LONG_CALL_TIMEOUT, LeaseKey, Moved, Session, TokenSource,
+    Transfer, expect_done, instance,
 };
 use background::{Background, nothing};
 use carry_out::CarriedOut;
@@ -161,6 +161,8 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
         leases: worker.counts.completed.load(Ordering::Relaxed),
         lost: worker.counts.lost.load(Ordering::Relaxed),
     };
+    let Moved { down, linked, up } = worker.prefetch.transfer.moved();
+    tracing::info!(downloaded = down, from_the_store = linked, uploaded = up, "bytes of this worker");
     worker.prefetch.transfer.routes.close().await;
     match result {
         Ok(())

@@ -115,10 +115,14 @@ async fn wrong_results_are_refused_and_the_run_goes_on() {
     let object = dipaco_store::ObjectRef { name: "run/authority.pem".into(), ..object };
     for request in [
         Request::Fetch { source: FetchSource::Object(object.clone()), offset: 0 },
+        Request::Link { object: object.clone() },
         Request::Check { object: object.clone() },
     ] {
         assert!(matches!(puppet.ask(&request, None).await.unwrap().0, Response::Lost { .. }));
     }
+    // The store is a folder.
+    let link = Request::Link { object: work.weights[0].object.clone() };
+    assert_eq!(puppet.ask(&link, None).await.unwrap().0, Response::NoLink);
     let source = FetchSource::Shard { path: PathId(99), hash: String::new(), file: None };
     refusal(puppet.ask(&Request::Fetch { source, offset: 0 }, None).await.unwrap().0);
     let (lease, loss) = (work.key(), Some(f32::NAN));

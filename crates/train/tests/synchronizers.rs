@@ -124,6 +124,12 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
     let authority = ObjectRef { name: "modules/0/0/../../../authority.pem".into(), ..foreign.object.clone() };
     let of_another = refusal(there.ask(&fetch(foreign.object.clone()), None).await.unwrap().0);
     assert!(of_another.contains("not of the modules of this synchronizer"), "{of_another}");
+    let link = |object: &ObjectRef| Request::Link { object: object.clone() };
+    let of_another = refusal(there.ask(&link(&foreign.object), None).await.unwrap().0);
+    assert!(of_another.contains("not of the modules of this synchronizer"), "{of_another}");
+    for object in [&weights.object, &authority] {
+        assert_eq!(there.ask(&link(object), None).await.unwrap().0, Response::NoLink);
+    }
     assert!(matches!(there.ask(&fetch(authority), None).await.unwrap().0, Response::Elsewhere { .. }));
     assert!(matches!(there.ask(&lease, None).await.unwrap().0, Response::Elsewhere { .. }));
     let item = |module| LeaseResult::OuterGradient {

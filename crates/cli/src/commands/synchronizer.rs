@@ -123,6 +123,7 @@ pub(crate) fn run(options: &SynchronizerArguments) -> Result<(), CliError> {
         listen: options.listen,
         advertise: options.advertise.clone(),
         name: options.name.clone().unwrap_or_else(|| format!("synchronizer-{}", std::process::id())),
+        links: config.run.links,
         patience: Duration::from_secs(options.patience),
         http: options.http,
     };

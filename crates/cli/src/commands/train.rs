@@ -178,6 +178,10 @@ pub(crate) fn describe(summary: &CoordinatorSummary, config: &RunConfig) -> Stri
             human::bytes(summary.bytes_sent),
             human::bytes(summary.bytes_received)
         );
+        if summary.bytes_linked > 0 {
+            text +=
+                &format!("; the workers read {} straight from the store", human::bytes(summary.bytes_linked));
+        }
         let spent = summary.inner_seconds + summary.waited_seconds;
         if spent > 0.0 {
             text += &format!(

@@ -25,4 +25,11 @@ pub(super) const KEYS: &[KeyDoc] = &[
          Credentials come from the environment and never stand in the address. The cells of an experiment keep their own \
          folders.",
     ),
+    free(
+        "run.links",
+        "true or false",
+        "Workers read weights and states straight from an object store, through addresses that end after 15 minutes, and ask \
+         the coordinator and its synchronizers only where they can't. A store in a folder has no such addresses. False keeps \
+         the store's name and the id of its credentials from the workers.",
+    ),
 ];

@@ -2,7 +2,7 @@
 //!
 //! Each piece is a request of its own. A broken connection costs only the pieces that were not acknowledged, and the
 //! session repeats these. The pieces of an object arrive in one allocation, each at its place, and the hash of the whole
-//! object is verified.
+//! object is verified. The pieces of an object come from the run's store where a link leads there.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::blocking::blocking;
 use crate::client::ClientError;
+use crate::client::links::{LinkedObject, Links};
 use crate::client::pace::Pace;
 use crate::client::routes::{Routes, needs_the_coordinator};
 use crate::client::session::{LONG_CALL_TIMEOUT, Session};
@@ -27,6 +28,7 @@ use dipaco_protocol::{
 /// Downloads a worker's inputs and uploads its results, below a bandwidth.
 pub struct Transfer {
     pub(crate) routes: Routes,
+    pub(crate) links: Arc<Links>,
     /// One permit for each piece that may be in flight, in both directions together.
     slots: Arc<Semaphore>,
     /// Held while the pieces of one outer gradient are sent off, so that the gradients go one after the other.
@@ -44,6 +46,8 @@ pub struct Transfer {
 pub struct Moved {
     /// To the worker.
     pub down: u64,
+    /// The part of `down` that came straight from the store.
+    pub linked: u64,
     /// From the worker.
     pub up: u64,
 }
@@ -55,6 +59,22 @@ struct ArrivedPiece {
     total: u64,
     bytes: BytesMut,
     slot: OwnedSemaphorePermit,
+}
+
+/// Where the pieces of a download come from.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    session: Arc<Session>,
+    source: FetchSource,
+    /// The object in the store, if its pieces may come from there.
+    link: Option<Arc<LinkedObject>>,
+}
+
+impl Origin {
+    /// A peer, and nothing else.
+    pub(crate) fn peer(session: &Arc<Session>, source: FetchSource) -> Self {
+        Self { session: session.clone(), source, link: None }
+    }
 }
 
 /// A result on its way to one peer.
@@ -73,6 +93,7 @@ impl Transfer {
         let pace = Pace::new(megabits_per_second);
         Self {
             routes: Routes::new(session),
+            links: Arc::default(),
             slots: Arc::new(Semaphore::new(PIECES_AT_ONCE)),
             turn: tokio::sync::Mutex::default(),
             incoming: Mutex::new(pace),
@@ -86,7 +107,12 @@ impl Transfer {
     /// Bytes moved so far. A piece counts when its receiver has all of it.
     #[must_use]
     pub fn moved(&self) -> Moved {
-        Moved { down: self.downloaded.load(Ordering::Relaxed), up: self.uploaded.load(Ordering::Relaxed) }
+        let (down, up) = (&self.downloaded, &self.uploaded);
+        Moved {
+            down: down.load(Ordering::Relaxed),
+            linked: self.links.read(),
+            up: up.load(Ordering::Relaxed),
+        }
     }
 
     /// Downloads an object of a fragment from the fragment's synchronizer, and verifies its hash.
@@ -134,13 +160,29 @@ impl Transfer {
         Err(ClientError::OtherObject { name: object.name.clone() })
     }
 
-    /// Downloads an object, and compares its hash; `None` if it arrived damaged.
+    /// Downloads an object from the store or from a peer, and compares its hash; `None` if it arrived damaged from the
+    /// peer.
     async fn fetch(
         self: &Arc<Self>,
         session: &Arc<Session>,
         object: &ObjectRef,
     ) -> Result<Option<Bytes>, ClientError> {
-        let content = self.assemble(session, object).await?.freeze();
+        let from_peer = Origin::peer(session, FetchSource::Object(object.clone()));
+        let link = Arc::new(LinkedObject::new(self.links.clone(), session.clone(), object.clone()));
+        let origin = Origin { link: Some(link.clone()), ..from_peer.clone() };
+        let arrived = self.assemble_sound(&origin, object).await?;
+        if arrived.is_none() && link.blamed() {
+            return self.assemble_sound(&from_peer, object).await;
+        }
+        Ok(arrived)
+    }
+
+    async fn assemble_sound(
+        self: &Arc<Self>,
+        origin: &Origin,
+        object: &ObjectRef,
+    ) -> Result<Option<Bytes>, ClientError> {
+        let content = self.assemble(origin, object).await?.freeze();
         let expected = object.hash.clone();
         let compared = blocking(move || {
             let whole = ContentDigest::of(&content).hash == expected;
@@ -152,10 +194,9 @@ impl Transfer {
     /// Downloads the pieces of an object into one allocation.
     async fn assemble(
         self: &Arc<Self>,
-        session: &Arc<Session>,
+        origin: &Origin,
         object: &ObjectRef,
     ) -> Result<BytesMut, ClientError> {
-        let source = FetchSource::Object(object.clone());
         let mut free = allocate(object.bytes)?;
         // `gather` asks in the order of the offsets, so the front of the free memory is the place of the next piece.
         let room = |length| {
@@ -163,7 +204,7 @@ impl Transfer {
             std::mem::replace(&mut free, behind)
         };
         let mut pieces = BTreeMap::new();
-        self.gather(session, &source, Some(object.bytes), room, |offset, piece| {
+        self.gather(origin, Some(object.bytes), room, |offset, piece| {
             pieces.insert(offset, piece);
             Ok(())
         })
@@ -174,15 +215,14 @@ impl Transfer {
         Ok(whole)
     }
 
-    /// Downloads all pieces of `source`. `total` is its length in bytes, if that is known. `room` returns the memory of
+    /// Downloads all pieces of an origin. `total` is its length in bytes, if that is known. `room` returns the memory of
     /// each piece, in the order of the offsets. `put` gets every piece once with its offset, in any order.
     ///
     /// # Errors
     /// When the peer can't be reached or lacks the source, a piece has a wrong length, or `put` fails.
-    pub async fn gather(
+    pub(crate) async fn gather(
         self: &Arc<Self>,
-        session: &Arc<Session>,
-        source: &FetchSource,
+        origin: &Origin,
         mut total: Option<u64>,
         mut room: impl FnMut(usize) -> BytesMut,
         mut put: impl FnMut(u64, BytesMut) -> Result<(), ClientError>,
@@ -193,12 +233,11 @@ impl Transfer {
             // The first piece tells an unknown length.
             let at_once = if total.is_some() { PIECES_AT_ONCE } else { 1 };
             while in_flight.len() < at_once && next < total.unwrap_or(1) {
-                let (transfer, session, source, offset) =
-                    (self.clone(), session.clone(), source.clone(), next);
+                let (transfer, origin, offset) = (self.clone(), origin.clone(), next);
                 let length = total.map_or(PIECE_BYTES, |total| (total - next).min(PIECE_BYTES));
                 // A piece has at most `PIECE_BYTES`, which fits any `usize`.
                 let into = room(usize::try_from(length).unwrap_or(0));
-                in_flight.spawn(async move { transfer.piece(&session, &source, offset, length, into).await });
+                in_flight.spawn(async move { transfer.piece(&origin, offset, length, into).await });
                 next += PIECE_BYTES;
             }
             let Some(arrived) = in_flight.join_next().await else { return Ok(()) };
@@ -214,13 +253,20 @@ impl Transfer {
 
     async fn piece(
         &self,
-        session: &Session,
-        source: &FetchSource,
+        origin: &Origin,
         offset: u64,
         length: u64,
         mut into: BytesMut,
     ) -> Result<ArrivedPiece, ClientError> {
+        let Origin { session, source, link } = origin;
         let slot = self.begin(&self.incoming, length).await?;
+        if let Some(object) = link
+            && object.read(offset..offset + length, &mut into).await?
+        {
+            self.downloaded.fetch_add(length, Ordering::Relaxed);
+            let total = object.bytes();
+            return Ok(ArrivedPiece { offset, total, bytes: into, slot });
+        }
         let request = Request::Fetch { source: source.clone(), offset };
         match session.call_into(&request, &mut into, LONG_CALL_TIMEOUT).await? {
             Response::Piece { total } => {

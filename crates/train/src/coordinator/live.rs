@@ -61,6 +61,7 @@ fn look(requests: &CoordinatorRequests, traffic: &TrafficSource) -> LiveRun {
         paths: paths.collect(),
         bytes_sent: traffic.udp_sent,
         bytes_received: traffic.udp_received,
+        bytes_linked: requests.progress.linked(),
         seconds: now.as_secs_f64(),
     }
 }

@@ -16,8 +16,8 @@ use crate::blocking::joined;
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::run_progress::RunProgress;
 use crate::host::{
-    Admission, Answer, OTHER_ROLE, Peer, RequestHandler, ResultIntake, ResultReceiver, Revocations, Role,
-    UploadedPiece, refused,
+    Admission, Answer, LinkIssuer, OTHER_ROLE, Peer, RequestHandler, ResultIntake, ResultReceiver,
+    Revocations, Role, UploadedPiece, refused,
 };
 use dipaco_protocol::{FetchSource, Request, Response};
 
@@ -38,6 +38,8 @@ pub type RenewToken = Arc<dyn Fn(&str, &str) -> Result<String, NetError> + Send 
 pub(crate) struct CoordinatorRequests {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) intake: Arc<ResultIntake>,
+    /// Makes links to objects of the store.
+    pub(crate) links: LinkIssuer,
     /// Wakes the manifest writer.
     pub(crate) to_write: Arc<Notify>,
     /// Time after which a synchronizer loses its modules without an outer step.
@@ -108,6 +110,7 @@ impl RequestHandler for CoordinatorRequests {
             Request::Fetch { source: FetchSource::Shard { path, hash, file }, offset } => {
                 self.shard_piece(path, &hash, file, offset).await
             }
+            Request::Link { object } => Ok(self.object_link(&object).await),
             Request::Check { object } => self.check_object(&object).await,
             // Host code receives pieces and calls `ResultReceiver`.
             Request::Submit { .. } => {

@@ -63,6 +63,8 @@ struct ProgressCounters {
     losses: BTreeMap<PathId, f32>,
     tally: RoundTally,
     time: WorkerTime,
+    /// Bytes that workers have read straight from the store.
+    linked: u64,
 }
 
 /// Time of workers in seconds.
@@ -94,6 +96,7 @@ impl RunProgress {
             losses: BTreeMap::new(),
             tally,
             time: WorkerTime::default(),
+            linked: 0,
         };
         let peer_events = Mutex::new(EventBudget::new(Instant::now()));
         Self { events, task, counters: Mutex::new(counters), peer_events }
@@ -173,6 +176,18 @@ impl RunProgress {
         // A peer may report any value, NaN included.
         counters.time.inner += if inner.is_finite() { inner.max(0.0) } else { 0.0 };
         counters.time.waited += if waited.is_finite() { waited.max(0.0) } else { 0.0 };
+    }
+
+    /// Adds bytes that a worker has read straight from the store.
+    pub(crate) fn add_linked(&self, bytes: u64) {
+        let mut counters = self.counters();
+        // A peer may report any number.
+        counters.linked = counters.linked.saturating_add(bytes);
+    }
+
+    /// Bytes that workers have read straight from the store under this coordinator, as they report it.
+    pub(crate) fn linked(&self) -> u64 {
+        self.counters().linked
     }
 
     /// Time of all workers under this coordinator.

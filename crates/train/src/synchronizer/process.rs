@@ -21,8 +21,9 @@ use crate::client::{
     Identity, LONG_CALL_TIMEOUT, NextIdentity, SHORT_CALL_TIMEOUT, Session, TokenSource, instance,
 };
 use crate::host::{
-    Admission, AdmittedUpload, Answer, ObjectPiece, Peer, RequestHandler, ResultIntake, ResultReceiver,
-    Revocations, Upload, UploadedPiece, Uploads, VerifiedGradients, read_piece, refused, serve_peers,
+    Admission, AdmittedUpload, Answer, LinkIssuer, ObjectPiece, Peer, RequestHandler, ResultIntake,
+    ResultReceiver, Revocations, Upload, UploadedPiece, Uploads, VerifiedGradients, read_piece, refused,
+    serve_peers,
 };
 use crate::synchronizer::live::{self, ObserveSynchronizer, Tally};
 use crate::synchronizer::{Synchronizer, SynchronizerError};
@@ -49,6 +50,8 @@ pub struct SynchronizerOptions {
     pub address: String,
     /// The run's store, shared with the coordinator.
     pub store: RunStore,
+    /// True if workers may get links to the store.
+    pub links: bool,
     /// Folder on whose disk incomplete results are collected.
     pub collect: PathBuf,
     /// Tokens that are no longer valid.
@@ -91,6 +94,7 @@ pub async fn synchronize(
         modules,
         address,
         store,
+        links,
         collect,
         revocations,
         patience,
@@ -118,11 +122,13 @@ pub async fn synchronize(
     let gradients = VerifiedGradients::default();
     let synchronizer =
         Synchronizer::new(store.clone(), layout.clone(), outer.clone(), gradients.clone(), collect.clone());
+    let links = LinkIssuer::new(&store, links);
     let (uploads, taken) = (Uploads::new(collect), Some(modules.clone()));
     let intake = ResultIntake { store, plan, topology, layout, uploads, gradients, modules: taken };
     let process = Arc::new(SynchronizerProcess {
         run,
         intake: Arc::new(intake),
+        links,
         session,
         modules,
         address,
@@ -150,6 +156,7 @@ pub async fn synchronize(
 pub(super) struct SynchronizerProcess {
     pub(super) run: String,
     intake: Arc<ResultIntake>,
+    links: LinkIssuer,
     session: Arc<Session>,
     pub(super) modules: Vec<ModuleId>,
     pub(super) address: String,
@@ -212,15 +219,21 @@ impl SynchronizerProcess {
         }
     }
 
-    /// Sends a piece of the weights of its modules, or of their changes.
-    async fn object_piece(&self, object: &ObjectRef, offset: u64) -> Answer {
+    /// The refusal of an object that is no weights of its modules, and no change of them.
+    fn foreign(&self, object: &ObjectRef) -> Option<Answer> {
         let own = |module: &ModuleId| {
             [names::MODULES, names::CHANGES]
                 .iter()
                 .any(|kind| object.name.starts_with(&format!("{kind}/{module}/")))
         };
-        if !self.modules.iter().any(own) {
-            return refused(format!("{} is not of the modules of this synchronizer", object.name));
+        let foreign = !self.modules.iter().any(own);
+        foreign.then(|| refused(format!("{} is not of the modules of this synchronizer", object.name)))
+    }
+
+    /// Sends a piece of the weights of its modules, or of their changes.
+    async fn object_piece(&self, object: &ObjectRef, offset: u64) -> Answer {
+        if let Some(refusal) = self.foreign(object) {
+            return refusal;
         }
         match read_piece(&self.intake.store, object, offset).await {
             ObjectPiece::Answer(answer) => answer,
@@ -271,6 +284,10 @@ impl RequestHandler for SynchronizerProcess {
             Request::Fetch { source: FetchSource::Object(object), offset } => {
                 Ok(self.object_piece(&object, offset).await)
             }
+            Request::Link { object } => Ok(match self.foreign(&object) {
+                Some(refusal) => refusal,
+                None => (self.links.answer(&object).await, None),
+            }),
             _ => Ok(elsewhere(&"this is a synchronizer: the coordinator answers this request")),
         }
     }

@@ -94,7 +94,7 @@ impl Results {
         previous_completed: CancellationToken,
         state: Option<Vec<u8>>,
     ) -> Result<(), WorkerError> {
-        let Self { prefetch, lease, counts, trains, report, heartbeat } = self;
+        let Self { prefetch, lease, counts, trains, mut report, heartbeat } = self;
         let uploading_state = async {
             // `gradients` includes the completion of the lease before. If that fails, this never goes on, and `try_join!`
             // ends with the failure.
@@ -105,6 +105,7 @@ impl Results {
             Ok(())
         };
         tokio::try_join!(gradients, uploading_state)?;
+        report.linked_bytes = prefetch.transfer.links.take_unreported();
         let request = Request::Complete { lease, report };
         expect_done(prefetch.session.call(&request, None, LONG_CALL_TIMEOUT).await?, "complete")?;
         // Not earlier: the lease must stay alive until the coordinator has recorded its end.

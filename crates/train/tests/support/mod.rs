@@ -278,6 +278,7 @@ impl Run {
             modules: modules.to_vec(),
             address: server.local_addr().to_string(),
             store: self.store.clone(),
+            links: self.config.run.links,
             collect: self.folder.path().to_owned(),
             revocations: Revocations::none(),
             patience: Duration::from_secs(20),

@@ -37,10 +37,15 @@ pub(crate) fn any_request(rng: &mut CaseRng, work: &GrantedLease) -> Request {
     };
     let process = ProcessId { token: "test".into(), name: "liar".into(), instance: 1 };
     let claim = LeaseClaim { key, worker: process };
-    let report =
-        LeaseReport { loss: Some(2.5), held_out_loss: None, tokens: 9, seconds: 0.5, waited_seconds: 0.1 };
+    let report = LeaseReport {
+        loss: Some(2.5),
+        tokens: 9,
+        seconds: 0.5,
+        waited_seconds: 0.1,
+        ..LeaseReport::default()
+    };
     let source = FetchSource::Shard { path: work.path, hash: work.shard.hash.clone(), file: None };
-    match rng.random_range(0..18) {
+    match rng.random_range(0..19) {
         0 | 1 => Request::Lease { held: (0..rng.random_range(0..4)).map(PathId).collect(), wait_ms: 0 },
         2 => Request::Follow { lease: key, wait_ms: 0 },
         3 | 4 => {
@@ -61,6 +66,7 @@ pub(crate) fn any_request(rng: &mut CaseRng, work: &GrantedLease) -> Request {
         14 => Request::Stored { claim, item, object: ObjectRef { name: "x".into(), ..object }, norm: 0.5 },
         15 => Request::Stepped(Box::new(outer_step(work, object))),
         16 => Request::Renew,
+        17 => Request::Link { object },
         _ => Request::Hello {
             worker: "another".into(),
             instance: 2,

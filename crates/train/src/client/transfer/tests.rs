@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::TrainError;
 use crate::client::session::Identity;
-use dipaco_protocol::WorkerPlan;
+use dipaco_protocol::{ObjectLink, WorkerPlan};
 
 const HOUR: Duration = Duration::from_secs(3600);
 fn lease() -> LeaseKey {
@@ -23,23 +23,26 @@ fn lease() -> LeaseKey {
 /// Behaviour of a coordinator, and its record of the requests.
 #[derive(Default)]
 pub(crate) struct Script {
-    object: Bytes,
+    pub(crate) object: Bytes,
+    /// The link to the object, if the store makes links.
+    pub(crate) link: Option<ObjectLink>,
+    pub(crate) links_asked: Mutex<usize>,
     /// Number of pieces that each connection answers before it is cut; the last entry is the first connection's.
-    cuts: Mutex<Vec<usize>>,
+    pub(crate) cuts: Mutex<Vec<usize>>,
     /// Number of times that the first piece is sent with a wrong byte.
-    damaged: Mutex<usize>,
-    answered: Mutex<BTreeSet<u64>>,
-    repeated: Mutex<usize>,
-    checks: Mutex<usize>,
+    pub(crate) damaged: Mutex<usize>,
+    pub(crate) answered: Mutex<BTreeSet<u64>>,
+    pub(crate) repeated: Mutex<usize>,
+    pub(crate) checks: Mutex<usize>,
     /// The result that each uploaded piece belongs to, in the order of arrival.
-    uploaded: Mutex<Vec<LeaseResult>>,
+    pub(crate) uploaded: Mutex<Vec<LeaseResult>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap()
 }
 
-fn content(pieces: u64, rest: u64) -> Bytes {
+pub(crate) fn content(pieces: u64, rest: u64) -> Bytes {
     (0..pieces * PIECE_BYTES + rest).map(|at| (at % 251) as u8).collect::<Vec<_>>().into()
 }
 
@@ -70,6 +73,10 @@ impl Script {
                 let pieces = uploaded.iter().filter(|&&of| of == item).count() as u64;
                 let all = pieces == digest.bytes.div_ceil(PIECE_BYTES);
                 (if all { Response::Done } else { Response::PieceStored }, None, Some(offset))
+            }
+            Request::Link { .. } => {
+                *lock(&self.links_asked) += 1;
+                (self.link.clone().map_or(Response::NoLink, Response::Link), None, None)
             }
             Request::Check { .. } => {
                 *lock(&self.checks) += 1;
@@ -206,21 +213,16 @@ async fn the_first_piece_tells_an_unknown_length() {
     let script = Arc::new(Script { object: object.clone(), ..Script::default() });
     let (_server, transfer) = connect(&script).await;
     let source = FetchSource::Shard { path: PathId(0), hash: "h".into(), file: None };
+    let origin = Origin::peer(transfer.routes.coordinator(), source);
     let mut parts = BTreeMap::new();
     let put = |offset, piece| {
         parts.insert(offset, piece);
         Ok(())
     };
-    transfer
-        .gather(transfer.routes.coordinator(), &source, None, BytesMut::with_capacity, put)
-        .await
-        .unwrap();
+    transfer.gather(&origin, None, BytesMut::with_capacity, put).await.unwrap();
     assert!(parts.into_values().flatten().eq(object.iter().copied()));
     // An answer with another length than the known one is an error.
-    let other = transfer
-        .gather(transfer.routes.coordinator(), &source, Some(1), BytesMut::with_capacity, |_, _| Ok(()))
-        .await
-        .unwrap_err();
+    let other = transfer.gather(&origin, Some(1), BytesMut::with_capacity, |_, _| Ok(())).await.unwrap_err();
     assert!(
         matches!(other, ClientError::Core(TrainError::Net(_)) | ClientError::UnexpectedAnswer { .. }),
         "{other}"

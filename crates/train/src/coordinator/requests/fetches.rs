@@ -39,6 +39,14 @@ impl CoordinatorRequests {
         }
     }
 
+    /// A link to an object that a worker may fetch.
+    pub(super) async fn object_link(&self, object: &ObjectRef) -> Answer {
+        if !self.is_current(object) {
+            return outdated(object);
+        }
+        (self.links.answer(object).await, None)
+    }
+
     /// Reads an object that a worker received with a wrong hash. A damaged object ends the coordinator.
     pub(super) async fn check_object(&self, object: &ObjectRef) -> Result<Answer, CoordinatorError> {
         if !self.is_current(object) {

@@ -163,6 +163,7 @@ impl CoordinatorRequests {
             LeaseCompletion::Incomplete(missing) => Ok(refused(format!("{missing} is missing"))),
             LeaseCompletion::Accepted { lease, best } => {
                 self.drop_ended_uploads();
+                self.progress.add_linked(report.linked_bytes);
                 let round = self.round(lease.from);
                 if lease.task == LeaseTask::Train {
                     let loss = report.loss.unwrap_or(f64::NAN);
