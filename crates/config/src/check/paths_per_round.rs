@@ -26,11 +26,10 @@ impl RunConfig {
         }
         let whole = sync.fragments == 1 && sync.overlap_steps == 0 && sync.quorum == 0;
         if !whole || sync.blend > 0.0 || sync.drop_rate > 0.0 {
-            problems.add(format!(
-                "train.paths_per_round lets paths rest, so each outer gradient must belong to one round: use sync.fragments = 1, and \
-                 no sync.overlap_steps, sync.quorum, sync.blend and sync.drop_rate; or train.paths_per_round = 0, which \
-                 trains all paths"
-            ));
+            let problem = "train.paths_per_round lets paths rest, so each outer gradient must belong to one round: use \
+                           sync.fragments = 1, and no sync.overlap_steps, sync.quorum, sync.blend and sync.drop_rate; or \
+                           train.paths_per_round = 0, which trains all paths";
+            problems.add(problem.to_owned());
         }
         // A wrong topology has a message of its own.
         let Ok(topology) = Topology::new(&self.topology, self.model.blocks) else { return };
