@@ -6,7 +6,8 @@
 
 4 × 4 paths, and two workers of one thread, which are the example `lying_worker` of crates/train. In a run with lies the
 paths 0, 5, 10 and 15 lie: one of the four paths through each module. They send the opposite of their outer gradient, or
-noise of its norm, times a factor. The norms are within `outer.guard`. Prints JSON, one run after the other.
+noise of its norm, times a factor. The norms are within `outer.guard`. Prints JSON, one run after the other, with the
+processor seconds of the coordinator, which merges, and of the workers.
 With --keep the rows are also in FOLDER/rows.jsonl, and a repeated call leaves out the runs that have a row.
 """
 
@@ -60,20 +61,27 @@ rescale = "none"
 
 
 def train(liar, dipaco, folder, run_folder, lie, merge):
-    """Trains a run with two lying workers; returns its seconds."""
+    """Trains a run with two lying workers; returns its seconds, and the processor seconds of coordinator and workers."""
     began = time.monotonic()
     led = Led(dipaco, folder, run_folder, *settings({"outer.merge": f'"{merge}"'}))
     words = [] if lie == "none" else [*lie.split("-"), LIARS]
     workers = [
         Process(folder / f"{name}.log", [liar, led.token, name, run_folder / "routing", *words]) for name in ("a", "b")
     ]
+    taken = {}
     while not led.finished():
         time.sleep(0.2)
+        for process in (led.leader, *workers):
+            taken[process] = process.processor_seconds() or taken.get(process, 0.0)
         for worker in workers:
             if worker.ended() and worker.child.returncode != 0 and not led.leader.ended():
                 sys.exit(f"a worker has ended: {worker.log}\n{pathlib.Path(worker.log).read_text()}")
     end(*workers)
-    return round(time.monotonic() - began, 1)
+    return {
+        "seconds": round(time.monotonic() - began, 1),
+        "coordinator_processor_seconds": round(taken[led.leader], 2),
+        "worker_processor_seconds": round(sum(taken[worker] for worker in workers), 2),
+    }
 
 
 def main():
@@ -114,10 +122,10 @@ def main():
                 shutil.copytree(routed, trained, symlinks=True)
                 logs = folder / f"logs-{name}"
                 logs.mkdir(exist_ok=True)
-                seconds = train(options.liar, dipaco, logs, trained, lie, merge)
+                costs = train(options.liar, dipaco, logs, trained, lie, merge)
                 found = json.loads(run(dipaco, "evaluate", "--json", "--run", trained))
                 perplexity = next(row["perplexity"] for row in found if row["model"] != "seed")
-                row = {"seed": seed, "lie": lie, "merge": merge, "perplexity": perplexity, "seconds": seconds}
+                row = {"seed": seed, "lie": lie, "merge": merge, "perplexity": perplexity, **costs}
                 print(json.dumps(row), flush=True)
                 with open(rows, "a") as file:
                     file.write(json.dumps(row) + "\n")

@@ -126,6 +126,15 @@ class Process:
         line = next((line for line in status.splitlines() if line.startswith("VmHWM")), None)
         return line and int(line.split()[1]) / 1024
 
+    def processor_seconds(self):
+        """The processor time that the process has taken so far, in seconds; None once it has ended."""
+        try:
+            stat = open(f"/proc/{self.child.pid}/stat").read()
+        except FileNotFoundError:
+            return None
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
 
 def end(*processes):
     """Ends processes, stopped ones too, and waits for them."""

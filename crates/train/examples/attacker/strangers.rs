@@ -3,17 +3,21 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
-use dipaco_net::{Client, JoinToken, Limits};
+use bytes::BytesMut;
+use dipaco_net::{COORDINATOR_NAME, JoinToken, PROTOCOL};
+use quinn_proto::crypto::rustls::QuicClientConfig;
+use quinn_proto::{ClientConfig, Connection, DatagramEvent, Endpoint, EndpointConfig};
+use rustls::RootCertStore;
 use serde_json::{Value, json};
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep_until, timeout};
 
 use crate::Failure;
 
-/// How long a stranger answers demands for a proof of its address, and repeats itself.
+/// How long a stranger repeats itself until the server answers.
 const PERSISTENCE: Duration = Duration::from_secs(5);
 /// Addresses of the strangers, beside that of honest workers on this machine.
 const OTHER_ADDRESSES: u64 = 250;
@@ -27,7 +31,7 @@ pub(crate) async fn begin_handshakes(
 ) -> Result<Value, Failure> {
     let first = token.addresses.first().ok_or("the token has no address")?;
     let server = tokio::net::lookup_host(first).await?.next().ok_or("the token has no address")?;
-    let (token, begun) = (Arc::new(token), Arc::new(AtomicU64::new(0)));
+    let (config, begun) = (stranger_config()?, Arc::new(AtomicU64::new(0)));
     let mut ticks = interval(Duration::from_mins(1) / each_minute);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let (mut strangers, mut number, started) = (JoinSet::new(), 0_u64, Instant::now());
@@ -39,11 +43,12 @@ pub(crate) async fn begin_handshakes(
             Ipv4Addr::new(127, 0, 1, (1 + number % OTHER_ADDRESSES) as u8)
         };
         number += 1;
-        let (token, begun) = (token.clone(), begun.clone());
+        let (config, begun) = (config.clone(), begun.clone());
         strangers.spawn(async move {
-            let half_open = half_open(&token, server, from.into(), &begun);
-            // The end of this time is the expected one.
-            matches!(timeout(PERSISTENCE, half_open).await, Ok(Err(_)))
+            // The handshake of a stranger without an answer counts as not begun.
+            if let Ok(Ok(())) = timeout(PERSISTENCE, half_open(config, server, from.into())).await {
+                begun.fetch_add(1, Ordering::Relaxed);
+            }
         });
         while strangers.try_join_next().is_some() {}
     }
@@ -54,48 +59,52 @@ pub(crate) async fn begin_handshakes(
     )
 }
 
-/// Passes the datagrams of a client to the server, and back only its demands for a proof of the address (QUIC Retry). So
-/// the client begins a handshake and never hears of the rest. Counts a handshake when the server has its address proved.
-async fn half_open(
-    token: &JoinToken,
-    server: SocketAddr,
-    from: IpAddr,
-    begun: &AtomicU64,
-) -> Result<(), Failure> {
-    let front = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    let back = UdpSocket::bind((from, 0)).await?;
-    back.connect(server).await?;
-    let mut through = token.clone();
-    through.addresses = vec![front.local_addr()?.to_string()];
-    let limits = Limits { connect_timeout: 2 * PERSISTENCE, ..Limits::default() };
-    tokio::select! {
-        ended = relay(&front, &back, begun) => ended,
-        _ = Client::connect(&through, SystemTime::now(), limits) => Ok(()),
+/// What a stranger knows: the protocol. It has no certificate, and hears of none.
+fn stranger_config() -> Result<ClientConfig, Failure> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![PROTOCOL.as_bytes().to_vec()];
+    Ok(ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?)))
+}
+
+/// Begins a handshake, proves its address if the server demands it (QUIC Retry), and falls silent when the server has
+/// answered with its part of the handshake.
+async fn half_open(config: ClientConfig, server: SocketAddr, from: IpAddr) -> Result<(), Failure> {
+    let socket = UdpSocket::bind((from, 0)).await?;
+    socket.connect(server).await?;
+    let mut endpoint = Endpoint::new(Arc::new(EndpointConfig::default()), None, false, None);
+    let (_, mut connection) = endpoint.connect(Instant::now(), config, server, COORDINATOR_NAME)?;
+    let mut received = vec![0; 2048];
+    loop {
+        send(&mut connection, &socket).await?;
+        let repeats = connection.poll_timeout().ok_or("the stranger has nothing to wait for")?;
+        tokio::select! {
+            length = socket.recv(&mut received) => {
+                let datagram = &received[..length?];
+                let is_retry = datagram.first().is_some_and(|first| first & 0xf0 == 0xf0);
+                if !is_retry {
+                    return Ok(());
+                }
+                let (datagram, mut answer) = (BytesMut::from(datagram), Vec::new());
+                let event = endpoint.handle(Instant::now(), server, None, None, datagram, &mut answer);
+                if let Some(DatagramEvent::ConnectionEvent(_, event)) = event {
+                    connection.handle_event(event);
+                }
+            }
+            () = sleep_until(repeats.into()) => connection.handle_timeout(Instant::now()),
+        }
     }
 }
 
-/// Passes datagrams on until a socket fails.
-async fn relay(front: &UdpSocket, back: &UdpSocket, begun: &AtomicU64) -> Result<(), Failure> {
-    let (mut to_server, mut to_client) = (vec![0; 65_535], vec![0; 65_535]);
-    let (mut client, mut is_begun) = (None, false);
-    loop {
-        tokio::select! {
-            received = front.recv_from(&mut to_server) => {
-                let (length, sender) = received?;
-                client = Some(sender);
-                back.send(&to_server[..length]).await?;
-            }
-            received = back.recv(&mut to_client) => {
-                let length = received?;
-                let is_retry = to_client[0] & 0xf0 == 0xf0;
-                if let (true, Some(client)) = (is_retry, client) {
-                    front.send_to(&to_client[..length], client).await?;
-                } else if !is_begun {
-                    // The server has answered with its part of the handshake.
-                    is_begun = true;
-                    begun.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        }
+/// Sends what the connection wants to send.
+async fn send(connection: &mut Connection, socket: &UdpSocket) -> Result<(), Failure> {
+    let mut datagram = Vec::new();
+    while connection.poll_transmit(Instant::now(), 1, &mut datagram).is_some() {
+        socket.send(&datagram).await?;
+        datagram.clear();
     }
+    Ok(())
 }
