@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""The work of each part of `dipaco prepare` and `dipaco route assign`, and of the last command, which lists their files.
+"""The time of each part of `dipaco prepare` and `dipaco route assign`, and of the steps that stay whole.
 
-    scripts/bench-parts.py --dipaco target/release/dipaco --parts 1 8 --copies 4 TEXT...
+    scripts/bench-parts.py --dipaco target/release/dipaco --parts 1,8 --copies 4 TEXT...
 
-TEXT are C4 files (*.json.gz). With `--copies` each is read as often, under as many names. The parts run in turn, as if each
-had this machine for itself. Prints the processor seconds of each step as a table, because other programs disturb them less
-than the clock, and with --json every time. Checks that all numbers of parts give the same token sets and the same shards,
-byte for byte.
+TEXT are C4 files (*.json.gz). With `--copies` each is read as often, under as many names. The parts run one after the other, as
+if each had this machine for itself. So the sum of a column is the time that so many machines of this kind need: the longest
+part, and each step that one machine takes alone. The time on one machine is an estimate of nothing else: transfers between
+machines are not in it.
+
+Prints a page: seconds by the clock, and in brackets the seconds of all processors, which other programs disturb less. `--json`
+adds every time. Checks that all numbers of parts give the same token sets and the same shards, byte for byte, and that the
+longest part takes less time with more parts.
 """
 
 import hashlib
@@ -15,13 +19,17 @@ import os
 import pathlib
 import resource
 import shutil
+import subprocess
 import tempfile
 import time
 
-from runs import parser, run, settings
+from runs import ROOT, parser, run, settings
 
 # The seed is no subject here. The sample of the router is the same work for any text.
 SETTINGS = {"seed_model.steps": 2, "routing.sample_documents": 10000}
+# Steps, and whether they are divided into parts.
+PREPARE = {"prepare --tokenizer-only": False, "prepare --part": True, "prepare": False}
+ASSIGN = {"route fit": False, "route assign --part": True, "route assign": False}
 
 
 def copies(texts, number, folder):
@@ -35,11 +43,11 @@ def copies(texts, number, folder):
 
 
 def timed(*words):
-    """Seconds of the processors, and of the clock."""
+    """Seconds of the clock and of the processors."""
     used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-    start = used(), time.perf_counter()
+    start = time.perf_counter(), used()
     run(*words)
-    return used() - start[0], time.perf_counter() - start[1]
+    return time.perf_counter() - start[0], used() - start[1]
 
 
 def bytes_of(folder, patterns):
@@ -56,7 +64,7 @@ def measure(dipaco, config, texts, parts, folder):
     prepare = [*quiet, "prepare", *here, "--config", config, *settings(SETTINGS)]
     assign = [*quiet, "route", "assign", *here]
     numbers = [f"{part}/{parts}" for part in range(1, parts + 1)]
-    times = {"tokenizer": [timed(*prepare, "--tokenizer-only", *texts)]}
+    times = {"prepare --tokenizer-only": [timed(*prepare, "--tokenizer-only", *texts)]}
     times["prepare --part"] = [timed(*prepare, "--part", number, *texts) for number in numbers]
     times["prepare"] = [timed(*prepare, *texts)]
     run(*quiet, "seed", *here)
@@ -71,12 +79,39 @@ def measure(dipaco, config, texts, parts, folder):
     return times, sizes, bytes_of(folder, patterns)
 
 
+def longest(times, step):
+    """Seconds of the longest part by the clock, and of the part with the most work."""
+    return tuple(max(time[place] for time in times[step]) for place in (0, 1))
+
+
+def in_all(times, steps):
+    """Seconds on as many machines as parts."""
+    return tuple(sum(longest(times, step)[place] for step in steps) for place in (0, 1))
+
+
+def page(measured):
+    """The table, and whether every divided step takes less time with more parts."""
+    print("| seconds | " + " | ".join(f"{parts} parts" if parts > 1 else "1 part" for parts in measured) + " |")
+    print("|---|" + "--:|" * len(measured))
+    row = lambda name, pairs: print(f"| {name} | " + " | ".join(f"{clock:.2f} ({work:.2f})" for clock, work in pairs) + " |")
+    falls = True
+    for name, steps in {"prepare": PREPARE, "assign": ASSIGN}.items():
+        for step, divided in steps.items():
+            pairs = [longest(times, step) for times in measured.values()]
+            row(f"`{step}`, the longest part" if divided else f"`{step}`", pairs)
+            work = [pair[1] for _, pair in sorted(zip(measured, pairs))]
+            falls &= not divided or work == sorted(work, reverse=True)
+        row(f"**{name} in all**", [in_all(times, steps) for times in measured.values()])
+    return falls
+
+
 def main():
     options = parser(__doc__)
-    options.add_argument("--config", type=pathlib.Path, default="configs/tiny.toml")
-    options.add_argument("--parts", type=int, nargs="+", default=[1, 8])
+    options.add_argument("--config", type=pathlib.Path, default=ROOT / "configs/tiny.toml")
+    numbers = lambda text: [int(number) for number in text.split(",")]
+    options.add_argument("--parts", type=numbers, default=[1, 8], help="numbers of parts to compare; 1,8 is the default")
     options.add_argument("--copies", type=int, default=1)
-    options.add_argument("--json", action="store_true")
+    options.add_argument("--json", action="store_true", help="print every time too")
     options.add_argument("texts", type=lambda path: pathlib.Path(path).resolve(), nargs="+")
     given = options.parse_args()
     measured, hashes = {}, set()
@@ -84,22 +119,22 @@ def main():
         folder = pathlib.Path(folder)
         (folder / "text").mkdir()
         texts = copies(given.texts, given.copies, folder / "text")
+        read = sum(text.stat().st_size for text in texts)
         for parts in given.parts:
             times, sizes, found = measure(given.dipaco, given.config, texts, parts, folder / f"run-{parts}")
             measured[parts] = times
             hashes.add(found)
             shutil.rmtree(folder / f"run-{parts}")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    print(f"commit {commit}, {os.cpu_count()} processors: {len(texts)} files of {read / 1e6:.0f} MB compressed, "
+          + ", ".join(f"{number:,} {name}" for name, number in sizes.items() if name != "files")
+          + f", {sizes['files']:,} token files\n")
+    falls, same = page(measured), len(hashes) == 1
+    print(f"\nsame bytes for all numbers of parts: {'yes' if same else 'NO'}")
+    print(f"every divided step takes less time with more parts: {'yes' if falls else 'NO'}")
     if given.json:
-        print(json.dumps({"sizes": sizes, "same": len(hashes) == 1, "seconds": measured}))
-    print(f"{len(texts)} files, " + ", ".join(f"{number} {name}" for name, number in sizes.items()))
-    print("| processor seconds | " + " | ".join(f"{parts} parts" for parts in measured) + " |")
-    print("|---|" + "--:|" * len(measured))
-    for step in measured[given.parts[0]]:
-        row = [max(processor for processor, _ in times[step]) for times in measured.values()]
-        name = f"`{step}`, the slowest" if "--part" in step else f"`{step}`"
-        print(f"| {name} | " + " | ".join(f"{seconds:.2f}" for seconds in row) + " |")
-    print("same bytes for all numbers of parts:", "yes" if len(hashes) == 1 else "NO")
-    raise SystemExit(len(hashes) != 1)
+        print(json.dumps({"seconds": measured}))
+    raise SystemExit(not (same and falls))
 
 
 if __name__ == "__main__":

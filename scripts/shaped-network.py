@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 
+from namespaces import Namespaces
 from runs import CORPUS, free_port, levels, parser, untrained, wait_for_token
 
 CONFIG = """
@@ -71,45 +72,22 @@ SCHEMES = {
 }
 
 
-def sh(*words, check=True):
-    return subprocess.run([str(word) for word in words], check=check, capture_output=True, text=True)
-
-
-class Namespaces:
-    """A bridge and a namespace for each end."""
+class ShapedNamespaces(Namespaces):
+    """A namespace for each end. The first one listens."""
 
     listen = advertise = "10.77.0.1:7440"
 
     def __init__(self, ends, shape):
-        self.names = [f"dipaco{os.getpid() % 10000}-{end}" for end in range(ends)]
-        self.bridge = f"dpb{os.getpid() % 10000}"
-        sh("ip", "link", "add", self.bridge, "type", "bridge")
-        sh("ip", "link", "set", self.bridge, "up")
-        for end, name in enumerate(self.names):
-            outer, inner = f"dpo{os.getpid() % 10000}-{end}", f"dpi{os.getpid() % 10000}-{end}"
-            sh("ip", "netns", "add", name)
-            sh("ip", "link", "add", outer, "type", "veth", "peer", "name", inner)
-            sh("ip", "link", "set", inner, "netns", name)
-            sh("ip", "link", "set", outer, "master", self.bridge, "up")
-            self.inside(end, "ip", "addr", "add", f"10.77.0.{end + 1}/24", "dev", inner)
-            self.inside(end, "ip", "link", "set", inner, "up")
-            self.inside(end, "ip", "link", "set", "lo", "up")
-            if shape:
+        super().__init__(ends)
+        if shape:
+            for end, device in enumerate(self.devices):
                 # Room for all packets under way: a second at the highest rate.
-                self.inside(end, "tc", "qdisc", "add", "dev", inner, "root", "netem", "limit", "100000", *shape)
-
-    def inside(self, end, *words):
-        return sh("ip", "netns", "exec", self.names[end], *words)
+                self.inside(end, "tc", "qdisc", "add", "dev", device, "root", "netem", "limit", "100000", *shape)
 
     def start(self, end, words, log):
         out = open(log, "ab")
         command = ["ip", "netns", "exec", self.names[end], *map(str, words)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=out, text=True)
-
-    def remove(self):
-        for name in self.names:
-            sh("ip", "netns", "del", name, check=False)
-        sh("ip", "link", "del", self.bridge, check=False)
 
 
 class Relay:
@@ -137,7 +115,7 @@ def missing_permission():
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         return "needs root, `ip` and `tc`"
     try:
-        network = Namespaces(2, ["delay", "1ms"])
+        network = ShapedNamespaces(2, ["delay", "1ms"])
     except subprocess.CalledProcessError as error:
         return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
     network.remove()
@@ -207,7 +185,7 @@ def main():
         if options.relay:
             return Relay(options.relay, [options.delay, options.rate, options.loss])
         shape = ["delay", options.delay, "rate", options.rate, "loss", options.loss]
-        return Namespaces(options.workers + 1, shape)
+        return ShapedNamespaces(options.workers + 1, shape)
 
     results = {name: [] for name in SCHEMES}
     with tempfile.TemporaryDirectory(prefix="shaped-") as temporary:

@@ -55,11 +55,13 @@ def write_deb(binary, root, out, seconds):
 
 def fill(tree, binary, root):
     """The files that the package installs."""
-    units, documents = root / "deploy/systemd", tree / "usr/share/doc/dipaco"
+    units, configs, documents = root / "deploy/systemd", root / "configs", tree / "usr/share/doc/dipaco"
     for name, content in {
         "usr/bin/dipaco": binary.path.read_bytes(),
         **{f"usr/lib/systemd/system/{unit.name}": unit.read_bytes() for unit in sorted(units.glob("*.service"))},
         "usr/lib/sysusers.d/dipaco.conf": (units / "sysusers.conf").read_bytes(),
+        # Not among the documents: images of containers leave those out.
+        **{f"usr/share/dipaco/configs/{file.relative_to(configs)}": file.read_bytes() for file in sorted(configs.rglob("*.toml"))},
         **{place: binary.output("completions", shell).encode() for shell, place in COMPLETIONS.items()},
         **{f"usr/share/man/man1/{name}.gz": gzip.compress(page, mtime=0) for name, page in binary.manual().items()},
     }.items():

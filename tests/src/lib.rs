@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+pub mod azurite;
 pub mod fixtures;
 pub mod grafana;
 pub mod http;

@@ -14,7 +14,8 @@ use dipaco_tests::run::{Run, routed};
 fn has_options(words: &[&str]) {
     let command: Vec<&str> =
         words.iter().copied().take_while(|word| !word.starts_with('-')).take(2).collect();
-    let command = if command.first() == Some(&"route") { command.join(" ") } else { command[0].to_owned() };
+    let command =
+        if ["route", "token"].contains(&command[0]) { command.join(" ") } else { command[0].to_owned() };
     let help = dipaco(&format!("{command} --help")).succeeded().stdout;
     for word in words.iter().filter(|word| word.starts_with("--")) {
         let option = word.split('=').next().unwrap();
@@ -72,6 +73,26 @@ fn the_exit_codes_of_the_page_are_those_of_the_help() {
     let help = dipaco("--help").succeeded().stdout;
     let help = help.split("Exit codes:").nth(1).unwrap().split("Data goes").next().unwrap();
     assert_eq!(codes(table, &['|']), codes(help, &[' ', '\n']));
+}
+
+#[test]
+fn the_page_goes_from_empty_machines_to_a_served_model_in_twenty_lines_with_options_that_exist() {
+    let page = fs::read_to_string(root().join("docs/deploy.md")).unwrap();
+    let section = page.split("## From three empty machines to a served model").nth(1).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    // As scripts/three-machines.py reads them.
+    let lines: Vec<(&str, &str)> = section.lines().filter_map(|line| line.split_once("$ ")).collect();
+    let machines: BTreeSet<&str> = lines.iter().map(|(machine, _)| *machine).collect();
+    assert_eq!(machines, BTreeSet::from(["front", "lead", "worker"]));
+    assert!(lines.len() <= 20, "{} lines", lines.len());
+    let mut commands = Vec::new();
+    for (_, line) in lines {
+        let Some(call) = line.strip_prefix("dipaco ") else { continue };
+        let words: Vec<&str> = call.split_whitespace().collect();
+        has_options(&words);
+        commands.push(words[0]);
+    }
+    assert_eq!(commands, ["prepare", "seed", "route", "route", "token", "worker", "coordinator", "serve"]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use dipaco_store::{ManifestSchema, ManifestSequence, RemoteCause, RunStore, StoreError, StoreOptions};
 use dipaco_tests::object_store::{BUCKET, Fault, FaultyProxy, ObjectStore, Seen, environment};
 use dipaco_tests::process::{Process, Signal, command, output};
+use dipaco_tests::run::snapshot;
 use dipaco_tests::training::{undisturbed, untrained};
 use serde::{Deserialize, Serialize};
 
@@ -226,4 +227,43 @@ fn a_run_in_an_unreliable_store_survives_its_coordinator_and_its_machine_with_th
         let text = std::fs::read_to_string(run.file(file)).unwrap();
         assert!(!text.contains("hush-hush"), "{file} holds a secret");
     }
+}
+
+#[test]
+fn a_synchronizer_needs_a_configuration_a_token_and_the_store_and_no_folder_of_its_coordinator() {
+    let Some(server) = ObjectStore::start() else { return };
+    let run = untrained().with_environment(environment(&server.address));
+    std::fs::remove_dir_all(run.file("store")).unwrap();
+    let _ = run.dipaco(&format!("seed --set run.store=s3://{BUCKET}/run")).succeeded();
+    let mut coordinator = run.coordinator("--listen 127.0.0.1:0");
+    coordinator.line_with("listening for workers");
+
+    let machine = tempfile::tempdir().unwrap();
+    let (folder, token) = (machine.path().join("mine"), machine.path().join("synchronizer.token"));
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::copy(run.file("config.toml"), folder.join("config.toml")).unwrap();
+    std::fs::copy(run.file("secrets/synchronizer.token"), &token).unwrap();
+    let synchronizer = |store: &str| {
+        let mut synchronizer = command(["synchronizer", "-v", "--json", "--modules", "0", "--name", "apart"]);
+        synchronizer.arg("--run").arg(&folder).arg("--join").arg(&token);
+        synchronizer.arg("--set").arg(format!("run.store={store}"));
+        synchronizer.envs(environment(&server.address)).current_dir(machine.path());
+        synchronizer
+    };
+    let elsewhere = folder.join("store");
+    for store in [elsewhere.to_str().unwrap(), &format!("s3://{BUCKET}/another")] {
+        let _ = output(synchronizer(store)).failed(1, &["does not hold the run", "`run.store`"]);
+    }
+    assert!(!elsewhere.exists(), "a refused synchronizer has made a store");
+
+    let synchronizer = Process::start(synchronizer(&format!("s3://{BUCKET}/run")));
+    coordinator.line_with("takes the outer steps of these modules");
+    let worker = run.worker("a");
+    let _ = coordinator.finish().succeeded();
+    assert_eq!(run.bits(), undisturbed());
+    let summary = synchronizer.finish().succeeded().json();
+    assert_eq!((&summary["outer_steps"], &summary["lost"]), (&(2 * 3).into(), &0.into()));
+    drop(worker);
+    let files = snapshot(machine.path()).into_iter().map(|(file, _)| file);
+    assert_eq!(files.collect::<Vec<_>>(), [folder.join("config.toml"), token]);
 }

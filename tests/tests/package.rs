@@ -111,6 +111,8 @@ fn the_debian_package_brings_services_that_systemd_understands() {
     );
     let found = files(&tree);
     for file in [
+        "dipaco/configs/quickstart.toml",
+        "dipaco/configs/schemes/streaming.toml",
         "doc/dipaco/copyright",
         "doc/dipaco/LICENSE-APACHE.gz",
         "doc/dipaco/THIRD-PARTY.txt.gz",

@@ -145,6 +145,17 @@ pub enum PipelineError {
         /// The file of the token.
         file: PathBuf,
     },
+    /// A synchronizer has another store than its coordinator.
+    #[error(
+        "the store {store} does not hold the run {run} of the token: copy config.toml of the run to this machine, with \
+         `run.store` at an address that both the coordinator and this machine reach"
+    )]
+    OtherStore {
+        /// The address of the store.
+        store: String,
+        /// Identity of the token's run.
+        run: String,
+    },
     /// A step needs the seed.
     #[error("this run has no finished seed model: run `dipaco seed` first")]
     NoSeed,

@@ -9,13 +9,13 @@ use dipaco_monitor::SynchronizerMonitor;
 use dipaco_net::{Clock, HelperToken, Limits, NetError, Server};
 use dipaco_topology::ModuleId;
 use dipaco_train::client::{NextIdentity, TokenSource};
-use dipaco_train::{Revocations, SynchronizerOptions, SynchronizerSummary};
+use dipaco_train::{SynchronizerOptions, SynchronizerSummary};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::PipelineError;
 use crate::limits::raise_open_files;
 use crate::run_directory::RunDirectory;
-use crate::store::open_store;
+use crate::store::{manifest, open_store};
 use crate::watch::watch;
 
 /// Settings of a synchronizer.
@@ -44,8 +44,9 @@ pub struct Options {
 /// Takes outer steps until the run is complete or `cancel` is triggered.
 ///
 /// # Errors
-/// [`PipelineError::NoCoordinator`] before the coordinator has started, [`PipelineError::Train`] when the coordinator
-/// refuses or stays out of reach, and the errors of store and network.
+/// [`PipelineError::NoCoordinator`] before the coordinator has started, [`PipelineError::OtherStore`] when the store is not
+/// that of the token's run, [`PipelineError::Train`] when the coordinator refuses or stays out of reach, and the errors of
+/// store and network.
 pub async fn synchronize(
     run: &RunDirectory,
     options: Options,
@@ -57,6 +58,16 @@ pub async fn synchronize(
         return Err(PipelineError::NoCoordinator { file });
     }
     let HelperToken { join: token, server: identity } = HelperToken::read_from(&file)?;
+    // Before anything is created: a machine without the run's configuration would make a store of its own.
+    if manifest(run).await?.is_none_or(|held| held.run != token.run_id) {
+        return Err(PipelineError::OtherStore { store: run.store(), run: token.run_id });
+    }
+    let store = open_store(run).await?;
+    std::fs::create_dir_all(run.root()).map_err(|source| PipelineError::Io {
+        action: "create",
+        path: run.root().to_owned(),
+        source,
+    })?;
     raise_open_files();
     let (monitor, watching) = (SynchronizerMonitor::new(), CancellationToken::new());
     // Ends with this function, however it ends.
@@ -88,10 +99,9 @@ pub async fn synchronize(
         name,
         modules,
         address,
-        store: open_store(run).await?,
+        store,
         links,
-        collect: run.routing(0).root().to_owned(),
-        revocations: Revocations::of(&run.revoked()),
+        collect: run.root().to_owned(),
         patience,
         next_identity,
         observe: Some(Box::new(move |live| monitor.watch(live))),

@@ -4,6 +4,8 @@
 //! piece is the payload of an operation of its own. Every operation can be repeated: a worker that loses an answer asks
 //! again. `docs/wire-protocol.md` describes the bytes.
 
+use std::collections::BTreeSet;
+
 use dipaco_ledger::{GrantedLease, LeaseReport, LeaseResult, ObjectRef, OuterStepDone, OuterStepOrder};
 use dipaco_sync::{Fence, LeaseClaim, LeaseKey};
 use dipaco_topology::{ModuleId, PathId};
@@ -112,6 +114,8 @@ pub enum Request {
         modules: Vec<ModuleId>,
         /// `host:port` at which workers reach the synchronizer.
         address: String,
+        /// Number of revoked tokens that the synchronizer knows. The coordinator does not wait when it knows another number.
+        revoked: u64,
         /// Time in milliseconds that the coordinator may wait before it answers.
         wait_ms: u64,
     },
@@ -248,6 +252,8 @@ pub enum Response {
         next: Fence,
         /// The outer steps to take.
         orders: Vec<OuterStepOrder>,
+        /// The names of all revoked tokens. The synchronizer need not see the run's files.
+        revoked: BTreeSet<String>,
     },
     /// The synchronizer cannot answer this request: ask the coordinator.
     Elsewhere {

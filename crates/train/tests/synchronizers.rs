@@ -3,11 +3,11 @@
 
 mod support;
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use dipaco_codec::Compression;
-use dipaco_net::{Client, JoinToken, Limits, NetError};
+use dipaco_net::{Client, JoinToken, Limits, NetError, Service};
 use dipaco_protocol::{
     FetchSource, GrantedLease, LeaseResult, OuterStepDone, Request, Response, SYNCHRONIZER,
 };
@@ -15,7 +15,7 @@ use dipaco_store::{ObjectRef, names};
 use dipaco_sync::{Fence, FragmentId, Merge, SyncConfig};
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId, TopologyConfig};
-use dipaco_train::SynchronizerError;
+use dipaco_train::{Revocations, SynchronizerError};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -81,6 +81,7 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
     let orders = |modules: &[ModuleId]| Request::Orders {
         modules: modules.to_vec(),
         address: "127.0.0.1:1".to_owned(),
+        revoked: 0,
         wait_ms: 0,
     };
     let version = dipaco_train::BUILD;
@@ -157,6 +158,30 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revoked_token_loses_its_connection_to_a_synchronizer_that_sees_no_file_of_the_run() {
+    let run = Run::seeded(config()).await;
+    let stop = CancellationToken::new();
+    let (coordinator, token) = run.coordinator(Events::off(), stop.clone()).await;
+    let synchronizer = run.spawn_synchronizer(&token, &[FIRST]).await;
+    let (_puppet, work) = until_it_has_the_first_module(&token).await;
+    let at = work.weights.iter().find_map(|weights| weights.at.clone()).unwrap();
+    let at_synchronizer = |token: &JoinToken| JoinToken { addresses: vec![at.clone()], ..token.clone() };
+    let (own, other) = (at_synchronizer(&run.token_of("gpu-3", &token)), at_synchronizer(&token));
+    let silent = Puppet::welcome_at_synchronizer(&own, "silent").await;
+    Revocations::of(&run.folder.path().join("revoked")).revoke("gpu-3").unwrap();
+    // Well before the synchronizer's wait for orders ends by itself.
+    let ended = tokio::time::timeout(Duration::from_secs(10), silent.closed()).await.unwrap();
+    assert!(matches!(ended, NetError::Revoked { .. }), "{ended}");
+    let again =
+        Client::connect_to(Service::Helper, &own, SystemTime::now(), Limits::default()).await.unwrap_err();
+    assert!(matches!(again, NetError::Revoked { .. }), "{again}");
+    let _ = Puppet::welcome_at_synchronizer(&other, "other").await;
+    stop.cancel();
+    assert!(!coordinator.await.unwrap().unwrap().finished);
+    synchronizer.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_synchronizer_of_a_module_ends_with_the_reason() {
     let run = Run::seeded(config()).await;
     let stop = CancellationToken::new();
@@ -181,7 +206,8 @@ async fn objects_that_count_stay_when_their_outer_step_is_reported_again() {
     let puppet = Puppet::silent(&run.token_as(SYNCHRONIZER, &token)).await;
     puppet.hello("puppet", dipaco_train::BUILD).await;
     let worker = run.spawn_worker(&token, "worker");
-    let orders = Request::Orders { modules: vec![FIRST], address: "127.0.0.1:1".to_owned(), wait_ms: 15_000 };
+    let (modules, address) = (vec![FIRST], "127.0.0.1:1".to_owned());
+    let orders = Request::Orders { modules, address, revoked: 0, wait_ms: 15_000 };
     let order = loop {
         let Response::Orders { orders, .. } = puppet.ask(&orders, None).await.unwrap().0 else {
             panic!("no orders")

@@ -297,6 +297,9 @@ async fn connect(
                     return Err(ClientError::OtherRun { expected: token.run_id, found: run });
                 }
                 let plan = WorkerPlan::from_json(&plan)?;
+                if service == Service::Coordinator {
+                    tracing::info!(run, addresses = ?token.addresses, "connected to the coordinator");
+                }
                 return Ok(Connected { client: Arc::new(client), plan, token });
             }
             Ok((_, Response::Refused { reason })) => return Err(ClientError::Refused { reason }),

@@ -68,6 +68,11 @@ impl RequestHandler for CoordinatorRequests {
         &self.revocations
     }
 
+    /// Ends the waits of synchronizers for orders: their answers name the revoked tokens.
+    fn revocations_changed(&self) {
+        self.notify_synchronizers();
+    }
+
     fn takes_any_numerics(&self) -> bool {
         self.intake.plan.train.numerics == Numerics::Any
     }
@@ -131,9 +136,9 @@ impl RequestHandler for CoordinatorRequests {
                 self.release_all(|worker| *worker == peer.process);
                 Ok((Response::Done, None))
             }
-            Request::Orders { modules, address, wait_ms } => {
+            Request::Orders { modules, address, revoked, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms).min(LONGEST_WAIT);
-                self.give_orders(peer, &modules, &address, wait).await
+                self.give_orders(peer, &modules, &address, revoked, wait).await
             }
             Request::Expected { claim, item, digest } => {
                 let piece = UploadedPiece { claim, item, digest, offset: 0 };

@@ -29,6 +29,9 @@ pub(crate) trait RequestHandler: ResultReceiver {
     /// Tokens that are no longer valid.
     fn revocations(&self) -> &Revocations;
 
+    /// Called when the names of revoked tokens have changed.
+    fn revocations_changed(&self) {}
+
     /// True if workers need not compute the same bits.
     fn takes_any_numerics(&self) -> bool {
         true
@@ -68,7 +71,10 @@ pub(crate) async fn serve_peers<H: RequestHandler>(
 ) -> Result<(), H::Error> {
     let mut connections = JoinSet::new();
     let reception = Arc::new(Reception::default());
-    let revocations = host.revocations().watch(|names| server.revoke(names));
+    let revocations = host.revocations().watch(|names| {
+        server.revoke(names);
+        host.revocations_changed();
+    });
     tokio::pin!(revocations);
     while !(farewell.is_cancelled() && connections.is_empty()) {
         tokio::select! {

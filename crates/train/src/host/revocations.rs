@@ -15,12 +15,14 @@ use crate::host::HostError;
 /// Time between two looks at the file's metadata.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The names of revoked tokens: a file of one name a line. Every lookup compares the file's metadata and reads the file
-/// when it has changed, so a revocation holds from the next request on.
+/// The names of revoked tokens. The coordinator has them from a file of one name a line: every lookup compares the file's
+/// metadata and reads the file when it has changed, so a revocation holds from the next request on. A synchronizer has
+/// them from the coordinator.
 #[derive(Clone, Debug, Default)]
 pub struct Revocations {
+    /// The file; `None` if the coordinator tells the names.
     file: Option<PathBuf>,
-    /// The names of the last reading.
+    /// The names of the last reading, or those that were told last.
     known: Arc<Mutex<KnownNames>>,
 }
 
@@ -53,10 +55,15 @@ impl FileState {
 }
 
 impl Revocations {
-    /// A list that stays empty.
+    /// A list without a file, empty until [`tell`](Self::tell).
     #[must_use]
-    pub fn none() -> Self {
+    pub fn told() -> Self {
         Self::default()
+    }
+
+    /// Replaces the names of a list without a file.
+    pub fn tell(&self, names: BTreeSet<String>) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).names = names;
     }
 
     /// The list in `file`, which need not exist yet.
@@ -70,14 +77,7 @@ impl Revocations {
     /// # Errors
     /// When the file exists and can't be read. An unknown list lets nobody in.
     pub fn names(&self) -> Result<BTreeSet<String>, HostError> {
-        let Some(file) = &self.file else { return Ok(BTreeSet::new()) };
-        match std::fs::read_to_string(file) {
-            Ok(text) => {
-                Ok(text.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_owned).collect())
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeSet::new()),
-            Err(source) => Err(TrainError::Io { action: "read", file: file.clone(), source }.into()),
-        }
+        Ok(self.current()?.names.clone())
     }
 
     /// Returns whether a token is revoked.
@@ -103,21 +103,19 @@ impl Revocations {
         }
     }
 
-    /// The names in the current state of the file.
+    /// The names in the current state of the file, or those that were told last.
     fn current(&self) -> Result<MutexGuard<'_, KnownNames>, HostError> {
-        let state = match &self.file {
-            None => None,
-            Some(file) => match std::fs::metadata(file) {
-                Ok(metadata) => Some(FileState::of(&metadata)),
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-                Err(source) => {
-                    return Err(TrainError::Io { action: "read", file: file.clone(), source }.into());
-                }
-            },
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(file) = &self.file else { return Ok(known()) };
+        let failed = |source| TrainError::Io { action: "read", file: file.clone(), source };
+        let state = match std::fs::metadata(file) {
+            Ok(metadata) => Some(FileState::of(&metadata)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(source) => return Err(failed(source).into()),
         };
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = known();
         if known.state != state {
-            *known = KnownNames { state, names: self.names()? };
+            *known = KnownNames { state, names: read(file).map_err(failed)? };
         }
         Ok(known)
     }
@@ -138,6 +136,15 @@ impl Revocations {
     }
 }
 
+/// The names in a file; none if it does not exist.
+fn read(file: &Path) -> std::io::Result<BTreeSet<String>> {
+    match std::fs::read_to_string(file) {
+        Ok(text) => Ok(text.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_owned).collect()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,8 +160,10 @@ mod tests {
         assert!(revocations.revoke("gpu-1").unwrap());
         assert!(!revocations.revoke("gpu-3").unwrap());
         assert_eq!(revocations.names().unwrap().into_iter().collect::<Vec<_>>(), ["gpu-1", "gpu-3"]);
-        assert!(Revocations::none().names().unwrap().is_empty());
-        assert!(!Revocations::none().contains("gpu-3").unwrap());
+        let told = Revocations::told();
+        assert!(told.names().unwrap().is_empty() && !told.contains("gpu-3").unwrap());
+        told.tell(revocations.names().unwrap());
+        assert!(told.contains("gpu-3").unwrap() && !told.contains("gpu-2").unwrap());
         assert!(revocations.contains("gpu-1").unwrap() && !revocations.contains("gpu-2").unwrap());
         // A list that can't be read lets nobody in.
         assert!(Revocations::of(folder.path()).names().is_err());

@@ -54,8 +54,6 @@ pub struct SynchronizerOptions {
     pub links: bool,
     /// Folder on whose disk incomplete results are collected.
     pub collect: PathBuf,
-    /// Tokens that are no longer valid.
-    pub revocations: Revocations,
     /// Time for which connecting is tried again when the coordinator can't be reached.
     pub patience: Duration,
     /// Takes the next identity of the synchronizer's server when the coordinator has renewed it.
@@ -96,7 +94,6 @@ pub async fn synchronize(
         store,
         links,
         collect,
-        revocations,
         patience,
         next_identity,
         observe,
@@ -132,7 +129,7 @@ pub async fn synchronize(
         session,
         modules,
         address,
-        revocations,
+        revocations: Revocations::told(),
         tally: Tally::begin(),
     });
     let observe = observe.map(|observe| (observe, live::source(&process, server.traffic_source())));
@@ -160,6 +157,7 @@ pub(super) struct SynchronizerProcess {
     session: Arc<Session>,
     pub(super) modules: Vec<ModuleId>,
     pub(super) address: String,
+    /// Tokens that are no longer valid, as the coordinator has told them last.
     revocations: Revocations,
     pub(super) tally: Tally,
 }
@@ -175,10 +173,12 @@ impl SynchronizerProcess {
         let mut wait_ms = 0;
         loop {
             let (modules, address) = (self.modules.clone(), self.address.clone());
-            let request = Request::Orders { modules, address, wait_ms };
+            let revoked = self.revocations.names()?.len() as u64;
+            let request = Request::Orders { modules, address, revoked, wait_ms };
             wait_ms = WAIT_MS;
             let orders = match self.session.call(&request, None, SHORT_CALL_TIMEOUT).await? {
-                Response::Orders { leases, next, orders } => {
+                Response::Orders { leases, next, orders, revoked } => {
+                    self.revocations.tell(revoked);
                     // Fences from `next` on are newer than the answer: such a lease may have uploads here already.
                     let over = |fence| fence < next && !leases.contains(&fence);
                     self.intake.uploads.retain(|claim| !over(claim.key.fence));

@@ -106,11 +106,15 @@ impl Results {
         };
         tokio::try_join!(gradients, uploading_state)?;
         report.linked_bytes = prefetch.transfer.links.take_unreported();
+        let (loss, seconds) = (report.loss, report.seconds);
         let request = Request::Complete { lease, report };
         expect_done(prefetch.session.call(&request, None, LONG_CALL_TIMEOUT).await?, "complete")?;
         // Not earlier: the lease must stay alive until the coordinator has recorded its end.
         drop(heartbeat);
         prefetch.reached(lease, LeaseStage::Completed);
+        if trains {
+            tracing::info!(path = %lease.path, loss, seconds, "trained");
+        }
         counts.completed.fetch_add(u64::from(trains), Ordering::Relaxed);
         Ok(())
     }

@@ -280,7 +280,6 @@ impl Run {
             store: self.store.clone(),
             links: self.config.run.links,
             collect: self.folder.path().to_owned(),
-            revocations: Revocations::none(),
             patience: Duration::from_secs(20),
             next_identity: Arc::default(),
             observe: None,

@@ -60,6 +60,7 @@ pub(crate) fn any_request(rng: &mut CaseRng, work: &GrantedLease) -> Request {
         12 => Request::Orders {
             modules: vec![ModuleId { level: 0, index: 1 }],
             address: "a:1".into(),
+            revoked: 0,
             wait_ms: 0,
         },
         13 => Request::Expected { claim, item, digest },
@@ -96,7 +97,9 @@ pub(crate) fn at_once(request: Request) -> Request {
     match request {
         Request::Lease { held, .. } => Request::Lease { held, wait_ms: 0 },
         Request::Follow { lease, .. } => Request::Follow { lease, wait_ms: 0 },
-        Request::Orders { modules, address, .. } => Request::Orders { modules, address, wait_ms: 0 },
+        Request::Orders { modules, address, revoked, .. } => {
+            Request::Orders { modules, address, revoked, wait_ms: 0 }
+        }
         other => other,
     }
 }

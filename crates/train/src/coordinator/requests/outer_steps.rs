@@ -102,12 +102,14 @@ impl CoordinatorRequests {
         Ok(Response::Lost { reason })
     }
 
-    /// Makes a synchronizer the owner of modules, and answers with its orders as soon as there are any.
+    /// Makes a synchronizer the owner of modules, and answers with its orders as soon as there are any, or when the number
+    /// of revoked tokens is not `told`.
     pub(super) async fn give_orders(
         &self,
         peer: &Peer,
         modules: &[ModuleId],
         address: &str,
+        told: u64,
         wait: Duration,
     ) -> Result<Answer, CoordinatorError> {
         let known: BTreeSet<_> = self.intake.topology.module_ids().collect();
@@ -146,15 +148,16 @@ impl CoordinatorRequests {
                 return Ok((Response::Lost { reason }, None));
             }
             let orders = self.orders(fence)?;
+            let revoked = self.revocations.names()?;
             {
                 let ledger = self.ledger();
                 if ledger.state().finished() {
                     return Ok((Response::Finished, None));
                 }
-                if !orders.is_empty() || Instant::now() >= deadline {
+                if !orders.is_empty() || revoked.len() as u64 != told || Instant::now() >= deadline {
                     let leases = ledger.state().fences().collect();
                     let next = ledger.state().next_fence();
-                    return Ok((Response::Orders { leases, next, orders }, None));
+                    return Ok((Response::Orders { leases, next, orders, revoked }, None));
                 }
             }
             tokio::select! {

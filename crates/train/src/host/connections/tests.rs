@@ -24,7 +24,7 @@ struct Buggy {
 impl Buggy {
     fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<&'static str>) {
         let (unanswered, heard) = mpsc::unbounded_channel();
-        (Arc::new(Self { revocations: Revocations::none(), unanswered }), heard)
+        (Arc::new(Self { revocations: Revocations::told(), unanswered }), heard)
     }
 }
 
