@@ -157,6 +157,7 @@ fn a_forced_set_of_kernels_is_named_and_a_wrong_name_is_refused_before_any_work(
     let (code, out, err) = with("portable", &doctor);
     assert_eq!(code, 0, "{out}{err}");
     assert!(out.contains("kernels         portable: plain Rust"), "{out}");
+    assert!(out.contains("int8 with plain Rust"), "{out}");
     assert!(out.contains("DIPACO_SIMD forces it"), "{out}");
     let (code, out, _) = with("", &doctor);
     assert!(code == 0 && !out.contains("forces it"), "{out}");

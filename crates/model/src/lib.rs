@@ -53,8 +53,8 @@ pub use candle_core::{Device, Tensor};
 pub use config::{Dtype, ModelConfig};
 pub use dipaco_ops::kernel::{exp_scaled, sum_exp};
 pub use dipaco_ops::{
-    IGNORE, KernelChoice, KernelSet, KernelSetError, OpsError, PAGE_TOKENS, Phase, Phases, Precision,
-    Profile, TokenBatch, TokenError, TokenRows, WeightFormat, kernel_choice, product_rate,
+    IGNORE, Int8Kernels, KernelChoice, KernelSet, KernelSetError, OpsError, PAGE_TOKENS, Phase, Phases,
+    Precision, Profile, TokenBatch, TokenError, TokenRows, WeightFormat, kernel_choice, product_rate,
 };
 pub use error::{BoxError, ModelError};
 pub use export::{SpecialTokens, export_llama, export_model, import_llama};

@@ -34,17 +34,22 @@ pub(crate) fn sigmoid(units: Units, x: f32) -> f32 {
 /// widest units, so that an addition does not wait for the previous one.
 pub(crate) const LANES: usize = 64;
 
+/// Running sums. They begin on a cache line: a vector across two lines would wait much longer for the one stored before it.
+#[derive(Clone)]
+#[repr(align(64))]
+pub(crate) struct Lanes(pub(crate) [f32; LANES]);
+
 /// The sum of `exp(x - shift)`.
 #[inline(always)]
 pub(crate) fn sum_exp(units: Units, values: &[f32], shift: f32) -> f32 {
-    let mut lanes = [0f32; LANES];
+    let mut lanes = Lanes([0f32; LANES]);
     let (chunks, rest) = values.as_chunks::<LANES>();
     for chunk in chunks {
-        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+        for (lane, &value) in lanes.0.iter_mut().zip(chunk) {
             *lane += exp(units, value - shift);
         }
     }
-    for (lane, &value) in lanes.iter_mut().zip(rest) {
+    for (lane, &value) in lanes.0.iter_mut().zip(rest) {
         *lane += exp(units, value - shift);
     }
     total(&lanes)
@@ -53,30 +58,45 @@ pub(crate) fn sum_exp(units: Units, values: &[f32], shift: f32) -> f32 {
 /// The largest value, or `f32::MIN` when there is none.
 #[inline(always)]
 pub(crate) fn maximum(values: &[f32]) -> f32 {
-    let mut lanes = [f32::MIN; LANES];
+    let mut lanes = Lanes([f32::MIN; LANES]);
     let (chunks, rest) = values.as_chunks::<LANES>();
     for chunk in chunks {
-        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+        for (lane, &value) in lanes.0.iter_mut().zip(chunk) {
             *lane = if value > *lane { value } else { *lane };
         }
     }
-    for (lane, &value) in lanes.iter_mut().zip(rest) {
+    for (lane, &value) in lanes.0.iter_mut().zip(rest) {
         *lane = if value > *lane { value } else { *lane };
     }
+    // In halves: a comparison of one lane after the other would take longer than a row of a thousand values.
+    let lanes: [f32; 32] = larger_half(&lanes.0);
+    let lanes: [f32; 16] = larger_half(&lanes);
+    let lanes: [f32; 8] = larger_half(&lanes);
     lanes.iter().fold(f32::MIN, |a, &b| if b > a { b } else { a })
+}
+
+/// The larger of each of the first N values and the one N after it.
+#[inline(always)]
+fn larger_half<const N: usize, const M: usize>(values: &[f32; M]) -> [f32; N] {
+    const { assert!(M == 2 * N) }
+    let mut half = [0f32; N];
+    for i in 0..N {
+        half[i] = if values[i + N] > values[i] { values[i + N] } else { values[i] };
+    }
+    half
 }
 
 /// `Σ a · b`.
 #[inline(always)]
 pub(crate) fn dot<E: Element>(units: Units, a: &[E], b: &[E]) -> f32 {
-    let mut lanes = [0f32; LANES];
+    let mut lanes = Lanes([0f32; LANES]);
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (a, b) in a.iter().zip(b) {
-        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+        for ((lane, a), b) in lanes.0.iter_mut().zip(a).zip(b) {
             *lane = units.mul_add(a.to_f32(), b.to_f32(), *lane);
         }
     }
-    for ((lane, a), b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
+    for ((lane, a), b) in lanes.0.iter_mut().zip(a_rest).zip(b_rest) {
         *lane = units.mul_add(a.to_f32(), b.to_f32(), *lane);
     }
     total(&lanes)
@@ -84,8 +104,8 @@ pub(crate) fn dot<E: Element>(units: Units, a: &[E], b: &[E]) -> f32 {
 
 /// The sum of the lanes. Each step adds the upper half to the lower half, in whole vectors.
 #[inline(always)]
-pub(crate) fn total(lanes: &[f32; LANES]) -> f32 {
-    let mut lanes = *lanes;
+pub(crate) fn total(lanes: &Lanes) -> f32 {
+    let Lanes(lanes) = &mut lanes.clone();
     let mut width = LANES / 2;
     while width > 0 {
         for i in 0..width {
@@ -99,6 +119,7 @@ pub(crate) fn total(lanes: &[f32; LANES]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel_set::{available, with_set};
     use crate::vector::dispatch_with;
 
     #[test]
@@ -116,17 +137,24 @@ mod tests {
     }
 
     #[test]
-    fn reductions_of_any_length() {
+    fn reductions_of_any_length_in_every_set() {
         for length in [0, 1, 63, 64, 65, 200] {
             let values: Vec<f32> = (0..length).map(|i| ((i * 37 % 101) as f32 - 50.0) / 8.0).collect();
-            let exact: f64 = values.iter().map(|&v| f64::from(v).powi(2)).sum();
+            let squares: f64 = values.iter().map(|&v| f64::from(v).powi(2)).sum();
+            let exponentials: f64 = values.iter().map(|&v| f64::from(v - 7.0).exp()).sum();
             let largest = values.iter().fold(f32::MIN, |a, &b| a.max(b));
-            dispatch_with(|units| {
-                assert!((f64::from(dot(units, &values, &values)) - exact).abs() <= 1e-6 * exact);
-                assert_eq!(maximum(&values), largest);
-                let exact: f64 = values.iter().map(|&v| f64::from(v - 7.0).exp()).sum();
-                assert!((f64::from(sum_exp(units, &values, 7.0)) - exact).abs() <= 1e-6 * exact);
-            });
+            for set in available() {
+                with_set(Some(set), || {
+                    dispatch_with(|units| {
+                        let near = |found: f32, exact: f64| {
+                            assert!((f64::from(found) - exact).abs() <= 1e-6 * exact, "{set}, {length}");
+                        };
+                        near(dot(units, &values, &values), squares);
+                        near(sum_exp(units, &values, 7.0), exponentials);
+                        assert_eq!(maximum(&values), largest, "{set}, {length}");
+                    });
+                });
+            }
         }
     }
 }

@@ -55,9 +55,14 @@ pub fn rms_norm(x: &[f32], weight: &[f32], y: &mut [f32], epsilon: f32) {
 /// Rotates x (T, H × Dh) in place. Each row of `width` = H × Dh elements is one position, the first row is position
 /// `offset`. Rows past the table's positions stay as they are.
 pub fn rope(x: &mut [f32], table: &RopeTable, width: usize, offset: usize) {
-    for (i, row) in x.chunks_exact_mut(width).enumerate() {
-        table.rotate(row, offset + i, 1.0);
-    }
+    vector::dispatch(
+        #[inline(always)]
+        || {
+            for (i, row) in x.chunks_exact_mut(width).enumerate() {
+                table.rotate(row, offset + i, 1.0);
+            }
+        },
+    );
 }
 
 /// `y = silu(gate) · up`, element by element.
@@ -67,9 +72,14 @@ pub fn swiglu(gate: &[f32], up: &[f32], y: &mut [f32]) {
 
 /// `a += b`, element by element.
 pub fn add_assign(a: &mut [f32], b: &[f32]) {
-    for (a, b) in a.iter_mut().zip(b) {
-        *a += b;
-    }
+    vector::dispatch(
+        #[inline(always)]
+        || {
+            for (a, b) in a.iter_mut().zip(b) {
+                *a += b;
+            }
+        },
+    );
 }
 
 /// Copies the rows of `weight` (V, D) for `tokens` into `y` (tokens, D).

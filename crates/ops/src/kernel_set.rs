@@ -1,11 +1,14 @@
 //! Sets of kernels, and the choice of one for the processor.
 
+mod int8;
 #[cfg(test)]
 mod tests;
 
 use std::sync::OnceLock;
 
 use thiserror::Error;
+
+pub use int8::Int8Kernels;
 
 use crate::product::Processor;
 
@@ -50,6 +53,11 @@ impl KernelSet {
     pub const ALL: [Self; 7] =
         [Self::Amx, Self::Avx512Bf16, Self::Avx512, Self::Avx2, Self::Neon, Self::Portable, Self::AmxModel];
 
+    /// The set's place in [`Self::ALL`].
+    pub(crate) const fn place(self) -> usize {
+        self as usize
+    }
+
     /// The name that `DIPACO_SIMD` takes.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -79,6 +87,15 @@ impl KernelSet {
     }
 }
 
+// [`KernelSet::place`] relies on it.
+const _: () = {
+    let mut place = 0;
+    while place < KernelSet::ALL.len() {
+        assert!(KernelSet::ALL[place].place() == place);
+        place += 1;
+    }
+};
+
 impl std::fmt::Display for KernelSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
@@ -90,7 +107,9 @@ impl std::fmt::Display for KernelSet {
 pub struct KernelChoice {
     /// The set.
     pub set: KernelSet,
-    /// Why this one.
+    /// The set's kernels for weights in blocks of int8, which serving uses.
+    pub int8: Int8Kernels,
+    /// Why this set.
     pub reason: String,
     /// True if the processor has a faster set, which the system keeps it from running. The reason says why.
     pub has_problem: bool,
@@ -138,11 +157,49 @@ pub fn kernel_choice() -> Result<&'static KernelChoice, KernelSetError> {
 }
 
 /// The set that products use.
+#[cfg(not(test))]
 pub(crate) fn chosen() -> KernelSet {
+    of_process()
+}
+
+/// The set that products use: the one that [`with_set`] gave this thread, or the process's.
+#[cfg(test)]
+pub(crate) fn chosen() -> KernelSet {
+    FORCED.get().unwrap_or_else(of_process)
+}
+
+/// The set that the process uses.
+fn of_process() -> KernelSet {
     static SET: OnceLock<KernelSet> = OnceLock::new();
     *SET.get_or_init(|| {
         kernel_choice().map_or_else(|_| fastest(Processor::of_machine()).set, |choice| choice.set)
     })
+}
+
+#[cfg(test)]
+thread_local! {
+    static FORCED: std::cell::Cell<Option<KernelSet>> = const { std::cell::Cell::new(None) };
+}
+
+/// Runs `f` with a set that the processor has in place of the chosen one, in this thread only. `None` is the chosen one.
+#[cfg(test)]
+pub(crate) fn with_set<R>(set: Option<KernelSet>, f: impl FnOnce() -> R) -> R {
+    let before = FORCED.replace(set);
+    let result = f();
+    FORCED.set(before);
+    result
+}
+
+/// Gives this thread a set for good.
+#[cfg(test)]
+pub(crate) fn set_for_thread(set: Option<KernelSet>) {
+    FORCED.set(set);
+}
+
+/// The set that this thread was given.
+#[cfg(test)]
+pub(crate) fn forced() -> Option<KernelSet> {
+    FORCED.get()
 }
 
 /// The sets that this processor can run, the fastest first.
@@ -170,7 +227,10 @@ fn choose(forced: &str, processor: &Processor) -> Result<KernelChoice, KernelSet
     };
     match processor.lacks(set) {
         Some(lacks) => Err(KernelSetError::Missing { set, lacks: lacks.to_owned(), available: available() }),
-        None => Ok(KernelChoice { set, reason: format!("{VARIABLE} forces it"), has_problem: false }),
+        None => {
+            let reason = format!("{VARIABLE} forces it");
+            Ok(KernelChoice { set, int8: processor.int8(set), reason, has_problem: false })
+        }
     }
 }
 
@@ -192,5 +252,6 @@ fn fastest(processor: &Processor) -> KernelChoice {
     if let Some(problem) = processor.tile_problem() {
         reason = format!("{problem}; {reason}");
     }
-    KernelChoice { set, reason, has_problem: processor.tile_problem().is_some() }
+    let has_problem = processor.tile_problem().is_some();
+    KernelChoice { set, int8: processor.int8(set), reason, has_problem }
 }

@@ -67,7 +67,7 @@ pub use error::OpsError;
 pub use format::WeightFormat;
 pub use gradient_slot::{GradientSlot, PartGradient};
 pub use head::head_rows;
-pub use kernel_set::{KernelChoice, KernelSet, KernelSetError, kernel_choice};
+pub use kernel_set::{Int8Kernels, KernelChoice, KernelSet, KernelSetError, kernel_choice};
 pub use kv_pages::{KvPages, KvShape, PAGE_TOKENS, SequencePages, SequencePlace};
 pub use memory::{update_in_place, with_slice};
 pub use packed_block::PackedBlock;

@@ -41,8 +41,6 @@ use std::ops::Range;
 use crate::element::{Element, Precision};
 use kernel::Tile;
 pub(crate) use kernel::{MOST_PANEL, Tiling};
-#[cfg(test)]
-pub(crate) use kernel::{forced, set_for_thread, with_set};
 pub(crate) use left::{left_len, pack_left};
 pub(crate) use matrix::{LeftRows, Matrix, Order};
 pub(crate) use operands::{Lhs, Rhs, with_rows};

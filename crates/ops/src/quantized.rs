@@ -6,6 +6,8 @@
 
 mod activations;
 mod kernel;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -28,19 +30,15 @@ use tile::{QuantizedTile, TileRows};
 pub(crate) const BLOCK: usize = 32;
 /// Neighbouring numbers of a block that the kernels multiply at once.
 const GROUP: usize = 4;
-/// Bytes of a vector: a group of each of 8 columns.
-#[cfg(target_arch = "x86_64")]
-const VECTOR: usize = 32;
-/// Vectors that hold a group of all columns of a panel.
-#[cfg(target_arch = "x86_64")]
-const VECTORS: usize = NR * GROUP / VECTOR;
+/// Groups of a block.
+const GROUPS: usize = BLOCK / GROUP;
 /// Bytes of the scales of a panel's block, f16.
 const SCALES: usize = 2 * NR;
 
-/// How the weights of a block lie in memory. Both have the 32 scales first, then vectors.
+/// How the weights of a block lie in memory. Both have the 32 scales first, then groups of all columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// int8. Vector `v` of group g holds columns 8v to 8v + 7.
+    /// int8, group by group.
     Q8,
     /// The lower four bits of a byte are group g, the upper four bits group g + 4, both plus 8.
     Q4,

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::buffer::{Buffer, Workspace};
 use crate::element::Element;
-use crate::exp::{LANES, dot, total};
+use crate::exp::{LANES, Lanes, dot, total};
 use crate::product::{RowSplitter, Tiling, part, row_tasks};
 use crate::vector::{self, Units};
 
@@ -74,7 +74,7 @@ fn add_gradients(x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32], dw: &mut
                 let scale = inverse_rms(units, x, epsilon);
                 // One pass over the row adds to dw and sums dy · w · x, which the gradient of x needs, in lanes: a single
                 // running sum would make each addition wait for the one before.
-                let mut lanes = [0f32; LANES];
+                let mut lanes = Lanes([0f32; LANES]);
                 let add = |lane: &mut f32, dw: &mut f32, x: f32, dy: f32, w: f32| {
                     *dw = units.mul_add(dy * x, scale, *dw);
                     *lane = units.mul_add(dy * w, x, *lane);
@@ -85,11 +85,11 @@ fn add_gradients(x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32], dw: &mut
                 let (w_lines, w_rest) = weight.as_chunks::<LANES>();
                 for (((dw, x), dy), w) in dw_lines.iter_mut().zip(x_lines).zip(dy_lines).zip(w_lines) {
                     for i in 0..LANES {
-                        add(&mut lanes[i], &mut dw[i], x[i], dy[i], w[i]);
+                        add(&mut lanes.0[i], &mut dw[i], x[i], dy[i], w[i]);
                     }
                 }
                 for i in 0..x_rest.len() {
-                    add(&mut lanes[i], &mut dw_rest[i], x_rest[i], dy_rest[i], w_rest[i]);
+                    add(&mut lanes.0[i], &mut dw_rest[i], x_rest[i], dy_rest[i], w_rest[i]);
                 }
                 let pull = total(&lanes) * scale * scale * scale / width as f32;
                 for (((dx, dy), x), w) in dx.iter_mut().zip(dy).zip(x).zip(weight) {

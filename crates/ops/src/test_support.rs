@@ -3,7 +3,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::product::{forced, set_for_thread};
+use crate::kernel_set::{forced, set_for_thread};
 
 /// Numbers in -1..1 from a seed.
 pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {

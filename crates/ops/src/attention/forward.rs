@@ -2,7 +2,7 @@
 
 use super::{HeadRows, even, scale};
 use crate::element::Element;
-use crate::exp::{LANES, exp, maximum, total};
+use crate::exp::{LANES, Lanes, exp, maximum, total};
 use crate::product::{
     Group, LeftRows, MOST_PANEL, Matrix, NR, Order, Rhs, Tiling, multiply, packed_len, with_rows,
 };
@@ -129,7 +129,7 @@ pub(super) fn head<E: Element>(
 #[inline(always)]
 fn softmax<E: Element>(units: Units, scores: &[f32], weights: &mut [E], scale: f32) -> (f32, f32) {
     let largest = maximum(scores);
-    let mut lanes = [0f32; LANES];
+    let mut lanes = Lanes([0f32; LANES]);
     let (weights, hidden) = weights.split_at_mut(scores.len());
     let (score_lines, score_rest) = scores.as_chunks::<LANES>();
     let (weight_lines, weight_rest) = weights.as_chunks_mut::<LANES>();
@@ -140,11 +140,11 @@ fn softmax<E: Element>(units: Units, scores: &[f32], weights: &mut [E], scale: f
         *weight = E::from_f32(value);
     };
     for (scores, weights) in score_lines.iter().zip(weight_lines) {
-        for ((lane, score), weight) in lanes.iter_mut().zip(scores).zip(weights) {
+        for ((lane, score), weight) in lanes.0.iter_mut().zip(scores).zip(weights) {
             one(lane, *score, weight);
         }
     }
-    for ((lane, score), weight) in lanes.iter_mut().zip(score_rest).zip(weight_rest) {
+    for ((lane, score), weight) in lanes.0.iter_mut().zip(score_rest).zip(weight_rest) {
         one(lane, *score, weight);
     }
     hidden.fill(E::default());

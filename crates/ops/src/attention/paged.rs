@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::scale;
 use crate::element::Element;
-use crate::exp::{LANES, exp, maximum, total};
+use crate::exp::{LANES, Lanes, exp, maximum, total};
 use crate::kv_pages::{KvShape, PAGE_TOKENS, SequencePages, SharedMemory};
 use crate::product::Shared;
 use crate::scratch::with_scratch;
@@ -179,9 +179,9 @@ fn together<'p, const N: usize, E: Element>(
 #[inline(always)]
 fn softmax(units: Units, scores: &mut [f32], scale: f32) -> f32 {
     let largest = maximum(scores);
-    let mut lanes = [0f32; LANES];
+    let mut lanes = Lanes([0f32; LANES]);
     for scores in scores.chunks_mut(LANES) {
-        for (lane, score) in lanes.iter_mut().zip(scores) {
+        for (lane, score) in lanes.0.iter_mut().zip(scores) {
             *score = exp(units, (*score - largest) * scale);
             *lane += *score;
         }

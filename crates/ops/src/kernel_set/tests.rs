@@ -3,7 +3,6 @@
 use candle_core::{Device, Tensor, Var};
 
 use super::*;
-use crate::product::with_set;
 use crate::test_support::{in_pool, numbers};
 use crate::{
     Backward, BlockShape, GradientSlot, HeadPlace, HeadSlots, IGNORE, Precision, Profile, RopeTable, Stack,
@@ -28,6 +27,21 @@ fn without_a_variable_the_fastest_set_runs() {
     assert_eq!(of(&ALL_BUT_TILES[1..], 1.0), KernelSet::Avx512);
     assert_eq!(of(&ALL_BUT_TILES[2..], 1.0), KernelSet::Avx2);
     assert_eq!(of(&ALL_BUT_TILES[3..], 1.0), KernelSet::Portable);
+}
+
+#[test]
+fn a_set_has_the_fastest_int8_kernels_that_need_no_wider_registers() {
+    let of = |set: KernelSet| choose(set.name(), &processor(&KernelSet::ALL, 1.0, None)).unwrap().int8;
+    for set in [KernelSet::Amx, KernelSet::Avx512Bf16, KernelSet::Avx512] {
+        assert_eq!(of(set), Int8Kernels::Avx512Vnni);
+    }
+    assert_eq!(of(KernelSet::Avx2), Int8Kernels::AvxVnni);
+    assert_eq!(of(KernelSet::Neon), Int8Kernels::NeonDot);
+    assert_eq!(of(KernelSet::Portable), Int8Kernels::Portable);
+    assert_eq!(of(KernelSet::AmxModel), Int8Kernels::Portable);
+    // Products of this process run only what the processor has.
+    let own = Processor::of_machine();
+    assert!(available().into_iter().all(|set| own.int8(set).are_there() && own.int8(set).belong_to(set)));
 }
 
 #[test]

@@ -148,7 +148,7 @@ const PORTABLE: Kernels = Kernels {
 const PAIRS: GroupKernel = GroupKernel::vector(pairs_portable);
 
 impl Kernels {
-    /// The kernels of a set that the processor has.
+    /// The kernels of a set. Only those that the processor has may run.
     #[cfg(target_arch = "x86_64")]
     fn of(set: KernelSet) -> Self {
         use super::x86;
@@ -175,7 +175,7 @@ impl Kernels {
         }
     }
 
-    /// The kernels of a set that the processor has.
+    /// The kernels of a set. Only those that the processor has may run.
     #[cfg(not(target_arch = "x86_64"))]
     fn of(set: KernelSet) -> Self {
         match set {
@@ -197,45 +197,10 @@ impl Kernels {
     };
 }
 
-#[cfg(not(test))]
-fn kernels() -> &'static Kernels {
-    static KERNELS: OnceLock<Kernels> = OnceLock::new();
-    KERNELS.get_or_init(|| Kernels::of(crate::kernel_set::chosen()))
-}
-
-/// The chosen kernels, or those that [`with_set`] gave this thread.
-#[cfg(test)]
+/// The kernels of the chosen set.
 fn kernels() -> &'static Kernels {
     static ALL: OnceLock<[Kernels; KernelSet::ALL.len()]> = OnceLock::new();
-    let set = FORCED.get().unwrap_or_else(crate::kernel_set::chosen);
-    let place = KernelSet::ALL.into_iter().position(|other| other == set).expect("ALL has every set");
-    &ALL.get_or_init(|| KernelSet::ALL.map(Kernels::of))[place]
-}
-
-#[cfg(test)]
-thread_local! {
-    static FORCED: std::cell::Cell<Option<KernelSet>> = const { std::cell::Cell::new(None) };
-}
-
-/// Runs `f` with a set that the processor has in place of the chosen one, in this thread only. `None` is the chosen one.
-#[cfg(test)]
-pub(crate) fn with_set<R>(set: Option<KernelSet>, f: impl FnOnce() -> R) -> R {
-    let before = FORCED.replace(set);
-    let result = f();
-    FORCED.set(before);
-    result
-}
-
-/// Gives this thread a set for good.
-#[cfg(test)]
-pub(crate) fn set_for_thread(set: Option<KernelSet>) {
-    FORCED.set(set);
-}
-
-/// The set that this thread was given.
-#[cfg(test)]
-pub(crate) fn forced() -> Option<KernelSet> {
-    FORCED.get()
+    &ALL.get_or_init(|| KernelSet::ALL.map(Kernels::of))[crate::kernel_set::chosen().place()]
 }
 
 /// True if products on bf16 sum over pairs.

@@ -170,25 +170,49 @@ pub(super) fn pack_group<E: Element>(
     match group {
         Group::Single => {
             let from = &data[g * stride + first..][..to.len()];
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = from.to_f32().to_bits();
-            }
+            for_lines(to, from, from, |from, _| from.to_f32().to_bits());
         }
         Group::Pair => {
             let low = &data[2 * g * stride + first..][..to.len()];
             if 2 * g + 1 < depth {
                 let high = &data[(2 * g + 1) * stride + first..][..to.len()];
-                for ((to, low), high) in to.iter_mut().zip(low).zip(high) {
-                    *to = E::pair(*low, *high);
-                }
+                for_lines(to, low, high, E::pair);
             } else {
                 // The last element of an odd depth is paired with zero, which adds nothing to a sum.
-                for (to, low) in to.iter_mut().zip(low) {
-                    *to = E::pair(*low, E::default());
-                }
+                for_lines(to, low, low, |low, _| E::pair(low, E::default()));
             }
         }
     }
+}
+
+/// Writes `of(a, b)` of each two elements.
+#[inline(always)]
+fn for_lines<E: Element>(to: &mut [u32], a: &[E], b: &[E], of: impl Fn(E, E) -> u32) {
+    // The panels' widths are multiples of 16.
+    let ((to, to_rest), (a, a_rest), (b, b_rest)) =
+        (to.as_chunks_mut::<NR>(), a.as_chunks::<NR>(), b.as_chunks::<NR>());
+    for ((to, a), b) in to.iter_mut().zip(a).zip(b) {
+        one_line(to, *a, *b, &of);
+    }
+    let ((to, to_rest), (a, a_rest), (b, b_rest)) =
+        (to_rest.as_chunks_mut::<BLOCK>(), a_rest.as_chunks::<BLOCK>(), b_rest.as_chunks::<BLOCK>());
+    for ((to, a), b) in to.iter_mut().zip(a).zip(b) {
+        one_line(to, *a, *b, &of);
+    }
+    for ((to, a), b) in to_rest.iter_mut().zip(a_rest).zip(b_rest) {
+        *to = of(*a, *b);
+    }
+}
+
+/// A part of [`for_lines`]. It reads copies and writes at the end: the compiler can't know that slices differ from each other,
+/// and computes an unrolled loop over them element by element.
+#[inline(always)]
+fn one_line<E: Element, const N: usize>(to: &mut [u32; N], a: [E; N], b: [E; N], of: &impl Fn(E, E) -> u32) {
+    let mut line = [0u32; N];
+    for i in 0..N {
+        line[i] = of(a[i], b[i]);
+    }
+    *to = line;
 }
 
 /// Packs a matrix of [`Order::Columns`] of at most `width` lanes into one panel.
@@ -203,24 +227,7 @@ fn columns<E: Element>(group: Group, matrix: Matrix<'_, E>, width: usize, panel:
             let mut block = [[0u32; BLOCK]; BLOCK];
             let (high, wide) = (BLOCK.min(width - lane), BLOCK.min(groups - g));
             for (i, row) in block.iter_mut().enumerate().take(high.min(lanes.saturating_sub(lane))) {
-                let from = &data[(lane + i) * stride..][..depth];
-                match group {
-                    Group::Single => {
-                        for (to, from) in row.iter_mut().zip(&from[g..g + wide]) {
-                            *to = from.to_f32().to_bits();
-                        }
-                    }
-                    Group::Pair => {
-                        let from = &from[2 * g..depth.min(2 * (g + wide))];
-                        let (pairs, last) = from.as_chunks::<2>();
-                        for (to, [low, high]) in row.iter_mut().zip(pairs) {
-                            *to = E::pair(*low, *high);
-                        }
-                        if let [low] = last {
-                            row[wide - 1] = E::pair(*low, E::default());
-                        }
-                    }
-                }
+                lane_groups(group, &data[(lane + i) * stride..][..depth], g, row);
             }
             transpose(&mut block);
             for (j, from) in block.iter().enumerate().take(wide) {
@@ -233,5 +240,38 @@ fn columns<E: Element>(group: Group, matrix: Matrix<'_, E>, width: usize, panel:
                 }
             }
         }
+    }
+}
+
+/// Copies the groups of a lane from group g on to `row`, as many as there are or as it has room for.
+#[inline(always)]
+fn lane_groups<E: Element>(group: Group, lane: &[E], g: usize, row: &mut [u32; BLOCK]) {
+    // Branches of their own for whole rows: the compiler knows their length.
+    match group {
+        Group::Single => match lane[g..].first_chunk::<BLOCK>() {
+            Some(from) => *row = from.map(|from| from.to_f32().to_bits()),
+            None => {
+                for (to, from) in row.iter_mut().zip(&lane[g..]) {
+                    *to = from.to_f32().to_bits();
+                }
+            }
+        },
+        Group::Pair => match lane[2 * g..].first_chunk::<{ 2 * BLOCK }>() {
+            Some(from) => {
+                *row = std::array::from_fn(
+                    #[inline(always)]
+                    |i| E::pair(from[2 * i], from[2 * i + 1]),
+                );
+            }
+            None => {
+                let (pairs, last) = lane[2 * g..].as_chunks::<2>();
+                for (to, [low, high]) in row.iter_mut().zip(pairs) {
+                    *to = E::pair(*low, *high);
+                }
+                if let [low] = last {
+                    row[pairs.len()] = E::pair(*low, E::default());
+                }
+            }
+        },
     }
 }

@@ -3,12 +3,15 @@
 use std::sync::OnceLock;
 
 use crate::KernelSet;
+use crate::kernel_set::Int8Kernels;
 
 /// The sets of kernels that a processor can run.
 #[derive(Debug)]
 pub(crate) struct Processor {
     /// What each set lacks, in the order of [`KernelSet::ALL`].
     lacks: [Option<String>; KernelSet::ALL.len()],
+    /// Kernels for int8, the fastest first.
+    int8: Vec<Int8Kernels>,
     /// Why tiles that the processor has can't be used.
     tile_problem: Option<String>,
     /// The time of a bf16 instruction in f32 instructions; not known for the processor that the program runs on.
@@ -24,8 +27,12 @@ impl Processor {
 
     /// What keeps a set from running; `None` if nothing does.
     pub(crate) fn lacks(&self, set: KernelSet) -> Option<&str> {
-        let place = KernelSet::ALL.into_iter().position(|other| other == set)?;
-        self.lacks[place].as_deref()
+        self.lacks[set.place()].as_deref()
+    }
+
+    /// The fastest kernels for int8 that belong to a set.
+    pub(crate) fn int8(&self, set: KernelSet) -> Int8Kernels {
+        self.int8.iter().copied().find(|int8| int8.belong_to(set)).unwrap_or(Int8Kernels::Portable)
     }
 
     /// Why tiles that the processor has can't be used.
@@ -54,7 +61,7 @@ impl Processor {
             KernelSet::Neon => Some("this processor has no NEON".to_owned()),
             KernelSet::Portable | KernelSet::AmxModel => None,
         });
-        Self { lacks, tile_problem, pair_cost: None }
+        Self { lacks, int8: int8(), tile_problem, pair_cost: None }
     }
 
     #[cfg(not(target_arch = "x86_64"))]
@@ -64,7 +71,7 @@ impl Processor {
             KernelSet::Neon if cfg!(target_arch = "aarch64") => None,
             _ => Some(format!("processors of the kind {} lack these instructions", std::env::consts::ARCH)),
         });
-        Self { lacks, tile_problem: None, pair_cost: None }
+        Self { lacks, int8: int8(), tile_problem: None, pair_cost: None }
     }
 
     /// The time of an instruction that multiplies bf16 pairs, in f32 instructions. The processor must have both.
@@ -83,11 +90,17 @@ impl Processor {
         }
     }
 
-    /// A processor with these sets.
+    /// A processor with these sets, and with all kernels for int8.
     #[cfg(test)]
     pub(crate) fn for_test(sets: &[KernelSet], pair_cost: f64, tile_problem: Option<&str>) -> Self {
         let lacks =
             KernelSet::ALL.map(|set| (!sets.contains(&set)).then(|| "a test leaves it out".to_owned()));
-        Self { lacks, tile_problem: tile_problem.map(str::to_owned), pair_cost: Some(pair_cost) }
+        let tile_problem = tile_problem.map(str::to_owned);
+        Self { lacks, int8: Int8Kernels::ALL.to_vec(), tile_problem, pair_cost: Some(pair_cost) }
     }
+}
+
+/// The kernels for int8 that this processor has.
+fn int8() -> Vec<Int8Kernels> {
+    Int8Kernels::ALL.into_iter().filter(|int8| int8.are_there()).collect()
 }

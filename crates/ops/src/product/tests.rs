@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use super::portable::{halves_portable, pairs_portable, portable, transpose_portable};
 use super::*;
+use crate::kernel_set::with_set;
 use crate::test_support::{in_pool, numbers};
 
 /// Rows of a task.

@@ -21,6 +21,13 @@ pub(crate) struct ActivationBlock {
 impl ActivationBlock {
     /// f32 that take the same memory.
     pub(crate) const F32: usize = size_of::<Self>() / size_of::<f32>();
+
+    /// Group g, in 32 bits.
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    #[inline(always)]
+    pub(super) fn group(&self, g: usize) -> i32 {
+        i32::from_ne_bytes(bytemuck::cast(self.quants[g]))
+    }
 }
 
 /// Quantises rows (M, K) for K = `depth`, a multiple of 32, with all threads of the current pool. A block with an infinite or

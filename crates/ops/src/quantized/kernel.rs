@@ -1,11 +1,9 @@
-//! The choice of a kernel for the processor, and the kernel in plain Rust.
-
-use std::sync::OnceLock;
+//! The kernels of each kind of processor, and those in plain Rust.
 
 use super::tile::{QuantizedTile, TileRows};
-use super::{BLOCK, GROUP, Layout, scale};
-use crate::KernelSet;
-use crate::product::NR;
+use super::{GROUP, GROUPS, Layout, scale};
+use crate::kernel_set::{Int8Kernels, chosen};
+use crate::product::{NR, Processor};
 
 /// Computes a tile.
 ///
@@ -13,48 +11,45 @@ use crate::product::NR;
 /// The processor must have the kernel's instructions.
 pub(super) type Kernel = unsafe fn(&QuantizedTile<'_>, &mut TileRows);
 
-/// The kernels of one set of instructions.
+/// The kernels for one kind of instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
     pub(super) q8: Kernel,
     pub(super) q4: Kernel,
 }
 
-const PORTABLE: Kernels = Kernels { q8: portable::<8>, q4: portable::<4> };
+impl Kernels {
+    const PORTABLE: Self = Self { q8: portable::<8>, q4: portable::<4> };
 
-/// The kernel of this processor.
+    pub(super) fn of(int8: Int8Kernels) -> Self {
+        #[cfg(target_arch = "aarch64")]
+        use super::neon;
+        #[cfg(target_arch = "x86_64")]
+        use super::x86;
+        match int8 {
+            #[cfg(target_arch = "x86_64")]
+            Int8Kernels::Avx512Vnni => Self { q8: x86::q8_vnni, q4: x86::q4_vnni },
+            #[cfg(target_arch = "x86_64")]
+            Int8Kernels::AvxVnni => Self { q8: x86::avx_vnni::q8, q4: x86::avx_vnni::q4 },
+            #[cfg(target_arch = "x86_64")]
+            Int8Kernels::Avx2 => Self { q8: x86::q8_avx2, q4: x86::q4_avx2 },
+            #[cfg(target_arch = "aarch64")]
+            Int8Kernels::NeonDot => Self { q8: neon::q8, q4: neon::q4 },
+            _ => Self::PORTABLE,
+        }
+    }
+
+    pub(super) fn layout(self, layout: Layout) -> Kernel {
+        match layout {
+            Layout::Q8 => self.q8,
+            Layout::Q4 => self.q4,
+        }
+    }
+}
+
+/// The kernel of the chosen set.
 pub(super) fn kernel(layout: Layout) -> Kernel {
-    static KERNELS: OnceLock<Kernels> = OnceLock::new();
-    let kernels = KERNELS.get_or_init(|| available(crate::kernel_set::chosen())[0]);
-    match layout {
-        Layout::Q8 => kernels.q8,
-        Layout::Q4 => kernels.q4,
-    }
-}
-
-/// The kernels that the processor has and that belong to a set or to a slower one, best first.
-#[cfg(target_arch = "x86_64")]
-pub(super) fn available(set: KernelSet) -> Vec<Kernels> {
-    use super::x86;
-    let mut all = Vec::new();
-    if !matches!(set, KernelSet::Portable | KernelSet::AmxModel) {
-        let vnni = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vnni");
-        if set != KernelSet::Avx2 && vnni {
-            all.push(Kernels { q8: x86::q8_vnni, q4: x86::q4_vnni });
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
-            all.push(Kernels { q8: x86::q8_avx2, q4: x86::q4_avx2 });
-        }
-    }
-    all.push(PORTABLE);
-    all
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) fn available(_set: KernelSet) -> Vec<Kernels> {
-    vec![PORTABLE]
+    Kernels::of(Processor::of_machine().int8(chosen())).layout(layout)
 }
 
 /// The reference, for weights of 8 or 4 bits.
@@ -68,7 +63,7 @@ fn portable<const BITS: usize>(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
             for (g, weights) in vectors.chunks_exact(NR * GROUP).enumerate() {
                 if BITS == 4 {
                     add(&mut dots, weights, x.quants[g], |byte| i32::from(byte & 15));
-                    add(&mut dots, weights, x.quants[g + BLOCK / GROUP / 2], |byte| i32::from(byte >> 4));
+                    add(&mut dots, weights, x.quants[g + GROUPS / 2], |byte| i32::from(byte >> 4));
                 } else {
                     add(&mut dots, weights, x.quants[g], |byte| i32::from(byte as i8));
                 }

@@ -1,9 +1,12 @@
 //! Every kernel of this processor against the reference, and the reference against f64.
 
-use super::kernel::available;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::kernel::Kernels;
 use super::tile::{QuantizedTile, TileRows};
 use super::*;
-use crate::KernelSet;
+use crate::kernel_set::Int8Kernels;
 use crate::test_support::numbers;
 
 fn panels(rows: usize, depth: usize, format: WeightFormat) -> QuantizedPanels {
@@ -16,6 +19,39 @@ fn activations(rows: usize, depth: usize, seed: u64) -> Vec<ActivationBlock> {
     blocks
 }
 
+/// Every kernel of this processor, with its name; the portable one is the last.
+fn kernels() -> Vec<(String, Kernels)> {
+    let mut all = Vec::new();
+    // The kernels of AVX-VNNI, with the same instruction in AVX-512's encoding.
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+        && Int8Kernels::Avx2.are_there()
+    {
+        use super::x86::evex;
+        all.push(("dot products of 256 bits".to_owned(), Kernels { q8: evex::q8, q4: evex::q4 }));
+    }
+    let own = Int8Kernels::ALL.into_iter().filter(|int8| int8.are_there());
+    all.extend(own.map(|int8| (int8.to_string(), Kernels::of(int8))));
+    all
+}
+
+fn results(kernels: Kernels, tile: &QuantizedTile<'_>, layout: Layout) -> TileRows {
+    let mut sums = TileRows::default();
+    // SAFETY: these are kernels of this processor.
+    unsafe { kernels.layout(layout)(tile, &mut sums) };
+    sums
+}
+
+/// Compares the bits of every kernel with those of the portable one.
+fn compare(tile: &QuantizedTile<'_>, layout: Layout, case: &str) {
+    let bits = |kernels| results(kernels, tile, layout).0.map(|row| row.map(f32::to_bits));
+    let expected = bits(Kernels::of(Int8Kernels::Portable));
+    for (name, kernels) in kernels() {
+        assert!(bits(kernels) == expected, "{name}, {layout:?}, {case}");
+    }
+}
+
 #[test]
 fn every_kernel_gives_the_bits_of_the_portable_one() {
     let depth = 160;
@@ -24,15 +60,37 @@ fn every_kernel_gives_the_bits_of_the_portable_one() {
         for rows in 1..=TileRows::MOST {
             let x = activations(rows, depth, 7);
             let tile = QuantizedTile::new(&x, panels.blocks, panels.panel(0), panels.layout);
-            let all = available(KernelSet::Avx512).into_iter().map(|kernels| {
-                let kernel = if format == WeightFormat::Q8_0 { kernels.q8 } else { kernels.q4 };
-                let mut sums = TileRows::default();
-                // SAFETY: `available` lists kernels of this processor.
-                unsafe { kernel(&tile, &mut sums) };
-                sums.0.map(|row| row.map(f32::to_bits))
-            });
-            let all: Vec<_> = all.collect();
-            assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "{format}, {rows} rows");
+            compare(&tile, panels.layout, &format!("{rows} rows"));
+        }
+    }
+}
+
+/// Weights of any bits, with scales that differ, and activations at the ends of their range.
+#[test]
+fn every_kernel_gives_the_bits_of_the_portable_one_for_any_weights() {
+    let mut random = ChaCha8Rng::seed_from_u64(3);
+    for layout in [Layout::Q8, Layout::Q4] {
+        let blocks = 9;
+        let mut panel: Vec<u8> = (0..blocks * layout.block()).map(|_| random.random()).collect();
+        for block in panel.chunks_exact_mut(layout.block()) {
+            for scale in block[..SCALES].as_chunks_mut::<2>().0 {
+                *scale = f16::from_f32(random.random_range(-2.0..2.0)).to_le_bytes();
+            }
+        }
+        let x: Vec<ActivationBlock> = (0..TileRows::MOST * blocks)
+            .map(|_| {
+                let quants: [i8; BLOCK] = std::array::from_fn(|i| match i % 3 {
+                    0 => 127,
+                    1 => -127,
+                    _ => random.random_range(-127..=127),
+                });
+                let sum = quants.iter().map(|&quant| i32::from(quant)).sum();
+                ActivationBlock { scale: random.random_range(0.0..1.0), sum, quants: bytemuck::cast(quants) }
+            })
+            .collect();
+        for rows in 1..=TileRows::MOST {
+            let tile = QuantizedTile::new(&x[..rows * blocks], blocks, &panel, layout);
+            compare(&tile, layout, &format!("{rows} rows"));
         }
     }
 }
@@ -46,14 +104,10 @@ fn the_largest_sums_are_exact() {
             let mut blocks = [ActivationBlock::default()];
             quantize(&[x; BLOCK], BLOCK, &mut blocks);
             let tile = QuantizedTile::new(&blocks, 1, panels.panel(0), panels.layout);
-            for kernels in available(KernelSet::Avx512) {
-                let kernel = if format == WeightFormat::Q8_0 { kernels.q8 } else { kernels.q4 };
-                let mut sums = TileRows::default();
-                // SAFETY: `available` lists kernels of this processor.
-                unsafe { kernel(&tile, &mut sums) };
-                for sum in sums.0[0] {
+            for (name, kernels) in kernels() {
+                for sum in results(kernels, &tile, panels.layout).0[0] {
                     // f16 rounds a scale of 1/127 by at most 2^-11 of it.
-                    assert!((sum - 32.0 * weight * x).abs() < 0.02, "{format}: {sum}");
+                    assert!((sum - 32.0 * weight * x).abs() < 0.02, "{name}, {format}: {sum}");
                 }
             }
         }

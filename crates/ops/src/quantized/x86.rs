@@ -5,10 +5,13 @@
 use std::arch::x86_64::*;
 
 use super::tile::{QuantizedTile, TileRows};
-use super::{ActivationBlock, BLOCK, GROUP, VECTOR, VECTORS};
+use super::{ActivationBlock, GROUP, GROUPS};
 use crate::product::NR;
 
-const GROUPS: usize = BLOCK / GROUP;
+/// Bytes of a register: a group of each of 8 columns.
+const VECTOR: usize = 32;
+/// Registers that hold a group of all columns of a panel.
+const VECTORS: usize = NR * GROUP / VECTOR;
 
 /// Calls the kernel for the tile's number of rows. Each number has a kernel of its own, so that sums stay in registers.
 /// One or two rows wait for memory more than for arithmetic: they read each line of the panel once.
@@ -41,6 +44,12 @@ macro_rules! by_rows_512 {
     };
 }
 
+mod dot_256;
+
+pub(super) use dot_256::avx_vnni;
+#[cfg(test)]
+pub(super) use dot_256::evex;
+
 /// 8-bit weights with AVX2.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn q8_avx2(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
@@ -63,12 +72,6 @@ pub(super) fn q8_vnni(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub(super) fn q4_vnni(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
     by_rows_512!(q4_512, tile, rows);
-}
-
-/// A group of a row of the left operand, in 32 bits.
-#[inline(always)]
-fn group(x: &ActivationBlock, g: usize) -> i32 {
-    i32::from_ne_bytes(bytemuck::cast(x.quants[g]))
 }
 
 #[inline]
@@ -94,11 +97,20 @@ fn scaled_256(sums: __m256, dots: __m256i, scales: __m256, x: &ActivationBlock) 
     _mm256_add_ps(sums, _mm256_mul_ps(_mm256_cvtepi32_ps(dots), factor))
 }
 
+/// Stores the sums of the columns from vector `first` on.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn store_256(to: &mut [f32; 8], sums: __m256) {
-    // SAFETY: the array has 8 numbers.
-    unsafe { _mm256_storeu_ps(to.as_mut_ptr(), sums) };
+fn store_256<const ROWS: usize, const COUNT: usize>(
+    sums: [[__m256; COUNT]; ROWS],
+    rows: &mut TileRows,
+    first: usize,
+) {
+    for (row, sums) in rows.0.iter_mut().zip(sums) {
+        for (to, sums) in row.as_chunks_mut::<8>().0[first..].iter_mut().zip(sums) {
+            // SAFETY: the array has 8 numbers.
+            unsafe { _mm256_storeu_ps(to.as_mut_ptr(), sums) };
+        }
+    }
 }
 
 /// `COUNT` vectors of columns from vector `first` on.
@@ -117,7 +129,7 @@ fn q8_256<const ROWS: usize, const COUNT: usize>(
         for g in 0..GROUPS {
             let mut x = [_mm256_setzero_si256(); ROWS];
             for (i, x) in x.iter_mut().enumerate() {
-                *x = _mm256_set1_epi32(group(tile.x(i, b), g));
+                *x = _mm256_set1_epi32(tile.x(i, b).group(g));
             }
             for v in 0..COUNT {
                 let weights = load_256(&vectors[VECTORS * g + first + v]);
@@ -137,11 +149,7 @@ fn q8_256<const ROWS: usize, const COUNT: usize>(
             }
         }
     }
-    for (row, sums) in rows.0.iter_mut().zip(sums) {
-        for (to, sums) in row.as_chunks_mut::<8>().0[first..].iter_mut().zip(sums) {
-            store_256(to, sums);
-        }
-    }
+    store_256(sums, rows, first);
 }
 
 /// `COUNT` vectors of columns from vector `first` on.
@@ -165,8 +173,8 @@ fn q4_256<const ROWS: usize, const COUNT: usize>(
                 let upper = _mm256_and_si256(_mm256_srli_epi16::<4>(both), low);
                 for i in 0..ROWS {
                     let x = tile.x(i, b);
-                    let lower = _mm256_maddubs_epi16(lower, _mm256_set1_epi32(group(x, g)));
-                    let upper = _mm256_maddubs_epi16(upper, _mm256_set1_epi32(group(x, g + GROUPS / 2)));
+                    let lower = _mm256_maddubs_epi16(lower, _mm256_set1_epi32(x.group(g)));
+                    let upper = _mm256_maddubs_epi16(upper, _mm256_set1_epi32(x.group(g + GROUPS / 2)));
                     pairs[i][v] = _mm256_add_epi16(pairs[i][v], _mm256_add_epi16(lower, upper));
                 }
             }
@@ -181,11 +189,7 @@ fn q4_256<const ROWS: usize, const COUNT: usize>(
             }
         }
     }
-    for (row, sums) in rows.0.iter_mut().zip(sums) {
-        for (to, sums) in row.as_chunks_mut::<8>().0[first..].iter_mut().zip(sums) {
-            store_256(to, sums);
-        }
-    }
+    store_256(sums, rows, first);
 }
 
 /// Columns of a register of 512 bits, in halves of a panel.
@@ -235,7 +239,7 @@ fn q8_512<const ROWS: usize>(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
             for half in 0..HALVES {
                 let weights = _mm512_xor_si512(load_512(&vectors[HALVES * g + half]), sign);
                 for i in 0..ROWS {
-                    let x = _mm512_set1_epi32(group(tile.x(i, b), g));
+                    let x = _mm512_set1_epi32(tile.x(i, b).group(g));
                     dots[i][half] = _mm512_dpbusd_epi32(dots[i][half], weights, x);
                 }
             }
@@ -268,8 +272,8 @@ fn q4_512<const ROWS: usize>(tile: &QuantizedTile<'_>, rows: &mut TileRows) {
                 let upper = _mm512_and_si512(_mm512_srli_epi16::<4>(both), low);
                 for i in 0..ROWS {
                     let x = tile.x(i, b);
-                    let dot = _mm512_dpbusd_epi32(dots[i][half], lower, _mm512_set1_epi32(group(x, g)));
-                    let x = _mm512_set1_epi32(group(x, g + GROUPS / 2));
+                    let dot = _mm512_dpbusd_epi32(dots[i][half], lower, _mm512_set1_epi32(x.group(g)));
+                    let x = _mm512_set1_epi32(x.group(g + GROUPS / 2));
                     dots[i][half] = _mm512_dpbusd_epi32(dot, upper, x);
                 }
             }

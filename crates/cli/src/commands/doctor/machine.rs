@@ -45,7 +45,7 @@ fn features() -> Finding {
     Finding::ok("processor", std::env::consts::ARCH)
 }
 
-/// The set of kernels that products use.
+/// The set of kernels that products use, and its kernels for the int8 of served weights.
 fn kernels() -> Finding {
     match kernel_choice() {
         Ok(choice) if choice.has_problem => {
@@ -58,7 +58,8 @@ fn kernels() -> Finding {
 }
 
 fn describe(choice: &KernelChoice) -> String {
-    format!("{}: {}; {}", choice.set, choice.set.description(), choice.reason)
+    let KernelChoice { set, int8, reason, .. } = choice;
+    format!("{set}: {}, int8 with {int8}; {reason}", set.description())
 }
 
 fn memory() -> Finding {
