@@ -271,9 +271,7 @@ impl Scheduler {
         for id in decoding {
             self.plan_rows(id, &mut plan, &mut budget);
         }
-        if self.generating(&plan) > 0 {
-            budget = budget.min(self.pace.prompt_rows(self.limits.prompt_slowdown));
-        }
+        budget = budget.min(self.prompt_rows(&plan, prompts.len()));
         for id in prompts {
             self.plan_rows(id, &mut plan, &mut budget);
         }
@@ -286,13 +284,6 @@ impl Scheduler {
         }
         plan.generating = self.generating(&plan);
         plan
-    }
-
-    /// The number of rows of a plan whose sequences generate.
-    fn generating(&self, plan: &Plan) -> usize {
-        let generates =
-            |id| self.sequences.get(id).is_some_and(|sequence: &Sequence| sequence.generated() > 0);
-        plan.rows.iter().filter(|rows| rows.tokens.len() == 1 && generates(&rows.id)).count()
     }
 
     /// Plans the next rows of a running sequence, as many as the budget and the pages allow.

@@ -66,9 +66,9 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "serve.prompt_slowdown",
         "times",
         "Longest step that reads prompts while sequences generate, in times of a step that reads none. The server measures \
-         both, and reads so many prompt tokens a step, at least 4. Near 1 running answers go on steadily and new ones begin \
-         late. A large number reads `serve.step_tokens` at a time: running answers pause, and a server with long prompts \
-         does more in all.",
+         both, and reads so many prompt tokens a step, at least 4. It does so while no more sequences wait for \
+         their prompts than generate. Near 1 running answers go on steadily and new ones begin late. A large number reads \
+         `serve.step_tokens` at a time: running answers pause, and a server with long prompts does more in all.",
     ),
     free(
         "serve.slots",

@@ -2,6 +2,10 @@
 //!
 //! Sequences that generate wait for the whole step, so a step with prompts may take only so many times as long as one
 //! without. Both times are measured: that of a step without prompts, and that of a row of a prompt.
+//!
+//! The limit holds while no more sequences wait for their prompts than generate. Otherwise it would make most users wait.
+
+use super::{Plan, Scheduler, Sequence};
 
 /// Fewest rows of prompts, so that a prompt ends whatever its rows cost.
 const LEAST: usize = 4;
@@ -48,6 +52,27 @@ impl Pace {
         if let Some(generating) = self.generating {
             average(&mut self.row, (seconds - generating).max(0.0) / prompt_rows as f64);
         }
+    }
+}
+
+impl Scheduler {
+    /// Most rows of prompts in a step that has the rows of generating sequences so far. `prompts` is the number of running
+    /// sequences that read theirs.
+    pub(super) fn prompt_rows(&self, plan: &Plan, prompts: usize) -> usize {
+        let free = self.limits.sequences.saturating_sub(self.running.len());
+        let reading = prompts + self.load.waiting.min(free);
+        let generating = self.generating(plan);
+        if generating == 0 || generating < reading {
+            return usize::MAX;
+        }
+        self.pace.prompt_rows(self.limits.prompt_slowdown)
+    }
+
+    /// The number of rows of a plan whose sequences generate.
+    pub(super) fn generating(&self, plan: &Plan) -> usize {
+        let generates =
+            |id| self.sequences.get(id).is_some_and(|sequence: &Sequence| sequence.generated() > 0);
+        plan.rows.iter().filter(|rows| rows.tokens.len() == 1 && generates(&rows.id)).count()
     }
 }
 

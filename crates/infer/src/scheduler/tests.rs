@@ -96,6 +96,16 @@ fn a_long_prompt_slows_generating_sequences_by_the_set_factor_only() {
     // 14 ms leave 10.5 ms for prompts, so 10 rows a step, and one step of 17 without.
     assert!((50..=56).contains(&steps), "{steps} steps");
 
+    // While more sequences wait than generate, reading prompts soon serves more users.
+    for i in 0..4 {
+        admit(&mut scheduler, arrival(0, prompt(10_000 + 1000 * i), 1));
+    }
+    assert!(rows(&step_on(&mut scheduler, machine)) <= 14, "four generate and four wait");
+    admit(&mut scheduler, arrival(0, prompt(20_000), 1));
+    scheduler.limits.sequences = 9;
+    assert_eq!(rows(&step_on(&mut scheduler, machine)), 64, "four generate and five wait");
+    (0..60).for_each(|_| drop(step_on(&mut scheduler, machine)));
+
     // Reading the weights takes all the time: prompts cost nothing, and get every row that is left.
     let machine = |_| 0.010;
     (0..40).for_each(|_| drop(step_on(&mut scheduler, machine)));
