@@ -23,11 +23,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 
 import runs
+import serving
 
 # Of each case: clients, measured requests, requests before them, ids of a prompt, generated tokens, all paths or one.
 CASES = {
@@ -65,30 +63,6 @@ def options():
     return parser.parse_args()
 
 
-class Dipaco:
-    """A server of all paths of the run."""
-
-    def __init__(self, given, form):
-        port = runs.free_port()
-        words = ["serve", "--run", given.run, "--set", f"serve.format={form}", "--set", f'serve.address="127.0.0.1:{port}"']
-        for setting in given.set:
-            words += ["--set", setting]
-        self.url = f"http://127.0.0.1:{port}"
-        self.log = tempfile.NamedTemporaryFile(prefix="dipaco-serve-", suffix=".log", delete=False).name
-        self.process = runs.Process(self.log, [given.dipaco, *words])
-        for _ in itertools.count():
-            if self.process.ended():
-                sys.exit(f"the server ended:\n{pathlib.Path(self.log).read_text()}")
-            try:
-                with urllib.request.urlopen(self.url + "/health", timeout=5):
-                    break
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
-
-    def end(self):
-        runs.end(self.process)
-
-
 class Llama:
     """A server of one exported path."""
 
@@ -111,11 +85,9 @@ class Llama:
 def load(given, url, case, clients, requests, warm_up, paths):
     """Starts a load test; returns the process."""
     _, _, _, ids, tokens, _ = CASES[case]
-    words = [given.dipaco, "bench", "serve", "--url", url, "--clients", clients, "--requests", requests, "--warm-up", warm_up,
-             "--prompt-tokens", ids, "--max-tokens", tokens, "--vocabulary", 2000, "--json"]
-    if paths:
-        words += ["--paths", paths]
-    return subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, text=True)
+    words = ["--clients", clients, "--requests", requests, "--warm-up", warm_up, "--prompt-tokens", ids, "--max-tokens", tokens,
+             "--vocabulary", 2000, *(["--paths", paths] if paths else [])]
+    return serving.start_load(given.dipaco, url, *words)
 
 
 def result(tests):
@@ -140,11 +112,8 @@ def result(tests):
 def measure(given, side, form, case, paths, exports):
     clients, requests, warm_up, _, _, all_paths = CASES[case]
     if side == "dipaco":
-        server = Dipaco(given, form)
-        try:
+        with serving.Server(given.dipaco, given.run, *serving.setting(given, format=form)) as server:
             return result([load(given, server.url, case, clients, requests, warm_up, paths if all_paths else 1)])
-        finally:
-            server.end()
     chosen = exports[form][: paths if all_paths else 1]
     servers = [Llama(given, file, -(-clients // len(chosen))) for file in chosen]
     try:

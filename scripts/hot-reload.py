@@ -14,7 +14,6 @@ every few seconds, the bytes of its modules, and one JSON object at the end. Exi
 import collections
 import json
 import pathlib
-import re
 import statistics
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import urllib.error
 import urllib.request
 
 from runs import CORPUS, Process, end, levels, parser, settings, untrained
+from serving import Server
 
 CONFIG = """
 [run]
@@ -102,28 +102,6 @@ class Load:
             thread.join()
 
 
-def resident(process):
-    """The resident memory of a process in MiB."""
-    lines = open(f"/proc/{process.child.pid}/status").read().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
-
-
-def info(base):
-    with urllib.request.urlopen(f"{base}/info", timeout=60) as reply:
-        return json.load(reply)
-
-
-def serve(dipaco, run_folder, log, *words):
-    """Starts a server; returns it and its address."""
-    log.unlink(missing_ok=True)
-    server = Process(log, [dipaco, "serve", "--run", run_folder, "--address", "127.0.0.1:0", *words])
-    while not (found := re.search(r"serving \S+ at (http://\S+)", log.read_text())):
-        if server.ended():
-            sys.exit(log.read_text())
-        time.sleep(0.1)
-    return server, found.group(1)
-
-
 def main():
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=100)
@@ -143,16 +121,15 @@ def main():
     words = settings({"serve.reload_seconds": 0.2})
     if options.memory:
         # The first path alone tells its size.
-        probe, base = serve(dipaco, run_folder, folder / "probe.log", *settings({"serve.preload": "none"}))
-        limit = info(base)["weight_bytes"] * int(options.memory.removeprefix("paths="))
-        end(probe)
+        with Server(dipaco, run_folder, *settings({"serve.preload": "none"})) as probe:
+            limit = probe.info()["weight_bytes"] * int(options.memory.removeprefix("paths="))
         words += settings({"serve.memory": limit})
-    server, base = serve(dipaco, run_folder, folder / "serve.log", *words)
-    load, sizes, most, begun = Load(base, options.clients), [], 0, time.monotonic()
+    server = Server(dipaco, run_folder, *words)
+    load, sizes, most, begun = Load(server.url, options.clients), [], 0, time.monotonic()
     try:
         while len(load.versions) < options.rounds:
             time.sleep(options.every)
-            found, size = info(base), resident(server)
+            found, size = server.info(), server.resident()
             sizes.append(size)
             most = max(most, found["weight_bytes"])
             line = {
@@ -160,11 +137,11 @@ def main():
                 "resident MiB": round(size, 1), "modules MiB": round(found["weight_bytes"] / 2**20, 1),
             }
             print(json.dumps(line), flush=True)
-            if train.ended() or server.ended():
+            if train.ended() or server.process.ended():
                 sys.exit(f"a process has ended: {folder}")
     finally:
         load.stop()
-        end(train, server)
+        end(train, server.process)
     third = max(1, len(sizes) // 3)
     print(json.dumps({
         "versions": len(load.versions),

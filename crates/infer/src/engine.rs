@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Limits of the engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
     /// Number of sequences that run at a time; 0 takes [`EngineConfig::SLOTS`].
     pub slots: usize,
@@ -31,9 +31,11 @@ pub struct EngineConfig {
     pub queued_requests: usize,
     /// Number of prompt tokens that may wait for their turn.
     pub queued_tokens: usize,
-    /// Number of tokens of a step, at least `slots`. More tokens read prompts with less work in all, fewer let the others
-    /// wait less while a prompt is read.
+    /// Largest number of tokens of a step, at least `slots`. More tokens read prompts with less work in all.
     pub step_tokens: usize,
+    /// Longest step with prompts while sequences generate, in times of a step without prompts. A smaller number gives prompts
+    /// fewer tokens of a step, and the others wait less for their next token.
+    pub prompt_slowdown: f64,
     /// Memory of keys and values in bytes, at least that of one sequence; 0 takes the memory of all slots, at most
     /// [`EngineConfig::KV_BYTES`].
     pub kv_bytes: usize,
@@ -48,6 +50,8 @@ impl EngineConfig {
     pub const SLOTS: usize = 32;
     /// Largest memory of keys and values by default, in bytes.
     pub const KV_BYTES: usize = 2 << 30;
+    /// Longest step with prompts by default. It leaves room below 2 for the noise of a machine.
+    pub const PROMPT_SLOWDOWN: f64 = 1.75;
 }
 
 impl Default for EngineConfig {
@@ -57,6 +61,7 @@ impl Default for EngineConfig {
             queued_requests: 1024,
             queued_tokens: 1 << 20,
             step_tokens: 64,
+            prompt_slowdown: Self::PROMPT_SLOWDOWN,
             kv_bytes: 0,
             kv_type: KvType::F32,
             threads: 0,
@@ -87,6 +92,7 @@ impl Engine {
         let scheduler = Scheduler::new(Limits {
             sequences: slots,
             step_tokens: config.step_tokens,
+            prompt_slowdown: config.prompt_slowdown,
             queued_sequences: config.queued_requests,
             queued_tokens: config.queued_tokens,
             pages,

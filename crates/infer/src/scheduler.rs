@@ -4,11 +4,13 @@
 //! calls give equal plans.
 //!
 //! A step has one budget of tokens. Sequences that generate get their row first, then prompts get what is left, in chunks.
+//! While sequences generate, chunks are so small that these hardly wait.
 //! Free places go to the client that was served the fewest tokens (arXiv:2401.00588), and within a client to the sequence
 //! that came first. When pages run out, the youngest sequence gives its pages back. It is computed again later, with the
 //! same result.
 
 mod chunks;
+mod pace;
 mod pages;
 mod plan;
 mod room;
@@ -37,6 +39,7 @@ pub struct Load {
     /// Number of pages in all.
     pub pages: usize,
 }
+use pace::Pace;
 use pages::{Content, PagePool};
 pub(crate) use plan::{Arrival, Chunks, Limits, Plan, PlannedRows, SequenceId};
 use sequence::{Left, Sequence};
@@ -56,6 +59,7 @@ pub(crate) struct Scheduler {
     rate: Option<f64>,
     /// Mean fraction of `max_tokens` that sequences generate.
     used: f64,
+    pace: Pace,
 }
 
 #[derive(Debug, Default)]
@@ -86,6 +90,7 @@ impl Scheduler {
             clients: BTreeMap::new(),
             rate: None,
             used: 1.0,
+            pace: Pace::default(),
         }
     }
 
@@ -230,6 +235,9 @@ impl Scheduler {
             let rate = total as f64 / seconds;
             self.rate = Some(self.rate.map_or(rate, |old| old + NEW * (rate - old)));
         }
+        if plan.generating > 0 {
+            self.pace.done(total - plan.generating, seconds);
+        }
         for rows in &plan.rows {
             let Some(sequence) = self.sequences.get_mut(&rows.id) else { continue };
             sequence.computed = rows.start + rows.tokens.len();
@@ -260,7 +268,11 @@ impl Scheduler {
         }
         let (decoding, prompts): (Vec<_>, Vec<_>) =
             self.running.iter().copied().partition(|id| self.sequences[id].rows() == 1);
-        for id in decoding.into_iter().chain(prompts) {
+        for id in decoding {
+            self.plan_rows(id, &mut plan, &mut budget);
+        }
+        budget = budget.min(self.prompt_rows(&plan, prompts.len()));
+        for id in prompts {
             self.plan_rows(id, &mut plan, &mut budget);
         }
         while budget > 0 && plan.preempted.is_empty() && self.running.len() < self.limits.sequences {
@@ -270,6 +282,7 @@ impl Scheduler {
             }
             self.plan_rows(id, &mut plan, &mut budget);
         }
+        plan.generating = self.generating(&plan);
         plan
     }
 

@@ -7,15 +7,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use dipaco_infer::{GenerateRequest, Observer, RequestSummary, StepSummary};
+use dipaco_infer::{GenerateRequest, Observer, Outcome, RequestSummary, StepSummary};
 
 use crate::Metrics;
 use crate::error::ApiError;
 
 /// Length of a measurement of the rate.
 const WINDOW: Duration = Duration::from_secs(1);
+/// Length of the first one. Until it ends, everything is admitted.
+const FIRST_WINDOW: Duration = Duration::from_millis(250);
 /// Weight of the newest measurement in the rate.
 const NEWEST: f64 = 0.3;
+/// Share of its time in which a request must be done by the estimate. Machines are now and then a fifth slower than before.
+const SHARE: f64 = 0.8;
+/// Weight of a sequence in the mean fraction of `max_tokens` that sequences generate.
+const ENDED: f64 = 0.1;
 /// Longest advice when to try again, in seconds.
 const LONGEST_PAUSE: f64 = 60.0;
 
@@ -43,11 +49,35 @@ struct Work {
     saturated: bool,
     /// Tokens per second of a saturated engine; `None` until it has been saturated for the length of a measurement.
     rate: Option<f64>,
+    /// Seconds between tokens of a sequence in this measurement: their sum and their number.
+    intervals: (f64, u32),
+    /// Mean seconds between tokens of a sequence.
+    interval: f64,
+    /// Mean fraction of `max_tokens` that sequences generate.
+    used: f64,
 }
 
-/// The largest number of tokens that a sequence can take.
-pub(crate) fn tokens(request: &GenerateRequest) -> u64 {
-    (request.prompt.len() + request.max_tokens) as u64
+/// The size of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// Number of sequences.
+    pub(crate) sequences: usize,
+    /// The largest number of tokens of all its sequences: prompts and `max_tokens`.
+    pub(crate) tokens: u64,
+    /// The largest `max_tokens` of a sequence. Its tokens come one after the other.
+    pub(crate) longest: usize,
+}
+
+impl Asked {
+    /// The size of a request of these sequences.
+    pub(crate) fn of(requests: &[GenerateRequest]) -> Self {
+        let tokens = |request: &GenerateRequest| (request.prompt.len() + request.max_tokens) as u64;
+        Self {
+            sequences: requests.len(),
+            tokens: requests.iter().map(tokens).sum(),
+            longest: requests.iter().map(|request| request.max_tokens).max().unwrap_or(0),
+        }
+    }
 }
 
 impl Admission {
@@ -62,6 +92,9 @@ impl Admission {
             done: 0,
             saturated: false,
             rate: None,
+            intervals: (0.0, 0),
+            interval: 0.0,
+            used: 1.0,
         };
         Self { work: Mutex::new(work) }
     }
@@ -71,23 +104,23 @@ impl Admission {
         self.lock().at_a_time = at_a_time;
     }
 
-    /// Refuses work of this many tokens with 429 when it would not be done within `deadline`.
-    pub(crate) fn check(&self, tokens: u64, deadline: Duration) -> Result<(), ApiError> {
-        self.lock().check(tokens, deadline)
+    /// Refuses work with 429 when it would not be done within `deadline`.
+    pub(crate) fn check(&self, asked: Asked, deadline: Duration) -> Result<(), ApiError> {
+        self.lock().check(asked, deadline)
     }
 
-    /// Admits sequences of this many tokens together, or refuses them with 429. Each of them is released when the engine
-    /// reports its end.
-    pub(crate) fn admit(&self, sequences: usize, tokens: u64, deadline: Duration) -> Result<(), ApiError> {
+    /// Admits the sequences of a request together, or refuses them with 429. Each of them is released when the engine reports
+    /// its end.
+    pub(crate) fn admit(&self, asked: Asked, deadline: Duration) -> Result<(), ApiError> {
         let mut work = self.lock();
-        work.check(tokens, deadline)?;
-        work.admit(sequences, tokens, Instant::now());
+        work.check(asked, deadline)?;
+        work.admit(asked, Instant::now());
         Ok(())
     }
 
     /// Takes back the admission of sequences that the engine refused.
-    pub(crate) fn take_back(&self, sequences: usize, tokens: u64) {
-        self.lock().release(sequences, tokens, 0);
+    pub(crate) fn take_back(&self, asked: Asked) {
+        self.lock().release(asked.sequences, asked.tokens, 0);
     }
 
     fn lock(&self) -> MutexGuard<'_, Work> {
@@ -110,6 +143,7 @@ impl Observer for Observers {
 
     fn step(&self, step: &StepSummary) {
         self.metrics.step(step);
+        self.admission.step(step);
     }
 
     fn finished(&self, summary: &RequestSummary) {
@@ -119,41 +153,49 @@ impl Observer for Observers {
 }
 
 impl Observer for Admission {
-    fn step(&self, _: &StepSummary) {}
+    fn step(&self, step: &StepSummary) {
+        self.lock().progress(step.tokens as u64, Instant::now());
+    }
 
-    fn token(&self, _: Duration) {
+    fn token(&self, interval: Duration) {
         let mut work = self.lock();
         work.generated += 1;
-        work.progress(1, Instant::now());
+        work.intervals.0 += interval.as_secs_f64();
+        work.intervals.1 += 1;
     }
 
     fn finished(&self, summary: &RequestSummary) {
         let mut work = self.lock();
-        // The engine reports a token from the second on. The prompt and the first token count at the end.
+        // The engine reports a token from the second on.
         let counted = summary.generated_tokens.saturating_sub(1);
-        let read = if summary.prefill.is_some() { summary.prompt_tokens } else { 0 };
-        work.progress((read + summary.generated_tokens - counted) as u64, Instant::now());
+        if summary.max_tokens > 0 && matches!(summary.outcome, Outcome::Stop | Outcome::Length) {
+            let used = summary.generated_tokens as f64 / summary.max_tokens as f64;
+            work.used += ENDED * (used - work.used);
+        }
         work.release(1, (summary.prompt_tokens + summary.max_tokens) as u64, counted as u64);
     }
 }
 
 impl Work {
-    fn check(&self, tokens: u64, deadline: Duration) -> Result<(), ApiError> {
+    fn check(&self, asked: Asked, deadline: Duration) -> Result<(), ApiError> {
         let Some(rate) = self.rate else { return Ok(()) };
         let before = self.admitted.saturating_sub(self.generated);
         // A request alone may try: its deadline, not the load, decides.
         if before == 0 {
             return Ok(());
         }
-        let needs = (before + tokens) as f64 / rate;
-        let late = needs - deadline.as_secs_f64();
+        // The sequences before it leave their places, and then its tokens come one by one, beside those of others.
+        let own = asked.longest as f64 * self.used * self.interval;
+        let needs = (before + asked.tokens) as f64 / rate + own;
+        let planned = SHARE * deadline.as_secs_f64();
+        let late = needs - planned;
         if late <= 0.0 {
             return Ok(());
         }
         let pause = late.ceil().clamp(1.0, LONGEST_PAUSE) as u64;
         let message = format!(
-            "the server would need about {needs:.0} s for this request and those before it, and the request has {:.0} s: \
-             try again in {pause} s, or ask for fewer tokens",
+            "the server would need about {needs:.1} s for this request and those before it, and it plans {planned:.1} s of the \
+             request's {:.1} s: try again in {pause} s, or ask for fewer tokens",
             deadline.as_secs_f64()
         );
         Err(ApiError {
@@ -163,21 +205,35 @@ impl Work {
         })
     }
 
-    fn admit(&mut self, sequences: usize, tokens: u64, now: Instant) {
-        self.sequences += sequences;
-        self.admitted += tokens;
+    fn admit(&mut self, asked: Asked, now: Instant) {
+        self.sequences += asked.sequences;
+        self.admitted += asked.tokens;
         if self.since.is_none() {
-            (self.since, self.done, self.saturated) = (Some(now), 0, self.is_saturated());
+            self.measure_from(now);
         }
     }
 
-    /// Counts tokens that are done.
+    fn measure_from(&mut self, now: Instant) {
+        (self.since, self.done, self.saturated) = (Some(now), 0, self.is_saturated());
+        self.intervals = (0.0, 0);
+    }
+
+    /// Counts the tokens of a step that ends now.
     fn progress(&mut self, tokens: u64, now: Instant) {
         self.done += tokens;
         let Some(since) = self.since else { return };
+        // The first rate is needed soon: its measurement begins as soon as all places are taken.
+        if self.rate.is_none() && !self.saturated && self.is_saturated() {
+            return self.measure_from(now);
+        }
         let took = now.saturating_duration_since(since);
-        if took < WINDOW {
+        if took < if self.rate.is_none() { FIRST_WINDOW } else { WINDOW } {
             return;
+        }
+        if self.intervals.1 > 0 {
+            let found = self.intervals.0 / f64::from(self.intervals.1);
+            let weight = if self.interval > 0.0 { NEWEST } else { 1.0 };
+            self.interval += weight * (found - self.interval);
         }
         let found = self.done as f64 / took.as_secs_f64();
         self.rate = match self.rate {
@@ -187,7 +243,7 @@ impl Work {
             None => self.saturated.then_some(found),
         }
         .filter(|rate| *rate > 0.0);
-        (self.since, self.done, self.saturated) = (Some(now), 0, self.is_saturated());
+        self.measure_from(now);
     }
 
     fn release(&mut self, sequences: usize, tokens: u64, generated: u64) {
@@ -215,10 +271,14 @@ mod tests {
         admission.work.into_inner().unwrap()
     }
 
+    fn asked(sequences: usize, tokens: u64) -> Asked {
+        Asked { sequences, tokens, longest: 0 }
+    }
+
     /// A saturated engine of two places that does 100 tokens per second.
     fn saturated(start: Instant) -> Work {
         let mut work = two_places();
-        work.admit(4, 4000, start);
+        work.admit(asked(4, 4000), start);
         for tenth in 1..=20 {
             work.generated += 10;
             work.progress(10, start + Duration::from_millis(100 * tenth));
@@ -230,33 +290,69 @@ mod tests {
     fn work_that_would_come_too_late_is_refused_with_the_time_to_wait() {
         let mut work = saturated(Instant::now());
         assert_eq!(work.rate, Some(100.0));
-        // 3,800 tokens are left, so 1,200 more end after 50 s.
-        assert_eq!(work.check(1200, Duration::from_secs(50)), Ok(()));
-        let error = work.check(1300, Duration::from_secs(50)).unwrap_err();
+        // 3,800 tokens are left, so 1,200 more end after 50 s, four fifths of the request's time.
+        let time = Duration::from_millis(62_500);
+        assert_eq!(work.check(asked(1, 1200), time), Ok(()));
+        let error = work.check(asked(1, 1300), time).unwrap_err();
         assert_eq!(
             (error.status.as_u16(), error.code, error.retry_after),
             (429, Some("overloaded"), Some(1))
         );
-        assert_eq!(work.check(1, Duration::from_secs(8)).unwrap_err().retry_after, Some(31));
+        assert_eq!(work.check(asked(1, 1), Duration::from_secs(10)).unwrap_err().retry_after, Some(31));
         // Sequences that end early give their room back.
         work.release(3, 3000, 150);
-        assert_eq!(work.check(1300, Duration::from_secs(50)), Ok(()));
+        assert_eq!(work.check(asked(1, 1300), time), Ok(()));
         // Alone, a request is never refused.
         work.release(1, 1000, 50);
-        assert_eq!(work.check(1_000_000, Duration::ZERO), Ok(()));
+        assert_eq!(work.check(asked(1, 1_000_000), Duration::ZERO), Ok(()));
+    }
+
+    #[test]
+    fn a_long_answer_needs_the_time_of_its_tokens_one_after_the_other() {
+        let start = Instant::now();
+        let mut work = saturated(start);
+        work.release(3, 3900, 190);
+        // A token of a sequence comes every fifth of a second, whatever the sequences do together.
+        work.intervals = (0.2 * 50.0, 50);
+        work.progress(100, start + Duration::from_secs(4));
+        assert!((work.interval - 0.2).abs() < 1e-9, "{}", work.interval);
+        let asked = Asked { sequences: 1, tokens: 100, longest: 100 };
+        // 190 tokens at 100 a second, and 100 tokens at 5 a second.
+        assert_eq!(work.check(asked, Duration::from_secs(28)), Ok(()));
+        assert!(work.check(asked, Duration::from_secs(27)).is_err());
+        // Sequences usually end after half of their tokens.
+        work.used = 0.5;
+        assert_eq!(work.check(asked, Duration::from_secs(15)), Ok(()));
+    }
+
+    #[test]
+    fn the_first_rate_is_known_soon_after_all_places_are_taken() {
+        let start = Instant::now();
+        let mut work = two_places();
+        work.admit(asked(1, 1000), start);
+        work.progress(1, start + Duration::from_secs(10));
+        work.admit(asked(5, 5000), start + Duration::from_secs(10));
+        // This step began before the others came.
+        work.progress(1, start + Duration::from_millis(10_100));
+        assert_eq!(work.check(asked(1, 1000), Duration::from_secs(1)), Ok(()));
+        for step in 1..=5 {
+            work.progress(20, start + Duration::from_millis(10_100 + 50 * step));
+        }
+        assert_eq!(work.rate, Some(400.0));
+        assert_eq!(work.check(asked(1, 1000), Duration::from_secs(1)).unwrap_err().status, 429);
     }
 
     #[test]
     fn one_sequence_says_nothing_about_the_rate_of_a_full_engine() {
         let start = Instant::now();
         let mut work = two_places();
-        work.admit(1, 1000, start);
+        work.admit(asked(1, 1000), start);
         work.progress(10, start + Duration::from_secs(1));
         work.progress(10, start + Duration::from_secs(2));
         assert_eq!(work.rate, None);
         let mut work = saturated(start);
         work.release(3, 3000, 0);
-        let at = start + Duration::from_secs(3);
+        let at = start + Duration::from_secs(4);
         work.progress(1, at);
         assert_eq!(work.rate, Some(100.0), "a slow sequence alone does not lower it");
     }

@@ -18,7 +18,7 @@ use dipaco_infer::{EngineError, GenerateRequest, Submission};
 use dipaco_topology::PathId;
 
 use crate::ServerState;
-use crate::admission;
+use crate::admission::Asked;
 use crate::chat_template::no_chat;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -152,8 +152,7 @@ async fn accept(
     let count = completion.prompts.len().saturating_mul(completion.n);
     check_choices(state, completion, count)?;
     check_queue(state, count)?;
-    let least = completion.max_tokens.unwrap_or(1).saturating_mul(count);
-    state.admission.check(least as u64, deadline)?;
+    state.admission.check(completion.least(state.engine.model().context()), deadline)?;
 
     let late = |_| ApiError::from(EngineError::Deadline { deadline });
     let prompts = tokio::time::timeout(deadline, token_ids(state, completion)).await.map_err(late)??;
@@ -164,12 +163,12 @@ async fn accept(
     };
     let client = state.keys.keys().client(headers);
     let Sequences { requests, choices } = sequences(state, completion, &prompts, &seeds, client)?;
-    let tokens = requests.iter().map(admission::tokens).sum();
+    let asked = Asked::of(&requests);
     let left = deadline.saturating_sub(began.elapsed());
-    state.admission.admit(count, tokens, left)?;
+    state.admission.admit(asked, left)?;
     // The engine admits all sequences of a request or none, so a completion never runs in part.
     let submission = state.engine.submit(requests, left);
-    let submission = submission.inspect_err(|_| state.admission.take_back(count, tokens))?;
+    let submission = submission.inspect_err(|_| state.admission.take_back(asked))?;
     Ok(Accepted { prompts, choices, submission, seeds })
 }
 

@@ -12,6 +12,7 @@ pub(crate) fn engine(config: &ServeConfig) -> EngineConfig {
         queued_requests: config.queued_requests,
         queued_tokens: config.queued_tokens,
         step_tokens: config.step_tokens,
+        prompt_slowdown: config.prompt_slowdown,
         kv_bytes: config.kv_bytes,
         kv_type: match config.kv_type {
             KvType::F32 => dipaco_infer::KvType::F32,

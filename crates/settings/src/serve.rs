@@ -71,6 +71,8 @@ pub struct ServeConfig {
     pub kv_bytes: usize,
     /// Key `serve.step_tokens`.
     pub step_tokens: usize,
+    /// Key `serve.prompt_slowdown`.
+    pub prompt_slowdown: f64,
     /// Key `serve.slots`.
     pub slots: usize,
     /// Key `serve.queued_requests`.
@@ -115,6 +117,7 @@ impl Default for ServeConfig {
             kv_type: KvType::F32,
             kv_bytes: 0,
             step_tokens: 64,
+            prompt_slowdown: 1.75,
             slots: 0,
             queued_requests: 1024,
             queued_tokens: 1 << 20,
@@ -177,6 +180,10 @@ impl ServeConfig {
                 let problem = "give seconds from 0 to 1000000";
                 return Err(SettingError::new("serve", key, &value, problem));
             }
+        }
+        if !(1.0..=1e6).contains(&self.prompt_slowdown) {
+            let problem = "give a number from 1 to 1000000";
+            return Err(SettingError::new("serve", "prompt_slowdown", &self.prompt_slowdown, problem));
         }
         for origin in self.allowed_origins.iter().filter(|origin| *origin != "*") {
             let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
@@ -261,6 +268,10 @@ mod tests {
         assert_eq!(ServeConfig { drain_timeout: 0.0, ..ServeConfig::default() }.check(), Ok(()));
         let error = ServeConfig { reload_seconds: -1.0, ..ServeConfig::default() }.check().unwrap_err();
         assert_eq!(error.key, "reload_seconds");
+        for slowdown in [0.5, f64::INFINITY, f64::NAN] {
+            let config = ServeConfig { prompt_slowdown: slowdown, ..ServeConfig::default() };
+            assert_eq!(config.check().unwrap_err().key, "prompt_slowdown");
+        }
         let origins = |origin: &str| {
             ServeConfig { allowed_origins: vec![origin.into()], ..ServeConfig::default() }.check()
         };

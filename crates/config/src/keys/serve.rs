@@ -59,8 +59,16 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.step_tokens",
         "tokens",
-        "Tokens of a step of the engine, at least `serve.slots`. A prompt is read in pieces that fit. More tokens read prompts \
-         with less work in all; fewer let running sequences wait less while a prompt is read.",
+        "Most tokens of a step of the engine, at least `serve.slots`. A prompt is read in pieces that fit. More tokens read \
+         prompts with less work in all.",
+    ),
+    free(
+        "serve.prompt_slowdown",
+        "times",
+        "Longest step that reads prompts while sequences generate, in times of a step that reads none. The server measures \
+         both, and reads so many prompt tokens a step, at least 4. It does so while no more sequences wait for \
+         their prompts than generate. Near 1 running answers go on steadily and new ones begin late. A large number reads \
+         `serve.step_tokens` at a time: running answers pause, and a server with long prompts does more in all.",
     ),
     free(
         "serve.slots",

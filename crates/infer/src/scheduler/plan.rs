@@ -15,6 +15,8 @@ pub(crate) struct Limits {
     pub(crate) sequences: usize,
     /// Tokens of a step; at least `sequences` are taken.
     pub(crate) step_tokens: usize,
+    /// Longest step with prompts while sequences generate, in times of a step without prompts.
+    pub(crate) prompt_slowdown: f64,
     /// Sequences that may wait.
     pub(crate) queued_sequences: usize,
     /// Prompt tokens that may wait.
@@ -63,6 +65,8 @@ pub(crate) struct Plan {
     /// Copies of pages, in this order before the rows run.
     pub(crate) copies: Vec<PageCopy>,
     pub(crate) rows: Vec<PlannedRows>,
+    /// Number of rows of sequences that generate.
+    pub(crate) generating: usize,
     /// Sequences that leave the queue, with the number of tokens that the prefix cache has for them.
     pub(crate) started: Vec<(SequenceId, usize)>,
     /// Sequences that lost their pages and wait again.

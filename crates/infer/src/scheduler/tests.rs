@@ -6,7 +6,14 @@ use super::*;
 use crate::PageCopy;
 
 fn limits(sequences: usize, step_tokens: usize, pages: usize) -> Limits {
-    Limits { sequences, step_tokens, queued_sequences: 1000, queued_tokens: 1 << 20, pages }
+    Limits {
+        sequences,
+        step_tokens,
+        prompt_slowdown: 1.75,
+        queued_sequences: 1000,
+        queued_tokens: 1 << 20,
+        pages,
+    }
 }
 
 fn arrival(client: u64, prompt: Vec<u32>, max_tokens: usize) -> Arrival {
@@ -23,8 +30,13 @@ fn admit(scheduler: &mut Scheduler, arrival: Arrival) -> SequenceId {
 
 /// Runs a step: each sequence whose last row ran generates a token, or ends after `max_tokens`.
 fn step(scheduler: &mut Scheduler) -> Plan {
+    step_on(scheduler, |_| 0.1)
+}
+
+/// A step on a machine that needs `seconds` for a number of rows.
+fn step_on(scheduler: &mut Scheduler, seconds: impl Fn(usize) -> f64) -> Plan {
     let plan = scheduler.plan();
-    scheduler.done(&plan, 0.1);
+    scheduler.done(&plan, seconds(rows(&plan)));
     for rows in plan.rows.iter().filter(|rows| rows.last) {
         let sequence = &scheduler.sequences[&rows.id];
         if sequence.generated() + 1 >= sequence.max_tokens {
@@ -34,6 +46,10 @@ fn step(scheduler: &mut Scheduler) -> Plan {
         }
     }
     plan
+}
+
+fn rows(plan: &Plan) -> usize {
+    plan.rows.iter().map(|rows| rows.tokens.len()).sum()
 }
 
 /// The number of rows of each sequence in a plan.
@@ -52,6 +68,51 @@ fn generating_comes_first_and_a_long_prompt_gets_what_is_left() {
     assert_eq!(counts(&step(&mut scheduler)), [(0, 1), (1, 1), (2, 18)]);
     assert_eq!(counts(&step(&mut scheduler)), [(0, 1), (1, 1), (2, 14)]);
     assert_eq!(counts(&step(&mut scheduler)), [(0, 1), (1, 1), (2, 1)]);
+}
+
+#[test]
+fn a_long_prompt_slows_generating_sequences_by_the_set_factor_only() {
+    // 10 ms to read the weights and 1 ms a row: 64 rows take 5 times as long as 4.
+    let machine = |rows: usize| 0.010 + 0.001 * rows as f64;
+    let mut scheduler = Scheduler::new(limits(8, 64, 500));
+    let prompt = |first: u32| (first..first + 500).collect();
+    admit(&mut scheduler, arrival(0, prompt(0), 1));
+    let alone = step_on(&mut scheduler, machine);
+    assert_eq!(rows(&alone), 64, "nobody waits for a prompt that is alone");
+    while !step_on(&mut scheduler, machine).rows.is_empty() {}
+
+    for i in 0..4 {
+        admit(&mut scheduler, arrival(0, vec![9000 + i], 1000));
+    }
+    (0..5).for_each(|_| drop(step_on(&mut scheduler, machine)));
+    let long = admit(&mut scheduler, arrival(0, prompt(1000), 1));
+    let (mut steps, mut slowest) = (0, 0.0f64);
+    while scheduler.contains(long) {
+        let plan = step_on(&mut scheduler, machine);
+        assert_eq!(plan.generating, 4, "every sequence gets its token in every step");
+        (steps, slowest) = (steps + 1, slowest.max(machine(rows(&plan))));
+    }
+    assert!(slowest <= 1.75 * machine(4), "{slowest}");
+    // 14 ms leave 10.5 ms for prompts, so 10 rows a step, and one step of 17 without.
+    assert!((50..=56).contains(&steps), "{steps} steps");
+
+    // While more sequences wait than generate, reading prompts soon serves more users.
+    for i in 0..4 {
+        admit(&mut scheduler, arrival(0, prompt(10_000 + 1000 * i), 1));
+    }
+    assert!(rows(&step_on(&mut scheduler, machine)) <= 14, "four generate and four wait");
+    admit(&mut scheduler, arrival(0, prompt(20_000), 1));
+    scheduler.limits.sequences = 9;
+    assert_eq!(rows(&step_on(&mut scheduler, machine)), 64, "four generate and five wait");
+    (0..60).for_each(|_| drop(step_on(&mut scheduler, machine)));
+
+    // Reading the weights takes all the time: prompts cost nothing, and get every row that is left.
+    let machine = |_| 0.010;
+    (0..40).for_each(|_| drop(step_on(&mut scheduler, machine)));
+    admit(&mut scheduler, arrival(0, prompt(3000), 1));
+    (0..80).for_each(|_| drop(step_on(&mut scheduler, machine)));
+    admit(&mut scheduler, arrival(0, prompt(5000), 1));
+    assert_eq!(rows(&step_on(&mut scheduler, machine)), 64);
 }
 
 #[test]
@@ -175,8 +236,9 @@ fn modules(path: u32) -> (u32, u32) {
 
 /// Checks what must hold for every plan. A page's keys and values belong to the tokens and modules that wrote it.
 fn check(scheduler: &Scheduler, plan: &Plan, written: &mut BTreeMap<u32, Vec<Slot>>) {
-    let rows: usize = plan.rows.iter().map(|rows| rows.tokens.len()).sum();
-    assert!(rows <= scheduler.limits.step_tokens && scheduler.running.len() <= scheduler.limits.sequences);
+    assert!(
+        rows(plan) <= scheduler.limits.step_tokens && scheduler.running.len() <= scheduler.limits.sequences
+    );
     for &PageCopy { from, to, stage } in &plan.copies {
         assert_eq!(stage, 1);
         let copied = written[&from].iter().map(|&(token, first, _)| (token, first, None)).collect();

@@ -6,6 +6,7 @@ mod sampling;
 use dipaco_topology::PathId;
 use serde_json::Value;
 
+use crate::admission::Asked;
 use crate::error::ApiError;
 use crate::fields::{Fields, token, wrong};
 use crate::request_id::usable_id;
@@ -104,6 +105,19 @@ impl CompletionRequest {
     pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "prompt is missing"))?;
         Self::of_prompts(prompts(prompt)?, fields)
+    }
+
+    /// The smallest size that the request can have, known before its texts are tokenized.
+    pub(crate) fn least(&self, context: usize) -> Asked {
+        // A request that no context holds is refused with another status.
+        let longest = self.max_tokens.unwrap_or(1).min(context);
+        let of_prompt = |prompt: &Prompt| match prompt {
+            Prompt::Tokens(ids) if self.truncate.is_none() => ids.len().min(context) + longest,
+            Prompt::Tokens(_) | Prompt::Text(_) => 1 + longest,
+        };
+        let tokens = self.prompts.iter().map(of_prompt).fold(0, usize::saturating_add);
+        let sequences = self.prompts.len().saturating_mul(self.n);
+        Asked { sequences, tokens: tokens.saturating_mul(self.n) as u64, longest }
     }
 
     /// Reads a request whose prompts are known.

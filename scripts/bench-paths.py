@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""All paths of a large grid under serve.memory: does each answer, and does the memory stay within the limits?
+
+    scripts/bench-paths.py --size medium --grid 16 --memory paths=3
+    scripts/bench-paths.py --run RUN --memory 1073741824 --set serve.format=q8_0
+
+Asks each path for a few tokens, in random order, with --clients at a time, --passes times. An answer of a path must be the same
+in every pass, whatever left the memory between them. --memory is in bytes, or paths=N for N times the modules of a path.
+
+The budget is serve.memory, serve.kv_bytes, the router's seed in f32, and what the documentation names besides: the f32 weights of
+one module twice, while it is read. Prints the largest resident memory, without the program's own file, over the budget. Exits with 1 if a path fails or answers differently, or if resident memory is above --most times the budget.
+"""
+
+import concurrent.futures
+import json
+import random
+import sys
+import threading
+import time
+import tomllib
+
+import serving
+
+KV_BYTES = 64 << 20
+
+
+def main():
+    options = serving.parser(__doc__, 16)
+    options.add_argument("--memory", default="paths=3")
+    options.add_argument("--clients", type=int, default=16)
+    options.add_argument("--passes", type=int, default=2)
+    options.add_argument("--tokens", type=int, default=4, help="generated tokens of a request")
+    options.add_argument("--most", type=float, default=1.05, help="largest resident memory, in times of the budget")
+    given = options.parse_args()
+    run = serving.prepared(given)
+    with serving.Server(given.dipaco, run, *serving.setting(given, preload="none", kv_bytes=KV_BYTES)) as probe:
+        info = probe.info()
+    path = info["weight_bytes"]
+    limit = int(path * float(given.memory.removeprefix("paths="))) if given.memory.startswith("paths=") else int(given.memory)
+    words = serving.setting(given, memory=limit, kv_bytes=KV_BYTES, preload="none")
+    failed, answers, most = [], {}, {"resident": 0, "modules": 0}
+    with serving.Server(given.dipaco, run, *words) as server:
+        ended = threading.Event()
+
+        def watch():
+            while not ended.wait(0.05):
+                most["modules"] = max(most["modules"], server.info()["weight_bytes"])
+
+        def ask(number):
+            request = {"prompt": list(range(1, 41)), "path": number, "max_tokens": given.tokens, "ignore_eos": True, "logprobs": 0,
+                       "temperature": 0}
+            try:
+                choice = server.post("/v1/completions", request)["choices"][0]
+            except (OSError, ValueError) as error:
+                return failed.append(f"path {number}: {error}")
+            text = json.dumps([choice["text"], choice["logprobs"]["token_logprobs"]])
+            if answers.setdefault(number, text) != text:
+                failed.append(f"path {number} answers differently")
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        begun = time.monotonic()
+        try:
+            for number in range(given.passes):
+                order = list(range(info["paths"]))
+                random.Random(number).shuffle(order)
+                with concurrent.futures.ThreadPoolExecutor(given.clients) as pool:
+                    list(pool.map(ask, order))
+        finally:
+            ended.set()
+            watching.join()
+        seconds = time.monotonic() - begun
+        most["resident"] = (server.process.most_resident() - server.resident("RssFile")) * 2**20
+        loads = server.metric("dipaco_module_loads_total")
+    model = tomllib.loads((run / "config.toml").read_text())["model"]
+    seed = 4 * info["path_parameters"]
+    # The level with embedding and head has the largest modules.
+    ends = (1 if model["tie_embeddings"] else 2) * model["vocab_size"] * model["hidden_size"]
+    module = 4 * ((info["path_parameters"] - ends) // len(info["modules_per_level"]) + ends)
+    budget = limit + KV_BYTES + seed + 2 * module
+    print(json.dumps({
+        "format": info["format"], "paths": info["paths"], "answered": len(answers), "passes": given.passes, "failed": len(failed),
+        "limit_mib": round(limit / 2**20, 1), "most_modules_mib": round(most["modules"] / 2**20, 1), "loads": loads,
+        "seed_mib": round(seed / 2**20, 1), "module_mib": round(module / 2**20, 1), "budget_mib": round(budget / 2**20, 1),
+        "most_resident_mib": round(most["resident"] / 2**20, 1), "resident_over_budget": round(most["resident"] / budget, 3),
+        "seconds": round(seconds, 1),
+    }))
+    for failure in failed[:5]:
+        print(failure, file=sys.stderr)
+    sys.exit(1 if failed or most["modules"] > limit or most["resident"] > given.most * budget else 0)
+
+
+if __name__ == "__main__":
+    main()
