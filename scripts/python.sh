@@ -7,8 +7,6 @@
 # through) and LangChain (15 MB). The last two come without the requirements that their tests do not need.
 # Does nothing where they are there.
 #
-# Beside them, if the machine has npm, Azurite in .venv/azurite (a server that speaks Azure Blob Storage).
-#
 # PyTorch comes with the libraries of its GPU build, which it can't be loaded without, but without Triton, which only
 # compiles for GPUs: one gigabyte. Its requirements come one at a time, so that the disk holds one download at once.
 set -euo pipefail
@@ -42,9 +40,4 @@ PYTHON
   get --no-deps .venv/wheels/torch-*.whl $alone
   rm -r .venv/wheels
   printf '%s' "$want" > .venv/installed
-fi
-azurite=3.37.0
-if command -v npm >/dev/null && [ ! -e ".venv/azurite/$azurite" ]; then
-  npm install --silent --no-audit --no-fund --no-save --prefix .venv/azurite "azurite@$azurite"
-  touch ".venv/azurite/$azurite"
 fi
