@@ -2,11 +2,11 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 
 import runs
@@ -109,18 +109,14 @@ class Server:
     """A server of a run."""
 
     def __init__(self, dipaco, run, *words):
-        self.url = f"http://127.0.0.1:{runs.free_port()}"
         self.log = pathlib.Path(tempfile.NamedTemporaryFile(prefix="dipaco-serve-", suffix=".log", delete=False).name)
-        address = self.url.removeprefix("http://")
-        self.process = runs.Process(self.log, [dipaco, "serve", "--run", run, "--address", address, *words])
-        while True:
+        self.process = runs.Process(self.log, [dipaco, "serve", "--run", run, "--address", "127.0.0.1:0", *words])
+        # It says so when it is ready.
+        while not (found := re.search(r"serving \S+ at (http://\S+)", self.log.read_text())):
             if self.process.ended():
                 sys.exit(f"the server ended:\n{self.log.read_text()}")
-            try:
-                with urllib.request.urlopen(self.url + "/health", timeout=5):
-                    break
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
+            time.sleep(0.1)
+        self.url = found[1]
 
     def __enter__(self):
         return self
