@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""Plays campaigns of damaged inputs for a long time, and appends a line for each to a log.
+"""Plays campaigns of damaged inputs for a long time, and appends a line for each turn to a log.
 
-    scripts/fuzz.py --seconds 3600 --log fuzz.log codec router
+    scripts/fuzz.py --until 3600 --jobs 2 --log fuzz.log codec router
     scripts/fuzz.py --list
 
-Without names it plays all campaigns, one after the other. A line has the campaign, seconds, damaged inputs, the share of
-them that got past the first checks, the most memory and the longest time of one input, findings, and the commit. A finding
-is a failed test: its output goes to standard error. The tests are those of development, with overflow checks.
+Without names it plays all campaigns. They play in turns of --seconds, --jobs at a time, until the log names --until seconds of
+processor time for each. A repeated call goes on with the cases after those of the log. A line has the campaign, seconds, seconds of
+processors, damaged inputs and the first case, the share of them that got past the first checks, the most memory and the longest time of
+one input, findings, and the commit. A finding is a failed test: its output goes to standard error, and its campaign ends. The
+tests are those of development, with overflow checks.
 """
 
+import concurrent.futures
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 
 from runs import ROOT, parser
@@ -26,6 +31,10 @@ COUNTS = re.compile(
     r"accepted: (?P<accepted>\d+), corpus: \d+, memory: (?P<memory>\d+), longest: (?P<longest>[^ ]+) \} in (?P<seconds>\d+) s",
     re.M,
 )
+# A child process that HDF5 ended, or that stood still in it.
+ENDS = re.compile(r"^hdf5: case \d+ (?:hangs|ends its process).*", re.M)
+# A campaign's line in the log: seconds of processors, and inputs.
+TURN = r"^{}: \d+ s, (\d+) s of processors, (\d+) inputs from"
 
 
 def campaigns():
@@ -61,25 +70,53 @@ def built(cargo, package, program):
     return made[-1]
 
 
-def play(executable, package, test, seconds):
-    """Plays a campaign; returns what its line says, and the test's output if it failed."""
+def milliseconds(duration):
+    """The milliseconds of a time as Rust prints it: 1.2s, 31.4ms, 950µs, 80ns."""
+    number, unit = re.fullmatch(r"([\d.]+)(s|ms|µs|ns)", duration).groups()
+    return float(number) * {"s": 1e3, "ms": 1, "µs": 1e-3, "ns": 1e-6}[unit]
+
+
+def played(log, name):
+    """Seconds of processors, and inputs, that the log has of a campaign."""
+    turns = re.findall(TURN.format(re.escape(name)), log.read_text() if log.exists() else "", re.M)
+    return sum(int(seconds) for seconds, _ in turns), sum(int(inputs) for _, inputs in turns)
+
+
+def play(executable, package, test, seconds, skip):
+    """Plays a turn of a campaign; returns what its line says, and the test's output if it failed."""
     began = time.monotonic()
-    environment = os.environ | {"DIPACO_FUZZ_SECONDS": str(seconds)}
+    environment = os.environ | {"DIPACO_FUZZ_SECONDS": str(seconds), "DIPACO_FUZZ_SKIP": str(skip)}
     folder = next(folder for folder in (ROOT / "crates" / package, ROOT / package) if folder.exists())
-    done = subprocess.run([executable, test, "--nocapture"], cwd=folder, env=environment, capture_output=True, text=True, errors="replace")
-    counts = COUNTS.search(done.stdout)
-    if counts is None:
-        return f"{time.monotonic() - began:.0f} s, ended early", done
-    cases = int(counts["cases"])
-    past = (int(counts["inside"]) + int(counts["accepted"])) / max(cases, 1)
-    memory = int(counts["memory"]) / 2**20
-    return f"{counts['seconds']} s, {cases} inputs, {100 * past:.1f} % past the first checks, {memory:.2f} MiB, {counts['longest']}", done
+    with tempfile.TemporaryFile() as kept:
+        child = subprocess.Popen([executable, test, "--nocapture"], cwd=folder, env=environment, stdout=kept, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        kept.seek(0)
+        output = kept.read().decode(errors="replace")
+    processor = usage.ru_utime + usage.ru_stime
+    failed = child.returncode != 0 or "1 passed" not in output
+    turns = list(COUNTS.finditer(output))
+    if not turns:
+        return f"{time.monotonic() - began:.0f} s, {processor:.0f} s of processors, ended early", output
+    cases, inside, accepted = (sum(int(turn[count]) for turn in turns) for count in ("cases", "inside", "accepted"))
+    memory = max(int(turn["memory"]) for turn in turns) / 2**20
+    ends = len(ENDS.findall(output))
+    line = (
+        f"{time.monotonic() - began:.0f} s, {processor:.0f} s of processors, {cases + ends} inputs from {skip} on, "
+        f"{100 * (inside + accepted) / max(cases, 1):.1f} % past the first checks, {memory:.2f} MiB, "
+        f"{max((turn['longest'] for turn in turns), key=milliseconds)}"
+    )
+    if ends:
+        line += f", {ends} ends of a child process"
+    return line, output if failed else None
 
 
 def main():
     options = parser(__doc__, dipaco=None)
     options.add_argument("campaigns", nargs="*", metavar="CAMPAIGN")
-    options.add_argument("--seconds", type=int, default=3600)
+    options.add_argument("--until", type=int, default=3600, metavar="SECONDS", help="processor time of each campaign in the log")
+    options.add_argument("--seconds", type=int, default=600, help="time of one turn")
+    options.add_argument("--jobs", type=int, default=1, help="campaigns at a time")
     options.add_argument("--log", type=pathlib.Path, default=pathlib.Path("fuzz.log"))
     options.add_argument("--cargo", default="cargo", help="the program that builds")
     options.add_argument("--list", action="store_true", help="print the campaigns and their tests")
@@ -93,17 +130,33 @@ def main():
     if unknown:
         sys.exit(f"no campaigns: {' '.join(unknown)}; --list prints all")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    findings = 0
-    for name in options.campaigns or known:
-        package, program, test = known[name]
-        executable = built(options.cargo, package, program)
-        line, done = play(executable, package, test, options.seconds)
-        failed = done.returncode != 0 or "1 passed" not in done.stdout
-        findings += failed
-        with open(options.log, "a") as log:
-            log.write(f"{name}: {line}, {'1 finding' if failed else '0 findings'}, {commit}\n")
-        if failed:
-            print(f"{name}: {' '.join([executable, test])}\n{done.stdout[-2000:]}{done.stderr[-4000:]}", file=sys.stderr)
+    executables = {name: built(options.cargo, *known[name][:2]) for name in options.campaigns or known}
+    findings = set()
+    writing = threading.Lock()
+
+    def turn(name):
+        package, _, test = known[name]
+        line, failure = play(executables[name], package, test, options.seconds, played(options.log, name)[1])
+        with writing, open(options.log, "a") as log:
+            log.write(f"{name}: {line}, {'1 finding' if failure else '0 findings'}, {commit}\n")
+        if failure:
+            findings.add(name)
+            print(f"{name}: {executables[name]} {test}\n{failure[-6000:]}", file=sys.stderr)
+        return name
+
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        running = set()
+        while True:
+            left = {name: played(options.log, name)[0] for name in executables if name not in findings}
+            waiting = [name for name, seconds in left.items() if seconds < options.until and name not in {n for n, _ in running}]
+            waiting.sort(key=left.get)
+            running |= {(name, pool.submit(turn, name)) for name in waiting[: options.jobs - len(running)]}
+            if not running:
+                break
+            done, _ = concurrent.futures.wait([future for _, future in running], return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in done:
+                future.result()
+            running = {(name, future) for name, future in running if future not in done}
     sys.exit(1 if findings else 0)
 
 

@@ -11,6 +11,8 @@ use crate::{CaseRng, damage};
 
 /// Seconds that each campaign plays.
 const SECONDS: &str = "DIPACO_FUZZ_SECONDS";
+/// Cases that each campaign skips, because an earlier run has played them.
+const SKIP: &str = "DIPACO_FUZZ_SKIP";
 /// The one case that each campaign plays.
 const CASE: &str = "DIPACO_FUZZ_CASE";
 /// One case in this many begins with the undamaged input, which the decoder must accept.
@@ -50,7 +52,6 @@ pub struct CampaignCounts {
 #[derive(Clone, Debug)]
 pub struct Campaign {
     name: &'static str,
-    first: u64,
     cases: u64,
     memory: u64,
     past: f64,
@@ -61,16 +62,10 @@ impl Campaign {
     /// 16 MiB of memory. `name` is the folder of its corpus in `tests/fixtures/fuzz`.
     #[must_use]
     pub fn new(name: &'static str) -> Self {
-        Self { name, first: 0, cases: 2000, memory: 16 << 20, past: 0.3 }
+        Self { name, cases: 2000, memory: 16 << 20, past: 0.3 }
     }
 
-    /// Begins with a later case.
-    #[must_use]
-    pub fn first(self, first: u64) -> Self {
-        Self { first, ..self }
-    }
-
-    /// Ends before another case if no time is given.
+    /// Plays another number of cases if no time is given.
     #[must_use]
     pub fn cases(self, cases: u64) -> Self {
         Self { cases, ..self }
@@ -107,11 +102,12 @@ impl Campaign {
         let begun = Instant::now();
         let only = number(CASE);
         let seconds = number(SECONDS).map(Duration::from_secs);
-        for case in only.unwrap_or(self.first).. {
+        let first = number(SKIP).unwrap_or(0);
+        for case in only.unwrap_or(first).. {
             let done = match (only, seconds) {
                 (Some(only), _) => case > only,
                 (None, Some(seconds)) => begun.elapsed() >= seconds,
-                (None, None) => case >= self.cases,
+                (None, None) => case - first >= self.cases,
             };
             if done {
                 break;

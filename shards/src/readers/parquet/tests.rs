@@ -99,7 +99,7 @@ fn damaged_files_never_end_the_program() {
         next += 1;
         files[next % files.len()].clone()
     };
-    Campaign::new("parquet").memory(1 << 30).cases(600).play(make, |bytes| {
+    Campaign::new("parquet").memory(1 << 30).cases(600).past(0.25).past(0.25).play(make, |bytes| {
         std::fs::write(&path, bytes).unwrap();
         match read_column(&path, "text").2 {
             FileEnd { damage: None, .. } => Reached::Accepted,
