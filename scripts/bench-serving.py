@@ -14,6 +14,8 @@ Cases:
     prompt   prompts of 512 ids and one token, one request at a time, on path 0
 
 PYTHON has the package xllamacpp. Nothing else should run on the machine.
+With --bandwidth (PYTHON needs torch) each round also measures how fast the threads read memory, and `one` names the share of that rate
+at which it reads the weights while it generates.
 """
 
 import itertools
@@ -50,6 +52,19 @@ sys.stdin.read()
 """
 
 
+BANDWIDTH = """
+import sys, time, torch
+torch.set_num_threads(int(sys.argv[1]))
+numbers = torch.ones(1 << 28)
+def seconds():
+    began = time.perf_counter()
+    numbers.sum()
+    return time.perf_counter() - began
+seconds()
+print(4 * len(numbers) / min(seconds() for _ in range(10)))
+"""
+
+
 def options():
     parser = runs.parser(__doc__)
     parser.add_argument("--run", type=pathlib.Path, required=True)
@@ -59,6 +74,7 @@ def options():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sides", default="dipaco,llama.cpp")
     parser.add_argument("--set", action="append", default=[], help="further settings of `dipaco serve`")
+    parser.add_argument("--bandwidth", action="store_true", help="compare with the rate at which memory is read")
     parser.add_argument("--exports", type=pathlib.Path, help="folder that keeps the exported files")
     return parser.parse_args()
 
@@ -113,7 +129,8 @@ def measure(given, side, form, case, paths, exports):
     clients, requests, warm_up, _, _, all_paths = CASES[case]
     if side == "dipaco":
         with serving.Server(given.dipaco, given.run, *serving.setting(given, format=form)) as server:
-            return result([load(given, server.url, case, clients, requests, warm_up, paths if all_paths else 1)])
+            found = result([load(given, server.url, case, clients, requests, warm_up, paths if all_paths else 1)])
+            return found | {"weight_bytes": server.info()["weight_bytes"]}
     chosen = exports[form][: paths if all_paths else 1]
     servers = [Llama(given, file, -(-clients // len(chosen))) for file in chosen]
     try:
@@ -146,8 +163,14 @@ def main():
         exports = export(given, formats, paths, folder) if "llama.cpp" in sides else {}
         found = {}
         for round_number in range(given.rounds):
+            if given.bandwidth:
+                words = [given.python, "-c", BANDWIDTH, str(THREADS)]
+                read = float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+                print(json.dumps({"round": round_number, "read_gb_per_s": read / 1e9}), flush=True)
             for form, case, side in itertools.product(formats, cases, sides):
                 one = measure(given, side, form, case, paths, exports)
+                if given.bandwidth and case == "one" and side == "dipaco" and one["between_tokens_ms"]:
+                    one["share_of_bandwidth"] = one["weight_bytes"] / one["between_tokens_ms"] * 1e3 / read
                 found.setdefault((form, case, side), []).append(one)
                 print(json.dumps({"round": round_number, "format": form, "case": case, "side": side, **one}), flush=True)
     print("\n| case | format | " + " | ".join(f"{side}, tokens/s" for side in sides) + " | ratio of medians |")
