@@ -27,6 +27,7 @@ def main():
     options = serving.parser(__doc__, 16)
     options.add_argument("--sequences", default="32,128", help="requests of a batch")
     options.add_argument("--tokens", type=int, default=32, help="generated tokens of a request")
+    options.add_argument("--prompt-tokens", type=int, default=32, help="ids of a prompt")
     options.add_argument("--rounds", type=int, default=3)
     given = options.parse_args()
     run, sizes = serving.prepared(given), [int(size) for size in given.sequences.split(",")]
@@ -47,9 +48,9 @@ def main():
 
 
 def batch(given, size, paths, draw):
-    """Requests for random paths, with prompts of 32 random ids."""
+    """Requests for random paths, with prompts of random ids."""
     def one():
-        ids = [draw.randrange(serving.VOCABULARY) for _ in range(32)]
+        ids = [draw.randrange(serving.VOCABULARY) for _ in range(given.prompt_tokens)]
         return {"prompt": ids, "path": draw.randrange(paths), "max_tokens": given.tokens, "ignore_eos": True, "temperature": 0}
 
     return [one() for _ in range(size)]

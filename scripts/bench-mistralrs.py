@@ -27,17 +27,22 @@ THREADS = 2
 PROMPT_BYTES = 130
 NEW_TOKENS = 32
 MISTRALRS = """
-import concurrent.futures, json, sys, time
+import concurrent.futures, json, sys, threading, time
 import mistralrs
+sending = threading.Lock()
 file, tokenizer, clients, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 which = mistralrs.Which.GGUF(
     quantized_model_id=file.rpartition("/")[0], quantized_filename=file.rpartition("/")[2], tokenizer_json=tokenizer
 )
 runner = mistralrs.Runner(which=which, max_seqs=clients, prefix_cache_n=0)
+# A text is a prompt without a template. Only streams run at the same time.
 def ask(prompt):
-    request = mistralrs.CompletionRequest(prompt=prompt, model="default", max_tokens=tokens, temperature=0.0, top_k=1)
-    usage = runner.send_completion_request(request).usage
-    return usage.prompt_tokens, usage.completion_tokens
+    with sending:
+        stream = runner.send_chat_completion_request(mistralrs.ChatCompletionRequest(
+            messages=prompt, model="default", max_tokens=tokens, temperature=0.0, top_k=1, stream=True
+        ))
+    usage = [part.usage for part in stream if part.usage]
+    return usage[-1].prompt_tokens, usage[-1].completion_tokens
 for line in sys.stdin:
     prompts = json.loads(line)
     began = time.monotonic()

@@ -10,7 +10,8 @@ The sides run in turn. Each case starts its servers anew. The table has ratios o
 Cases:
     one      one request at a time, on path 0
     many     32 requests at a time, on path 0; llama.cpp has 32 slots
-    mixed    32 requests at a time, over all paths; llama.cpp has a server for each path, with two slots each
+    mixed    32 requests at a time, over all paths; llama.cpp has a server for each path, with two slots each, and one thread each: with two,
+             threads of many servers wait for each other on the same processors
     prompt   prompts of 512 ids and one token, one request at a time, on path 0
 
 PYTHON has the package xllamacpp. Nothing else should run on the machine.
@@ -82,8 +83,8 @@ def options():
 class Llama:
     """A server of one exported path."""
 
-    def __init__(self, given, file, slots):
-        words = [given.python, "-c", SERVER, file, slots, THREADS]
+    def __init__(self, given, file, slots, threads):
+        words = [given.python, "-c", SERVER, file, slots, threads]
         self.child = subprocess.Popen([str(word) for word in words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                       stderr=subprocess.DEVNULL, text=True)
         for line in self.child.stdout:
@@ -128,11 +129,13 @@ def result(tests):
 def measure(given, side, form, case, paths, exports):
     clients, requests, warm_up, _, _, all_paths = CASES[case]
     if side == "dipaco":
-        with serving.Server(given.dipaco, given.run, *serving.setting(given, format=form)) as server:
+        # So that the memory of the weights is that of the paths which are asked.
+        preload = {} if all_paths else {"preload": "none"}
+        with serving.Server(given.dipaco, given.run, *serving.setting(given, format=form, **preload)) as server:
             found = result([load(given, server.url, case, clients, requests, warm_up, paths if all_paths else 1)])
             return found | {"weight_bytes": server.info()["weight_bytes"]}
     chosen = exports[form][: paths if all_paths else 1]
-    servers = [Llama(given, file, -(-clients // len(chosen))) for file in chosen]
+    servers = [Llama(given, file, -(-clients // len(chosen)), 1 if all_paths else THREADS) for file in chosen]
     try:
         shares = [max(1, share // len(servers)) for share in (clients, requests, warm_up)]
         return result([load(given, server.url, case, *shares, None) for server in servers])
@@ -169,8 +172,10 @@ def main():
                 print(json.dumps({"round": round_number, "read_gb_per_s": read / 1e9}), flush=True)
             for form, case, side in itertools.product(formats, cases, sides):
                 one = measure(given, side, form, case, paths, exports)
-                if given.bandwidth and case == "one" and side == "dipaco" and one["between_tokens_ms"]:
-                    one["share_of_bandwidth"] = one["weight_bytes"] / one["between_tokens_ms"] * 1e3 / read
+                if given.bandwidth and case == "one" and side == "dipaco":
+                    _, requests, _, _, tokens, _ = CASES[case]
+                    generating = one["seconds"] / requests - one["first_token_ms"] / 1e3
+                    one["share_of_bandwidth"] = one["weight_bytes"] * (tokens - 1) / generating / read
                 found.setdefault((form, case, side), []).append(one)
                 print(json.dumps({"round": round_number, "format": form, "case": case, "side": side, **one}), flush=True)
     print("\n| case | format | " + " | ".join(f"{side}, tokens/s" for side in sides) + " | ratio of medians |")
