@@ -47,13 +47,13 @@ fn with_deviation(spread: &Spread, digits: usize) -> String {
     }
 }
 
-/// `-14.9 % (-15.2 to -14.5)`.
+/// `-14.9 % (-15.8 to -14.0)`: the mean and its confidence interval.
 fn change(spread: &Spread) -> String {
     let mean = format!("{:+.1} %", 100.0 * spread.mean);
-    if spread.count < 2 || spread.highest == 0.0 && spread.lowest == 0.0 {
-        return mean;
+    match spread.interval() {
+        Some((low, high)) if low < high => format!("{mean} ({:+.1} to {:+.1})", 100.0 * low, 100.0 * high),
+        _ => mean,
     }
-    format!("{mean} ({:+.1} to {:+.1})", 100.0 * spread.lowest, 100.0 * spread.highest)
 }
 
 /// Escapes the characters that would end a cell of a table.
@@ -83,7 +83,8 @@ impl fmt::Display for ExperimentTable {
         if seeds > 1 {
             writeln!(
                 f,
-                "\nMean ± sample standard deviation over the seeds; changes against `{}` of the same seed, mean and range.",
+                "\nMean ± sample standard deviation over the seeds; changes against `{}` of the same seed: mean and 95 % \
+                 confidence interval of the mean (Student's t, paired by seed).",
                 self.baseline
             )?;
         }

@@ -55,7 +55,7 @@ fn changes_are_against_the_baseline_of_the_same_seed() {
 fn the_table_in_markdown() {
     let text = ExperimentTable::of(&results()).to_string();
     let line = "| 2x2 | k-means | once | 2 | 1.30M | 0.00M | 100 | 89.00 ± 1.41 | 90.00 / 88.00 | \
-                -15.0 % (-20.0 to -10.0) | 2.000 |";
+                -15.0 % (-78.5 to +48.5) | 2.000 |";
     assert!(text.contains(line), "{text}");
     assert!(text.contains("Not finished: 2x2 · k-means · seed 3."), "{text}");
     assert!(!text.contains("purity"), "a column that is empty is left out: {text}");
