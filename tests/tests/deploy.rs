@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
@@ -93,8 +94,10 @@ fn job_scripts_are_shell_and_name_options_that_exist() {
 
 /// A job script as Slurm runs it, with a program and a `scontrol` that only say how they are called.
 struct Job {
-    folder: tempfile::TempDir,
     script: Process,
+    /// A pipe that the program reads its exit code from. A handle for both directions never blocks.
+    code: fs::File,
+    _folder: tempfile::TempDir,
 }
 
 impl Job {
@@ -112,6 +115,7 @@ impl Job {
             fs::set_permissions(file(name), fs::Permissions::from_mode(0o755)).unwrap();
         }
         let _ = output(clean(Command::new("mkfifo"), [file("code")])).succeeded();
+        let code = fs::OpenOptions::new().read(true).write(true).open(file("code")).unwrap();
         fs::create_dir_all(file("runs/mine/secrets")).unwrap();
         fs::write(file("runs/mine/secrets/join.token"), "token").unwrap();
         let mut command = clean(Command::new("bash"), [root().join("deploy/slurm").join(script)]);
@@ -120,7 +124,7 @@ impl Job {
         command.env("SLURM_JOB_ID", "7").env("SLURM_ARRAY_JOB_ID", "7").env("SLURM_ARRAY_TASK_ID", "2");
         // Bash takes a function before its own command.
         command.env("BASH_FUNC_kill%%", "() { [ \"$1\" = -0 ] || echo kill \"$1\"; builtin kill \"$@\"; }");
-        Self { script: Process::start(command), folder }
+        Self { script: Process::start(command), code, _folder: folder }
     }
 
     /// Waits until the program runs and the shell waits for it.
@@ -132,8 +136,8 @@ impl Job {
     }
 
     /// Ends the program with a code, and returns what the script printed and its code.
-    fn end(self, code: u8) -> (String, i32) {
-        fs::write(self.folder.path().join("code"), format!("{code}\n")).unwrap();
+    fn end(mut self, code: u8) -> (String, i32) {
+        self.code.write_all(format!("{code}\n").as_bytes()).unwrap();
         self.result()
     }
 
