@@ -127,6 +127,11 @@ impl Default for RouterConfig {
     }
 }
 
+/// True if a router of this kind reads features of a document's text.
+fn reads_features(kind: RouterKind) -> bool {
+    !matches!(kind, RouterKind::Random | RouterKind::Labels)
+}
+
 impl RouterConfig {
     /// The settings that a router depends on: phases and overlap, which concern the use of routers, have their defaults, and
     /// the place of the label file, whose content has a hash of its own.
@@ -139,7 +144,13 @@ impl RouterConfig {
     /// True if a router of this kind reads features of token vectors ([`crate::TokenVectors`]).
     #[must_use]
     pub fn needs_token_vectors(&self, kind: RouterKind) -> bool {
-        self.features == FeatureKind::Lsa && !matches!(kind, RouterKind::Random | RouterKind::Labels)
+        self.features == FeatureKind::Lsa && reads_features(kind)
+    }
+
+    /// True if a router of this kind reads features for which blocks of the seed compute, document by document.
+    #[must_use]
+    pub fn needs_seed(&self, kind: RouterKind) -> bool {
+        self.features == FeatureKind::Seed && self.feature_blocks != Some(0) && reads_features(kind)
     }
 
     /// Checks that a run can start with the rule.

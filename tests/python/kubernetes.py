@@ -1,6 +1,8 @@
 """Checks manifests against the published schemas of the three newest versions of Kubernetes.
 
-Arguments: folder of the manifests. Prints JSON: for each container its arguments, and the number of checked documents.
+Arguments: folder of the manifests. Prints JSON: the number of checked documents; for each container its arguments and its
+image; for each job with a number of parts that number as its container and as Kubernetes reads it; the names of ConfigMaps, and
+those that containers refer to.
 """
 import json
 import pathlib
@@ -11,7 +13,8 @@ import yaml
 
 versions = [str(version) for version in sorted(kubernetes_validate.utils.all_versions())]
 newest = sorted({tuple(int(part) for part in version.split(".")[:2]) for version in versions})[-3:]
-checked, commands = 0, {}
+checked, commands, images, parts = 0, {}, {}, {}
+maps, references = set(), set()
 for file in sorted(pathlib.Path(sys.argv[1]).glob("*.yaml")):
     for document in yaml.safe_load_all(file.read_text()):
         if file.name == "kustomization.yaml":
@@ -21,7 +24,16 @@ for file in sorted(pathlib.Path(sys.argv[1]).glob("*.yaml")):
         for version in newest:
             kubernetes_validate.validate(document, ".".join(map(str, version)), strict=True)
             checked += 1
-        template = document["spec"].get("template", {}).get("spec", {})
-        for container in template.get("containers", []):
+        if document["kind"] == "ConfigMap":
+            maps.add(document["metadata"]["name"])
+        spec = document.get("spec", {})
+        for container in spec.get("template", {}).get("spec", {}).get("containers", []):
             commands[container["name"]] = container["args"]
-print(json.dumps({"checked": checked, "commands": commands}))
+            images[container["name"]] = container["image"]
+            sources = [source["configMapRef"]["name"] for source in container.get("envFrom", []) if "configMapRef" in source]
+            references.update(sources)
+            for variable in container.get("env", []):
+                if variable["name"] == "JOB_COMPLETIONS":
+                    parts[document["metadata"]["name"]] = [variable["value"], str(spec["completions"])]
+found = {"checked": checked, "commands": commands, "images": images, "parts": parts}
+print(json.dumps(found | {"maps": sorted(maps), "references": sorted(references)}))

@@ -125,6 +125,12 @@ pub(crate) enum CliError {
         /// The request's path.
         what: &'static str,
     },
+    /// `status --complete` of a run that is not.
+    #[error("the training of {} is not complete", run.display())]
+    Incomplete {
+        /// The run's directory.
+        run: PathBuf,
+    },
     /// `doctor` found a fault.
     #[error("{failed} of the checks failed")]
     Doctor {
@@ -153,6 +159,7 @@ impl CliError {
             | Self::OwnFile { .. }
             | Self::Request { .. }
             | Self::Answer { .. }
+            | Self::Incomplete { .. }
             | Self::Doctor { .. } => FAILURE,
         }
     }
@@ -175,6 +182,7 @@ impl CliError {
             Self::Violated { .. } => {
                 Some("report it: this is a fault of dipaco, and --from SEED --seeds 1 plays it again".into())
             }
+            Self::Incomplete { .. } => Some("`dipaco status` says how far it is".into()),
             Self::Cells { .. } => Some("run the same command again: finished cells are not repeated".into()),
             Self::Experiment(ExperimentError::Read { source, .. }) => io_remedy(source).map(str::to_owned),
             Self::Experiment(ExperimentError::Configuration { .. }) => {

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advertised;
 mod error;
 mod imported_files;
 mod path_source;

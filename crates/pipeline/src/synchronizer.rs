@@ -12,6 +12,7 @@ use dipaco_train::client::{NextIdentity, TokenSource};
 use dipaco_train::{SynchronizerOptions, SynchronizerSummary};
 use tokio_util::sync::CancellationToken;
 
+use crate::advertised::with_bound_port;
 use crate::error::PipelineError;
 use crate::limits::raise_open_files;
 use crate::run_directory::RunDirectory;
@@ -29,7 +30,8 @@ pub struct Options {
     pub modules: Vec<ModuleId>,
     /// UDP address that it listens on.
     pub listen: SocketAddr,
-    /// `host:port` by which workers reach it; the listening address when absent.
+    /// `host:port` by which workers reach it; the listening address when absent. Port 0 stands for the port that it
+    /// listens on.
     pub advertise: Option<String>,
     /// Name in logs, unique in the run.
     pub name: String,
@@ -86,8 +88,10 @@ pub async fn synchronize(
         })
     });
     let server = Server::bind(listen, &identity, Limits::for_peers(max_workers))?;
-    let address = advertise.unwrap_or_else(|| server.local_addr().to_string());
-    if listen.ip().is_unspecified() && address == server.local_addr().to_string() {
+    let bound = server.local_addr();
+    let address =
+        advertise.map_or_else(|| bound.to_string(), |address| with_bound_port(&address, bound.port()));
+    if listen.ip().is_unspecified() && address == bound.to_string() {
         tracing::warn!(
             "workers on other machines can't join by {address}: give the address of this machine with --advertise"
         );

@@ -16,6 +16,7 @@ use dipaco_train::{
 };
 use tokio_util::sync::CancellationToken;
 
+use crate::advertised::with_bound_port;
 use crate::authority::{TOKEN_LIFETIME, authority, renew_tokens, renewals, write_tokens};
 use crate::error::PipelineError;
 use crate::limits::raise_open_files;
@@ -37,7 +38,8 @@ pub struct TrainOptions {
     pub program: PathBuf,
     /// UDP address that the coordinator listens on.
     pub listen: SocketAddr,
-    /// `host:port` by which workers elsewhere reach the coordinator; the listening address when empty.
+    /// `host:port` by which workers elsewhere reach the coordinator; the listening address when empty. Port 0 stands for
+    /// the port that it listens on.
     pub advertise: Vec<String>,
     /// Continue a run that has begun.
     pub resume: bool,
@@ -206,7 +208,9 @@ fn listen(
         source.server(now, TOKEN_LIFETIME)
     });
     let server = Server::bind(options.listen, &identity, Limits::for_peers(max_workers))?;
-    let mut addresses = options.advertise.clone();
+    let bound = server.local_addr().port();
+    let advertised = options.advertise.iter();
+    let mut addresses: Vec<_> = advertised.map(|address| with_bound_port(address, bound)).collect();
     if addresses.is_empty() {
         addresses.push(server.local_addr().to_string());
     }

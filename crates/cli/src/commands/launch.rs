@@ -18,12 +18,17 @@ Examples:
   dipaco launch slurm --run runs/mine --text /data/c4          write them to runs/mine/slurm";
 
 /// The scripts for Slurm, which also work as they are.
-const SLURM: [(&str, &str); 4] = [
+const SLURM: [(&str, &str); 6] = [
     ("prepare.sbatch", include_str!("../../../../deploy/slurm/prepare.sbatch")),
+    ("seed.sbatch", include_str!("../../../../deploy/slurm/seed.sbatch")),
+    (FEATURES, include_str!("../../../../deploy/slurm/features.sbatch")),
     ("route.sbatch", include_str!("../../../../deploy/slurm/route.sbatch")),
     ("coordinator.sbatch", include_str!("../../../../deploy/slurm/coordinator.sbatch")),
     ("workers.sbatch", include_str!("../../../../deploy/slurm/workers.sbatch")),
 ];
+
+/// The array that computes features of the seed, for runs that need them.
+const FEATURES: &str = "features.sbatch";
 
 /// The schedulers.
 #[derive(Debug, Subcommand)]
@@ -47,14 +52,14 @@ pub(crate) struct SlurmOptions {
     /// Workers that run at a time; the default is all.
     #[arg(long, value_name = "N")]
     at_once: Option<u32>,
-    /// Parts of `prepare` and of `route assign`.
+    /// Parts of `prepare` and `route assign`, and of `route features` where the seed gives the features.
     #[arg(long, default_value_t = 8, value_name = "N")]
     parts: u32,
-    /// Threads of a worker.
+    /// Threads of a worker, of the seed and of the steps that one job does.
     #[arg(long, default_value_t = 8, value_name = "N")]
     threads: u32,
-    /// UDP port of the coordinator.
-    #[arg(long, default_value_t = 7440, value_name = "PORT")]
+    /// UDP port of the coordinator; 0 is any free one.
+    #[arg(long, default_value_t = 0, value_name = "PORT")]
     port: u16,
     /// Print the scripts instead of writing them to the folder `slurm` of the run.
     #[arg(long)]
@@ -74,7 +79,7 @@ pub(crate) fn run(command: &LaunchCommand) -> Result<(), CliError> {
             dipaco_pipeline::files::write(&folder.join(name), script.as_bytes())?;
         }
     }
-    text += &submission(&folder, run.root(), &options.text);
+    text += &submission(options, &folder, run.root(), &config);
     output::print(&text)
 }
 
@@ -97,40 +102,58 @@ fn slurm(
     let values = [
         ("RUN=runs/mine\n", format!("RUN={run}\n")),
         ("TEXT=text/\n", format!("TEXT={}\n", quoted(&options.text))),
-        ("PORT=7440\n", format!("PORT={}\n", options.port)),
+        ("\nPORT=0\n", format!("\nPORT={}\n", options.port)),
         ("--array=0-3\n", format!("--array=0-{}{at_once}\n", workers - 1)),
         ("--array=1-8\n", format!("--array=1-{}\n", options.parts)),
         ("--cpus-per-task=8\n", format!("--cpus-per-task={}\n", options.threads)),
     ];
     let fill =
         |script: &str| values.iter().fold(script.to_owned(), |text, (from, to)| text.replace(from, to));
-    Ok(SLURM.iter().map(|(name, script)| (*name, fill(script))).collect())
+    let wanted = |name: &str| name != FEATURES || needs_features(config);
+    Ok(SLURM.iter().filter(|(name, _)| wanted(name)).map(|(name, script)| (*name, fill(script))).collect())
+}
+
+/// Returns whether the features of documents take a pass of the seed, which is worth an array.
+fn needs_features(config: &RunConfig) -> bool {
+    config.routing.needs_seed(config.routing.kind)
 }
 
 /// The commands that submit the scripts, each after the jobs that it needs.
-fn submission(folder: &Path, run: &Path, text: &str) -> String {
+fn submission(options: &SlurmOptions, folder: &Path, run: &Path, config: &RunConfig) -> String {
     let file = |name: &str| quoted(&folder.join(name).display().to_string());
-    let (run, text) = (quoted(&run.display().to_string()), quoted(text));
-    let wrap = |command: String| quoted(&command);
-    format!(
-        "### submit\n\
-         tokenizer=$(sbatch --parsable --wrap {})\n\
-         pieces=$(sbatch --parsable --dependency=afterok:$tokenizer {})\n\
-         router=$(sbatch --parsable --dependency=afterok:$pieces --wrap {})\n\
-         parts=$(sbatch --parsable --dependency=afterok:$router {})\n\
-         shards=$(sbatch --parsable --dependency=afterok:$parts --wrap {})\n\
-         sbatch --dependency=afterok:$shards {}\n\
-         sbatch --dependency=afterok:$shards {}\n",
-        wrap(format!("dipaco prepare --run {run} --tokenizer-only {text}")),
-        file("prepare.sbatch"),
-        wrap(format!(
-            "dipaco prepare --run {run} {text} && dipaco seed --run {run} && dipaco route fit --run {run}"
-        )),
-        file("route.sbatch"),
-        wrap(format!("dipaco route assign --run {run}")),
-        file("coordinator.sbatch"),
-        file("workers.sbatch"),
-    )
+    let (run, text) = (quoted(&run.display().to_string()), quoted(&options.text));
+    // The first command saves the configuration with the run.
+    let given = options.run.config.iter().map(|file| ("--config", file.display().to_string()));
+    let set = options.run.overrides.iter().map(|value| ("--set", value.clone()));
+    let settings: String =
+        given.chain(set).map(|(option, value)| format!(" {option} {}", quoted(&value))).collect();
+    let mut lines = format!(
+        "### submit\none='sbatch --parsable --requeue --open-mode=append --cpus-per-task={}'\n",
+        options.threads
+    );
+    let mut before: Option<&str> = None;
+    let mut add = |name: &'static str, job: String| {
+        let after = before.map_or_else(String::new, |before| format!(" --dependency=afterok:${before}"));
+        let _ = match job.strip_prefix("dipaco ") {
+            Some(_) => writeln!(lines, "{name}=$($one{after} --wrap {})", quoted(&job)),
+            None => writeln!(lines, "{name}=$(sbatch --parsable{after} {})", file(&job)),
+        };
+        before = Some(name);
+    };
+    add("tokenizer", format!("dipaco prepare --run {run}{settings} --tokenizer-only {text}"));
+    add("pieces", "prepare.sbatch".to_owned());
+    add("text", format!("dipaco prepare --run {run} {text}"));
+    add("seed", "seed.sbatch".to_owned());
+    if needs_features(config) {
+        add("features", FEATURES.to_owned());
+    }
+    add("router", format!("dipaco route fit --run {run}"));
+    add("parts", "route.sbatch".to_owned());
+    add("shards", format!("dipaco route assign --run {run}"));
+    add("coordinator", "coordinator.sbatch".to_owned());
+    // Not earlier, because a worker without a coordinator would only hold its cores.
+    let _ = writeln!(lines, "sbatch --dependency=after:$coordinator {}", file("workers.sbatch"));
+    lines
 }
 
 /// A text as one word of a shell.
@@ -144,26 +167,18 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use dipaco_routing::FeatureKind;
+
     use super::*;
 
     #[test]
     fn every_value_of_the_scripts_is_filled_in() {
         let all: String = SLURM.iter().map(|(_, script)| *script).collect();
-        for value in
-            ["RUN=runs/mine\n", "TEXT=text/\n", "PORT=7440\n", "--array=0-3\n", "--cpus-per-task=8\n"]
+        for value in ["RUN=runs/mine\n", "TEXT=text/\n", "\nPORT=0\n", "--array=0-3\n", "--cpus-per-task=8\n"]
         {
             assert!(all.contains(value), "no script has {value}");
         }
-        let options = SlurmOptions {
-            run: RunOptions { run: None, config: None, overrides: Vec::new() },
-            text: "my text".to_owned(),
-            workers: Some(16),
-            at_once: Some(5),
-            parts: 3,
-            threads: 2,
-            port: 1234,
-            print: true,
-        };
+        let options = options();
         let scripts = slurm(&options, Path::new("/runs/it's"), &RunConfig::default()).unwrap();
         let all: String = scripts.iter().map(|(_, script)| script.as_str()).collect();
         for value in [
@@ -177,5 +192,49 @@ mod tests {
             assert!(all.contains(value), "{value} is missing in {all}");
         }
         assert!(!all.contains("RUN=runs/mine\n") && !all.contains("--array=0-3\n"));
+    }
+
+    #[test]
+    fn features_of_the_seed_are_an_array_before_the_router() {
+        let mut config = RunConfig::default();
+        for (features, wanted) in [(FeatureKind::Lsa, false), (FeatureKind::Seed, true)] {
+            config.routing.features = features;
+            let scripts = slurm(&options(), Path::new("run"), &config).unwrap();
+            assert_eq!(scripts.iter().any(|(name, _)| *name == FEATURES), wanted);
+            let text = submission(&options(), Path::new("run/slurm"), Path::new("run"), &config);
+            assert_eq!(text.contains("afterok:$seed run/slurm/features.sbatch"), wanted, "{text}");
+            assert_eq!(
+                text.contains("afterok:$features --wrap 'dipaco route fit --run run'"),
+                wanted,
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_first_command_gets_the_configuration() {
+        let mut options = options();
+        options.run.config = Some("my run.toml".into());
+        options.run.overrides = vec!["train.rounds=2".to_owned()];
+        let text = submission(&options, Path::new("run/slurm"), Path::new("run"), &RunConfig::default());
+        let (first, others) = text.split_once("pieces=").unwrap();
+        assert!(
+            first.contains(r"--config '\''my run.toml'\'' --set '\''train.rounds=2'\'' --tokenizer-only"),
+            "{text}"
+        );
+        assert!(!others.contains("--config") && !others.contains("--set"), "{text}");
+    }
+
+    fn options() -> SlurmOptions {
+        SlurmOptions {
+            run: RunOptions { run: None, config: None, overrides: Vec::new() },
+            text: "my text".to_owned(),
+            workers: Some(16),
+            at_once: Some(5),
+            parts: 3,
+            threads: 2,
+            port: 1234,
+            print: true,
+        }
     }
 }

@@ -21,7 +21,8 @@ Examples:
   dipaco status --run runs/tiny
   dipaco status --run runs/tiny --watch                again and again, with the workers
   dipaco status --run runs/tiny --json                 the run's manifest
-  dipaco status --run runs/tiny --data                 how much of its text each path has used";
+  dipaco status --run runs/tiny --data                 how much of its text each path has used
+  dipaco status --run runs/tiny --complete             for scripts: is there anything left to train?";
 
 /// Options of `dipaco status`.
 #[derive(Debug, Args)]
@@ -37,6 +38,9 @@ pub(crate) struct StatusOptions {
     /// Show the status again every two seconds, with the workers, until the run is complete.
     #[arg(long, conflicts_with_all = ["data", "json"])]
     watch: bool,
+    /// Only say with the exit code whether the training is complete: 0, or else 1.
+    #[arg(long, conflicts_with_all = ["data", "json", "watch"])]
+    complete: bool,
 }
 
 /// A line about the last validation during training.
@@ -61,7 +65,13 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
     if options.watch {
         return watch::run(&run, &config);
     }
-    let Some(manifest) = runtime::run(async { Ok(manifest(&run).await?) })? else {
+    let manifest = runtime::run(async { Ok(manifest(&run).await?) })?;
+    if options.complete {
+        let training = manifest.and_then(|manifest| manifest.training);
+        let complete = training.is_some_and(|training| training.finished());
+        return if complete { Ok(()) } else { Err(CliError::Incomplete { run: run.root().to_owned() }) };
+    }
+    let Some(manifest) = manifest else {
         return output::print(&nothing(&run));
     };
     if options.data {

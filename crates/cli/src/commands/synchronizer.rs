@@ -36,7 +36,8 @@ pub(crate) struct SynchronizerArguments {
     /// UDP address to listen on.
     #[arg(long, env = "DIPACO_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDRESS")]
     listen: SocketAddr,
-    /// Address by which workers reach it, host:port; the default is the listening address.
+    /// Address by which workers reach it, host:port, where port 0 stands for the port that it listens on; the default is
+    /// the listening address.
     #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT")]
     advertise: Option<String>,
     /// Name, unique in the run; the default is `synchronizer-` and the process number.

@@ -79,7 +79,8 @@ pub(crate) struct CoordinatorArguments {
     /// UDP address to listen on.
     #[arg(long, env = "DIPACO_LISTEN", default_value = "0.0.0.0:7440", value_name = "ADDRESS")]
     listen: SocketAddr,
-    /// Address by which workers reach this machine, host:port; may be repeated. The default is the listening address.
+    /// Address by which workers reach this machine, host:port; may be repeated. Port 0 stands for the port that it listens
+    /// on. The default is the listening address.
     #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT", value_delimiter = ',')]
     advertise: Vec<String>,
     #[command(flatten)]
