@@ -3,7 +3,7 @@
 
     scripts/bench-routing.py --dipaco target/release/dipaco [--repeats 3] [--device cpu] TEXT...
 
-TEXT are files or folders that `dipaco prepare` takes, with at least 15,000 documents in all. The sources are LSA, a seed of 1.4M
+TEXT are files or folders that `dipaco prepare` takes, with at least 36,000 documents for training. The sources are LSA, a seed of 1.4M
 parameters (the model of configs/quickstart.toml), and the shape of a model of 135M parameters (configs/smollm2-2x2.toml) with its
 first 6 blocks and with all 30. Weights are random: the time does not depend on them.
 
@@ -32,7 +32,8 @@ QUICKSTART, SMOLLM2 = "configs/quickstart.toml", "configs/smollm2-2x2.toml"
 SEED = {"routing.features": "seed"}
 # Name, configuration, settings, the sizes of both samples, and whether `route assign` is timed.
 SOURCES = [
-    ("LSA", QUICKSTART, {}, (2000, 15000), True),
+    # Token vectors are fitted on 20,000 documents at most.
+    ("LSA", QUICKSTART, {}, (20000, 36000), True),
     ("seed of 1.4M parameters, 4 of 4 blocks", QUICKSTART, {**SEED, "routing.feature_blocks": 4}, (1000, 11000), True),
     ("shape of 135M parameters, 6 of 30 blocks", SMOLLM2, {**SEED, "routing.feature_blocks": 6}, (64, 704), False),
     ("shape of 135M parameters, 30 of 30 blocks", SMOLLM2, {**SEED, "routing.feature_blocks": 30}, (64, 320), False),
@@ -114,7 +115,7 @@ def main():
     pair = lambda rates: f"{rates[0]:,.1f} ({rates[1]:,.1f})" if rates else "–"
     for row in rows:
         print(f"| {row['source']} | {pair(row['rates'])} | {pair(row['assign'])} |")
-    print("\n| step, features | " + " | ".join(f"{machines} machines" for machines in MACHINES) + " |")
+    print("\n| step, features | " + " | ".join(f"{machines} machine{'s' * (machines > 1)}" for machines in MACHINES) + " |")
     print("|---|" + "--:|" * len(MACHINES))
     for step, count in (("route features --part", SAMPLE), ("route assign --part", CORPUS)):
         for row in rows:
