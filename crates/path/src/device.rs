@@ -147,7 +147,7 @@ mod tests {
         for text in ["auto", "cpu", "cuda", "cuda:1", "cuda:12"] {
             assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
         }
-        assert_eq!("cuda:0".parse(), Ok(DeviceChoice::Cuda(0)));
+        assert_eq!("cuda:0".parse::<DeviceChoice>(), Ok(DeviceChoice::Cuda(0)));
         for text in ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda1"] {
             assert_eq!(text.parse::<DeviceChoice>(), Err(DeviceChoiceError), "{text}");
         }

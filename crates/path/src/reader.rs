@@ -137,13 +137,13 @@ mod tests {
         let reader = PathReader::new(&TrainDevice::Cpu, path.clone(), size).unwrap();
         assert_eq!(reader.device(), format!("cpu-{}", kernel_choice().unwrap().set));
 
-        let tokens = TokenRows::new((0..8).collect(), 2, 11).unwrap();
+        let tokens = TokenRows::new((0..8).collect::<Vec<u32>>(), 2, 11).unwrap();
         for blocks in 0..=2 {
             let found = reader.early_features(blocks, &tokens, &[4, 2]).unwrap();
             assert_eq!(found, path.early_features(blocks, &tokens, &[4, 2]).unwrap());
         }
         assert!(reader.early_features(3, &tokens, &[4, 2]).is_err());
-        let batch = TokenBatch::new(tokens, (1..9).collect(), 11).unwrap();
+        let batch = TokenBatch::new(tokens, (1..9).collect::<Vec<u32>>(), 11).unwrap();
         assert_eq!(reader.token_log_probs(&batch).unwrap(), path.token_log_probs(&batch).unwrap());
     }
 }
