@@ -161,7 +161,10 @@ impl<'a> Assignment<'a> {
             }
         }
         ShardSet::remove_others(self.folder, &kept)?;
+        let devices: BTreeSet<&String> = records.iter().flat_map(|record| &record.devices).collect();
+        let devices = devices.into_iter().cloned().collect();
         let manifest = ShardManifest::new(self.router, self.file, self.overlap as u32, shards, reserved);
+        let manifest = ShardManifest { devices, ..manifest };
         ShardSet::publish(self.folder, manifest)
     }
 

@@ -124,6 +124,7 @@ pub fn fit_discriminative(
         tokenizer_hash: origin.tokenizer_hash,
         seed_hash: origin.seed_hash,
         labels_hash: None,
+        devices: origin.devices,
         documents: count as u64,
         loss: objective.evaluate(&found.place, 0.0, &|_| true, None),
         targets: Some(from),

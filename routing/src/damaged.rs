@@ -85,6 +85,7 @@ fn shard_set(rng: &mut CaseRng) -> Vec<u8> {
         tokenizer_hash: "dd".into(),
         source_documents: 9,
         overlap: 1,
+        devices: vec!["cpu".into(); rng.random_range(0..2)],
         reserved: rng.random::<bool>().then_some(reserved),
         shards: shards.collect(),
     };

@@ -82,7 +82,8 @@ impl<'a> Decider<'a> {
         let batch = router.fitted_on().config.batch_documents;
         let (bytes, documents) = (overlap * CHOICE, file.documents());
         let files =
-            PartFiles::new(folder.join(FOLDER), inputs.clone(), bytes, batch, documents, MISSING_COMMAND);
+            PartFiles::new(folder.join(FOLDER), inputs.clone(), bytes, batch, documents, MISSING_COMMAND)
+                .on(model.device());
         let sections = section_count(documents.div_ceil(batch.max(1) as u64), router.paths());
         Self { model, router, file, overlap, reserve, files, inputs, sections }
     }

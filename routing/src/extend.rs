@@ -32,6 +32,7 @@ pub fn fit_added(
         tokenizer_hash: origin.tokenizer_hash,
         seed_hash: origin.seed_hash,
         labels_hash: None,
+        devices: origin.devices,
         documents: documents as u64,
         loss: found.inertia / documents as f64,
         targets: None,
@@ -73,6 +74,7 @@ mod tests {
             tokenizer_hash: "tokenizer".into(),
             seed_hash: "seed".into(),
             labels_hash: None,
+            devices: Vec::new(),
         }
     }
 

@@ -23,6 +23,52 @@ pub trait FeatureExtractor {
     ///
     /// A shape or the vocabulary does not fit, or the device fails.
     fn features(&self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, BoxError>;
+
+    /// The device that computes the features, for records; `None` if they are the same bits on every device.
+    fn device(&self) -> Option<String> {
+        None
+    }
+}
+
+/// A seed whose first blocks give features, on the device that computes them.
+pub trait SeedFeatures: std::fmt::Debug + Send + Sync {
+    /// D, the number of components of a feature.
+    fn hidden_size(&self) -> usize;
+
+    /// Features after the first `blocks` blocks, (B, D) row-major, as [`dipaco_model::Path::early_features`] has them.
+    ///
+    /// # Errors
+    ///
+    /// A shape or the vocabulary does not fit, or the device fails.
+    fn early_features(
+        &self,
+        blocks: usize,
+        tokens: &TokenRows,
+        lengths: &[usize],
+    ) -> Result<Vec<f32>, BoxError>;
+
+    /// Name of the device for records.
+    fn device(&self) -> String;
+}
+
+impl SeedFeatures for dipaco_model::Path {
+    fn hidden_size(&self) -> usize {
+        self.config().hidden_size
+    }
+
+    fn early_features(
+        &self,
+        blocks: usize,
+        tokens: &TokenRows,
+        lengths: &[usize],
+    ) -> Result<Vec<f32>, BoxError> {
+        Ok(self.early_features(blocks, tokens, lengths)?)
+    }
+
+    fn device(&self) -> String {
+        // A program checks the choice when it starts. Where it is wrong, the fastest set computes.
+        dipaco_ops::kernel_choice().map_or_else(|_| "cpu".to_owned(), |choice| format!("cpu-{}", choice.set))
+    }
 }
 
 /// Computes features of the first tokens of many documents, batch by batch.

@@ -28,6 +28,8 @@ pub struct FitOrigin {
     pub seed_hash: String,
     /// Hash of the label file, for a router of labels.
     pub labels_hash: Option<String>,
+    /// Devices that computed the features ([`crate::FeaturePoints::devices`]).
+    pub devices: Vec<String>,
 }
 
 /// A fitted router and the quality of the fit.
@@ -79,6 +81,7 @@ pub fn fit(
         tokenizer_hash: file.tokenizer_hash().to_owned(),
         seed_hash: seed_hash.to_owned(),
         labels_hash: None,
+        devices: model.device().into_iter().collect(),
     };
     fit_points(&points, dimension, clusters, origin, config, progress)
 }
@@ -117,6 +120,7 @@ pub fn fit_points(
         tokenizer_hash: origin.tokenizer_hash,
         seed_hash: origin.seed_hash,
         labels_hash: origin.labels_hash,
+        devices: origin.devices,
         documents: documents as u64,
         loss: 0.0,
         targets: None,

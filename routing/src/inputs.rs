@@ -3,7 +3,7 @@
 use crate::{FitOrigin, FittedOn, RouterConfig, TargetsFrom, TransformerFittedOn};
 
 impl FittedOn {
-    /// Returns whether a fit on these inputs would give the same router again. `targets` is the source of a discriminative
+    /// Returns whether a fit on these inputs would give the same router again, up to the rounding of the device. `targets` is the source of a discriminative
     /// router's targets.
     pub fn has_inputs(
         &self,

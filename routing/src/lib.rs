@@ -49,7 +49,7 @@ pub use config::{ClassifierConfig, FeatureKind, RouterConfig, RouterKind};
 pub use dipaco_model::BoxError;
 pub use error::RoutingError;
 pub use extend::fit_added;
-pub use features::{FeatureExtractor, silent};
+pub use features::{FeatureExtractor, SeedFeatures, silent};
 pub use fit::{Fit, FitOrigin, fit, fit_points};
 pub use inputs::Likelihoods;
 pub use kmeans::{Clustering, kmeans, kmeans_from};
@@ -61,7 +61,7 @@ pub use quality::Contingency;
 pub use reserve::is_router_document;
 pub use router::{DocumentRoute, FittedOn, ROUTER_FORMAT_VERSION, Router, TargetsFrom};
 pub use router_targets::router_targets;
-pub use sample_features::SampleFeatures;
+pub use sample_features::{FeaturePoints, SampleFeatures};
 pub use scores::{PATH_SCORES_FORMAT, PathScores, ScoreFiles, ScoreHeader, scores_are_there};
 pub use shard_set::{
     Example, Reserved, SHARD_SET_FORMAT_VERSION, Shard, ShardManifest, ShardSet, shard_file_name,

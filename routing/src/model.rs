@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use dipaco_model::{ModelConfig, Path};
+use dipaco_model::ModelConfig;
 use dipaco_shards::{TokenRows, document_number};
 
 use crate::{
-    BoxError, FeatureExtractor, PrefixLabels, Router, RouterConfig, RouterKind, RoutingError, TokenVectors,
+    BoxError, FeatureExtractor, PrefixLabels, Router, RouterConfig, RouterKind, RoutingError, SeedFeatures,
+    TokenVectors,
 };
 
 /// Key context that separates this use of BLAKE3 from all others.
@@ -26,7 +27,7 @@ enum Feature {
     /// Sums of token vectors.
     Lsa(TokenVectors),
     /// Output of this number of blocks of the seed.
-    Blocks(Path, usize),
+    Blocks(Arc<dyn SeedFeatures>, usize),
     /// Hash with this seed.
     Hash(u64),
     /// Labels, for this number of paths.
@@ -40,10 +41,10 @@ impl RouterFeatures {
     /// # Errors
     ///
     /// As [`Self::new`].
-    pub fn of_router<E: From<RoutingError>>(
+    pub fn of_router<E: From<RoutingError>, S: SeedFeatures + 'static>(
         router: &Router,
         model: &ModelConfig,
-        seed: impl FnOnce() -> Result<Path, E>,
+        seed: impl FnOnce() -> Result<S, E>,
     ) -> Result<Self, E> {
         Self::new(router.kind(), &router.fitted_on().config, router.token_vectors(), model, seed)
     }
@@ -55,12 +56,12 @@ impl RouterFeatures {
     ///
     /// [`RoutingError::Config`] if the vectors are missing, the seed has fewer blocks, or the router needs labels
     /// ([`Self::labelled`]), and the errors of `seed`.
-    pub fn new<E: From<RoutingError>>(
+    pub fn new<E: From<RoutingError>, S: SeedFeatures + 'static>(
         kind: RouterKind,
         config: &RouterConfig,
         vectors: Option<TokenVectors>,
         model: &ModelConfig,
-        seed: impl FnOnce() -> Result<Path, E>,
+        seed: impl FnOnce() -> Result<S, E>,
     ) -> Result<Self, E> {
         let (blocks, context) = (model.blocks, model.context);
         if config.needs_token_vectors(kind) {
@@ -82,8 +83,8 @@ impl RouterFeatures {
                     problem: "routes only the run's own text: serve and evaluate.route = \"window\" need another kind",
                 }));
             }
-            (_, None) => Feature::Blocks(seed()?, blocks),
-            (_, Some(read)) if read <= blocks => Feature::Blocks(seed()?, read),
+            (_, None) => Feature::Blocks(Arc::new(seed()?), blocks),
+            (_, Some(read)) if read <= blocks => Feature::Blocks(Arc::new(seed()?), read),
             (_, Some(read)) => {
                 return Err(E::from(RoutingError::Config {
                     key: "feature_blocks",
@@ -116,7 +117,7 @@ impl FeatureExtractor for RouterFeatures {
     fn dimension(&self) -> usize {
         match &self.source {
             Feature::Lsa(vectors) => vectors.components(),
-            Feature::Blocks(seed, _) => seed.config().hidden_size,
+            Feature::Blocks(seed, _) => seed.hidden_size(),
             Feature::Hash(_) | Feature::Label(..) => 1,
         }
     }
@@ -132,7 +133,7 @@ impl FeatureExtractor for RouterFeatures {
         };
         match &self.source {
             Feature::Lsa(vectors) => Ok(rows().flat_map(|row| vectors.feature(row)).collect()),
-            Feature::Blocks(seed, blocks) => Ok(seed.early_features(*blocks, tokens, lengths)?),
+            Feature::Blocks(seed, blocks) => seed.early_features(*blocks, tokens, lengths),
             Feature::Hash(seed) => Ok(rows().map(|row| document_number(RANDOM, *seed, row) as f32).collect()),
             Feature::Label(labels, paths) => {
                 let path = |row| labels.number(row).map(|number| f64::from(number % paths));
@@ -140,6 +141,13 @@ impl FeatureExtractor for RouterFeatures {
                 let unlabelled = || "a document has no label: label all text of the run".into();
                 rows().map(|row| path(row).map(centre).ok_or_else(unlabelled)).collect()
             }
+        }
+    }
+
+    fn device(&self) -> Option<String> {
+        match &self.source {
+            Feature::Blocks(seed, _) => Some(seed.device()),
+            Feature::Lsa(_) | Feature::Hash(_) | Feature::Label(..) => None,
         }
     }
 }

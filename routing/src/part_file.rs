@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::RoutingError;
 use crate::progress::{ProgressFn, RoutingProgress, report};
 
+mod devices;
 mod frames;
 
 use frames::{Frames, PartWriter};
@@ -40,6 +41,8 @@ pub(crate) struct PartFiles {
     header: Header,
     /// The command that makes a part, for messages.
     command: &'static str,
+    /// The device that computes, if its kind shows in the records.
+    device: Option<String>,
 }
 
 /// Header of the files, the same for all parts.
@@ -95,7 +98,7 @@ impl PartFiles {
         command: &'static str,
     ) -> Self {
         let header = Header { version: VERSION, of, record_bytes, frame: frame.max(1), records };
-        Self { folder, header, command }
+        Self { folder, header, command, device: None }
     }
 
     /// Records of a part; the first begins a frame.
@@ -223,6 +226,7 @@ impl PartFiles {
         compute: &mut Compute<'_>,
     ) -> Result<u64, RoutingError> {
         let mut writer = self.resume(part)?;
+        let first = writer.next;
         let range = self.range(part);
         let total = range.end - range.start;
         loop {
@@ -231,6 +235,9 @@ impl PartFiles {
             if frame.is_empty() {
                 writer.sync()?;
                 return Ok(total);
+            }
+            if writer.next == first {
+                self.note_device(part)?;
             }
             writer.push(compute(frame)?)?;
         }
@@ -281,6 +288,7 @@ impl PartFiles {
                 end += (frame.len() + CHECKSUM) as u64;
             }
         } else {
+            self.forget_devices(part)?;
             let failed = self.io("write", part);
             file.set_len(0).and_then(|()| file.write_all(&header)).map_err(failed)?;
         }
@@ -315,6 +323,7 @@ impl PartFiles {
 
     /// Removes the file of a part whose results are used up.
     pub(crate) fn remove_part(&self, part: WorkPart) -> Result<(), RoutingError> {
+        self.forget_devices(part)?;
         std::fs::remove_file(self.file(part)).map_err(self.io("remove", part))
     }
 

@@ -1,5 +1,6 @@
 //! Features for fitting a router, computed in parts and kept until the router is fitted.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
@@ -10,6 +11,15 @@ use crate::fit::sample;
 use crate::part_file::PartFiles;
 use crate::progress::ProgressFn;
 use crate::{RouterConfig, RoutingError};
+
+/// The features of a whole sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FeaturePoints {
+    /// (N, D), row-major.
+    pub points: Vec<f32>,
+    /// Devices that computed them, in the order of their names; none if the features are the same on every device.
+    pub devices: Vec<String>,
+}
 
 /// Features of an even sample of the documents of a token file, for [`crate::fit_points`].
 ///
@@ -54,7 +64,8 @@ impl<'a> SampleFeatures<'a> {
         });
         let (bytes, count) = (model.dimension() * size_of::<f32>(), documents.len() as u64);
         let files =
-            PartFiles::new(folder.to_owned(), of, bytes, batch_documents, count, "dipaco route features");
+            PartFiles::new(folder.to_owned(), of, bytes, batch_documents, count, "dipaco route features")
+                .on(model.device());
         Ok(Self { featurizer, file, documents, files })
     }
 
@@ -90,21 +101,23 @@ impl<'a> SampleFeatures<'a> {
         Ok(features.iter().flat_map(|value| value.to_le_bytes()).collect())
     }
 
-    /// All features (N, D), row-major. Undivided work is completed by this call.
+    /// All features. Undivided work is completed by this call.
     ///
     /// # Errors
     ///
     /// As [`Self::part`], and [`RoutingError::MissingParts`] if the work was divided and parts are missing.
-    pub fn all(&self, progress: &mut ProgressFn<'_>) -> Result<Vec<f32>, RoutingError> {
+    pub fn all(&self, progress: &mut ProgressFn<'_>) -> Result<FeaturePoints, RoutingError> {
         let parts = self.files.all(progress, &mut |frame| self.batch(frame))?;
         let mut points = Vec::with_capacity(self.documents.len() * self.featurizer.model.dimension());
+        let mut devices = BTreeSet::new();
         for part in parts {
+            devices.append(&mut self.files.devices(part)?);
             self.files.read(part, &mut |_, frame| {
                 points.extend(frame.as_chunks::<4>().0.iter().map(|&value| f32::from_le_bytes(value)));
                 Ok(())
             })?;
         }
-        Ok(points)
+        Ok(FeaturePoints { points, devices: devices.into_iter().collect() })
     }
 
     /// Removes the kept features, once the router is fitted.
@@ -133,7 +146,7 @@ mod tests {
         let features =
             |folder: &Path| SampleFeatures::new(&Histogram, "seed", &file, &config, folder).unwrap();
         let whole = features(&folder.path().join("whole")).all(&mut silent).unwrap();
-        assert_eq!(whole.len(), 150 * Histogram.dimension());
+        assert_eq!(whole.points.len(), 150 * Histogram.dimension());
 
         let shared = features(&folder.path().join("shared"));
         for part in WorkPart::new(1, 3).unwrap().all() {

@@ -21,7 +21,7 @@ const LARGEST_HEADER: u64 = 1 << 20;
 /// Bytes of a score.
 const SCORE_BYTES: u64 = 4;
 
-/// Origin of the scores of a path. Equal headers mean equal scores.
+/// Origin of the scores of a path. Equal headers mean equal scores, up to the rounding of the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScoreHeader {
@@ -38,6 +38,9 @@ pub struct ScoreHeader {
     pub modules: Vec<(ModuleId, Vec<(u32, String)>)>,
     /// BLAKE3 hash of the scores in hexadecimal; empty until they are written.
     pub hash: String,
+    /// Name of the device that computed the scores; empty until they are written.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub device: String,
 }
 
 impl ScoreHeader {
@@ -58,13 +61,14 @@ impl ScoreHeader {
             sequence_tokens,
             modules,
             hash: String::new(),
+            device: String::new(),
         }
     }
 
-    /// True if `other` has the same origin, so its scores are the scores of this header.
+    /// True if `other` has the same origin, so its scores are the scores of this header, whichever device computed them.
     #[must_use]
     pub fn is_answered_by(&self, other: &Self) -> bool {
-        *other == Self { hash: other.hash.clone(), ..self.clone() }
+        *other == Self { hash: other.hash.clone(), device: other.device.clone(), ..self.clone() }
     }
 }
 

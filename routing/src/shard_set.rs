@@ -58,6 +58,9 @@ pub struct ShardManifest {
     pub source_documents: u64,
     /// Number of shards of a document.
     pub overlap: u32,
+    /// Devices that computed the features, in the order of their names; none if these are the same on every device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
     /// The documents that are reserved for the router and go to no shard, if there are any.
     pub reserved: Option<Reserved>,
     /// The shards in the order of the paths.
@@ -332,6 +335,7 @@ impl ShardManifest {
             tokenizer_hash: file.tokenizer_hash().into(),
             source_documents: file.documents(),
             overlap,
+            devices: Vec::new(),
             reserved,
             shards,
         }

@@ -65,6 +65,7 @@ pub(crate) fn fitted_on() -> FittedOn {
         tokenizer_hash: "bb".into(),
         seed_hash: "cc".into(),
         labels_hash: None,
+        devices: Vec::new(),
         documents: 7,
         loss: 0.25,
         targets: None,
@@ -95,5 +96,6 @@ pub(crate) fn origin() -> FitOrigin {
         tokenizer_hash: "k".into(),
         seed_hash: "s".into(),
         labels_hash: None,
+        devices: Vec::new(),
     }
 }

@@ -1,10 +1,10 @@
 //! A router together with the model that gives its features.
 
-use dipaco_model::{ModelConfig, Path};
+use dipaco_model::ModelConfig;
 use dipaco_shards::TokenRows;
 use dipaco_topology::PathId;
 
-use crate::{BoxError, DocumentRoute, FeatureExtractor, Router, RouterFeatures, RoutingError};
+use crate::{BoxError, DocumentRoute, FeatureExtractor, Router, RouterFeatures, RoutingError, SeedFeatures};
 
 /// Chooses paths by the first tokens of texts.
 #[derive(Debug)]
@@ -20,11 +20,11 @@ impl TextRouter {
     /// # Errors
     ///
     /// [`RoutingError::Mismatch`] if the router was made for another seed, and the errors of `seed`.
-    pub fn new<E: From<RoutingError>>(
+    pub fn new<E: From<RoutingError>, S: SeedFeatures + 'static>(
         router: Router,
         model: &ModelConfig,
         seed_hash: &str,
-        seed: impl FnOnce() -> Result<Path, E>,
+        seed: impl FnOnce() -> Result<S, E>,
     ) -> Result<Self, E> {
         let features = RouterFeatures::of_router(&router, model, seed)?;
         router.check_seed(features.dimension(), seed_hash)?;

@@ -126,6 +126,7 @@ mod tests {
             tokenizer_hash: file.tokenizer_hash().to_owned(),
             seed_hash: "seed".to_owned(),
             labels_hash: None,
+            devices: Vec::new(),
         };
         let dimension = model.dimension();
         let fit = fit_points(points, dimension, &[paths], origin, &config, &mut silent).unwrap();

@@ -1,38 +1,23 @@
 //! The option `--device`.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use dipaco_path::{DeviceChoice, TrainDevice};
 
 use crate::error::CliError;
 
-/// The device to train on. It is no key of the configuration, because the machines of a run may differ.
+/// The device that computes. It is no key of the configuration, because the machines of a run may differ.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DeviceOptions {
-    /// Device to train on. A GPU needs a program that was built with --features cuda.
-    #[arg(long, env = "DIPACO_DEVICE", value_enum, default_value_t, value_name = "DEVICE")]
-    device: DeviceOption,
-}
-
-/// The values of `--device`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum DeviceOption {
-    /// The first NVIDIA GPU, or the CPU where there is none.
-    #[default]
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// The first NVIDIA GPU.
-    Cuda,
+    /// Device that computes: auto is the first NVIDIA GPU, or the CPU where there is none; cpu; cuda is the first NVIDIA GPU,
+    /// cuda:N the one with number N from 0. A GPU needs a program that was built with --features cuda.
+    #[arg(long, env = "DIPACO_DEVICE", default_value_t, value_name = "DEVICE")]
+    device: DeviceChoice,
 }
 
 impl DeviceOptions {
     /// The chosen device.
     pub(crate) fn choice(self) -> DeviceChoice {
-        match self.device {
-            DeviceOption::Auto => DeviceChoice::Auto,
-            DeviceOption::Cpu => DeviceChoice::Cpu,
-            DeviceOption::Cuda => DeviceChoice::Cuda,
-        }
+        self.device
     }
 
     /// Opens the device, for a command that computes in this process.

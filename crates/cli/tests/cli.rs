@@ -230,7 +230,7 @@ fn a_gpu_that_is_not_there_is_refused_and_auto_trains_on_the_cpu() {
         assert!(code == 2 && err.contains("--features cuda"), "{err}");
     } else if err.contains("libcuda was not found") || err.contains("there is no GPU number 0") {
         assert_eq!(code, 1, "{err}");
-        assert!(auto.2.contains("training on the CPU: "), "{}", auto.2);
+        assert!(auto.2.contains("computing on the CPU: "), "{}", auto.2);
     } else {
         assert!(auto.0 == 1 && auto.2 == err, "a GPU that can't be used is not hidden: {}{err}", auto.2);
         return;

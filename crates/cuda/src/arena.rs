@@ -2,7 +2,6 @@
 
 use dipaco_model::{Dtype, ModelConfig, parameters, path_specs};
 
-use crate::CudaOptions;
 use crate::device::Address;
 use crate::kernels::SQUARES_CHUNK;
 use crate::layout::{DecayRun, decay_runs};
@@ -56,7 +55,7 @@ pub(crate) struct Saved {
     pub(crate) gate_up: Address,
 }
 
-/// Addresses of all buffers. P numbers of parameters; N rows of a micro-batch.
+/// Addresses of all buffers. P numbers of parameters; N rows of a micro-batch. A reader has no bytes for what only steps use.
 #[derive(Clone, Debug)]
 pub(crate) struct Arena {
     /// Weights, both moments and the gradient: P numbers each, f32.
@@ -80,9 +79,9 @@ pub(crate) struct Arena {
     pub(crate) batch: Address,
     /// `-ln p` of each target (N), f32.
     pub(crate) losses: Address,
-    /// Residual stream at the input of each block and after the last block (N, D), f32.
+    /// Residual stream at the input of each block and after the last block (N, D), f32. A reader has one address for all.
     pub(crate) streams: Vec<Address>,
-    /// One per block. With activation checkpointing all blocks have the same addresses.
+    /// One per block. With activation checkpointing, and in a reader, all blocks have the same addresses.
     pub(crate) saved: Vec<Saved>,
     /// Output of the final norm (N, D), element.
     pub(crate) normed: Address,
@@ -110,9 +109,22 @@ pub(crate) struct Arena {
     pub(crate) bytes: usize,
 }
 
+/// The use of a path on the device. It decides which buffers the path has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Steps.
+    Training {
+        /// [`crate::CudaOptions::checkpointing`].
+        checkpointing: bool,
+    },
+    /// Forward passes only: no gradient, no moments, and the activations of one block.
+    Reading,
+}
+
 impl Arena {
-    /// Lays out the buffers from `base`, for micro-batches of at most `options.micro_batch` sequences.
-    pub(crate) fn new(config: &ModelConfig, options: &CudaOptions, base: Address) -> Self {
+    /// Lays out the buffers from `base`, for micro-batches of at most `micro_batch` sequences. A buffer without a use has no
+    /// bytes.
+    pub(crate) fn new(config: &ModelConfig, micro_batch: usize, purpose: Purpose, base: Address) -> Self {
         let mut bytes = 0;
         let mut take = |count: usize, size: usize| {
             let address = base.plus(bytes);
@@ -121,26 +133,33 @@ impl Arena {
         };
         let element = config.dtype.bytes();
         let bf16 = config.dtype == Dtype::Bf16;
+        let trains = purpose != Purpose::Reading;
+        let of_training = |count: usize| if trains { count } else { 0 };
         let parameters = parameters(&path_specs(config));
-        let rows = options.micro_batch * config.context;
+        let rows = micro_batch * config.context;
+        let trained_rows = of_training(rows);
         let (d, a, f) = (config.hidden_size, config.attention_size(), config.ffn_size);
         let qkv = a + 2 * config.key_value_size();
         let head_rows = HEAD_ROWS.min(rows);
-        let segment_count = segments(config).len();
+        let segment_count = of_training(segments(config).len());
         let weights = take(parameters, 4);
-        let slots = if options.checkpointing { 1 } else { config.blocks };
-        let first = take(parameters, 4);
-        let second = take(parameters, 4);
-        let gradient = take(parameters, 4);
+        let slots = if purpose == (Purpose::Training { checkpointing: false }) { config.blocks } else { 1 };
+        let first = take(of_training(parameters), 4);
+        let second = take(of_training(parameters), 4);
+        let gradient = take(of_training(parameters), 4);
         let copy = if bf16 { take(parameters, 2) } else { weights };
         let cosines = take(config.context * config.head_dim / 2, 4);
         let sines = take(config.context * config.head_dim / 2, 4);
         let segments = take(segment_count, size_of::<Segment>());
         let report = take(REPORT, 8);
-        let squares = take(parameters.div_ceil(SQUARES_CHUNK), 8);
+        let squares = take(of_training(parameters.div_ceil(SQUARES_CHUNK)), 8);
         let batch = take(4 * rows + 1, 4);
         let losses = take(rows, 4);
-        let streams = (0..=config.blocks).map(|_| take(rows * d, 4)).collect();
+        // A forward pass reads a block's input for the last time before it writes the block's output, so a reader has one
+        // stream for all blocks.
+        let first_stream = take(rows * d, 4);
+        let mut stream = |i| if trains && i > 0 { take(rows * d, 4) } else { first_stream };
+        let streams = (0..=config.blocks).map(&mut stream).collect();
         let slots: Vec<Saved> = (0..slots)
             .map(|_| Saved {
                 middle: take(rows * d, 4),
@@ -152,7 +171,7 @@ impl Arena {
                 gate_up: take(rows * 2 * f, element),
             })
             .collect();
-        let slope = take(rows * d, 4);
+        let slope = take(trained_rows * d, 4);
         let logits = take(head_rows * config.vocab_size, 4);
         Self {
             weights,
@@ -173,16 +192,16 @@ impl Arena {
             normed: take(rows * d, element),
             activated: take(rows * f, element),
             slope,
-            slope_copy: if bf16 { take(rows * d, 2) } else { slope },
-            normed_slope: take(rows * d, element),
-            attended_slope: take(rows * a, element),
-            qkv_slope: take(rows * qkv, element),
-            delta: take(rows * config.heads, 4),
-            norm_partial: take(NORM_GROUPS * d, 4),
+            slope_copy: if bf16 { take(trained_rows * d, 2) } else { slope },
+            normed_slope: take(trained_rows * d, element),
+            attended_slope: take(trained_rows * a, element),
+            qkv_slope: take(trained_rows * qkv, element),
+            delta: take(trained_rows * config.heads, 4),
+            norm_partial: take(of_training(NORM_GROUPS * d), 4),
             logits,
-            logits_slope: if bf16 { take(head_rows * config.vocab_size, 2) } else { logits },
+            logits_slope: if bf16 { take(of_training(head_rows * config.vocab_size), 2) } else { logits },
             head_rows,
-            features: take(options.micro_batch * d, 4),
+            features: take(micro_batch * d, 4),
             bytes,
         }
     }

@@ -3,7 +3,7 @@
 use dipaco_model::{Dtype, Loss, ModelConfig, TokenBatch, TokenRows};
 use dipaco_optim::AdamWConfig;
 
-use crate::arena::{Arena, REPORT, segments};
+use crate::arena::{Arena, Purpose, REPORT, segments};
 use crate::batch::{BatchOffsets, PackedBatch, check_batch, check_tokens};
 use crate::device::{Address, Argument, Grid, KernelDevice, Launch};
 use crate::layout::Layout;
@@ -15,7 +15,9 @@ pub(crate) struct Engine<D> {
     pub(crate) device: D,
     pub(crate) config: ModelConfig,
     pub(crate) layout: Layout,
-    pub(crate) options: CudaOptions,
+    /// Sequences per pass.
+    pub(crate) micro_batch: usize,
+    pub(crate) purpose: Purpose,
     pub(crate) arena: Arena,
     batch: PackedBatch,
     steps: u64,
@@ -52,36 +54,56 @@ enum HeadGradients {
 }
 
 impl<D: KernelDevice> Engine<D> {
-    /// Lays out the arena of `device`, which must have room for it, and uploads the path.
+    /// Lays out the arena of `device`, which must have room for it, and uploads a path for steps.
     pub(crate) fn new(
         device: D,
         config: ModelConfig,
         options: CudaOptions,
         path: &PathUpload<'_>,
     ) -> Result<Self, CudaError> {
-        let arena = Arena::new(&config, &options, device.arena());
-        let layout = Layout::new(&config);
-        let batch = PackedBatch::new(config.vocab_size, options.micro_batch * config.context);
-        let mut engine = Self { device, config, layout, options, arena, batch, steps: path.step };
-        engine.upload(path)?;
+        let purpose = Purpose::Training { checkpointing: options.checkpointing };
+        let mut engine = Self::with_weights(device, config, options.micro_batch, purpose, path.weights)?;
+        engine.steps = path.step;
+        engine.check_length("first", path.first)?;
+        engine.check_length("second", path.second)?;
+        engine.device.upload(engine.arena.first, bytemuck::cast_slice(path.first))?;
+        engine.device.upload(engine.arena.second, bytemuck::cast_slice(path.second))?;
+        engine.device.upload(engine.arena.segments, bytemuck::cast_slice(&segments(&engine.config)))?;
         Ok(engine)
     }
 
-    fn upload(&mut self, path: &PathUpload<'_>) -> Result<(), CudaError> {
+    /// Lays out the arena of `device` for a use, and uploads the weights.
+    pub(crate) fn with_weights(
+        device: D,
+        config: ModelConfig,
+        micro_batch: usize,
+        purpose: Purpose,
+        weights: &[f32],
+    ) -> Result<Self, CudaError> {
+        let arena = Arena::new(&config, micro_batch, purpose, device.arena());
+        let layout = Layout::new(&config);
+        let batch = PackedBatch::new(config.vocab_size, micro_batch * config.context);
+        let mut engine = Self { device, config, layout, micro_batch, purpose, arena, batch, steps: 0 };
+        engine.check_length("weights", weights)?;
+        engine.upload(weights)?;
+        Ok(engine)
+    }
+
+    /// Checks that there is a number for each parameter.
+    fn check_length(&self, what: &'static str, values: &[f32]) -> Result<(), CudaError> {
         let expected = self.layout.parameters;
-        let arrays = [("weights", path.weights), ("first", path.first), ("second", path.second)];
-        for (what, values) in arrays {
-            if values.len() != expected {
-                let problem = format!("{} numbers were given for {expected} parameters", values.len());
-                return Err(CudaError::Argument { what, problem });
-            }
+        if values.len() == expected {
+            return Ok(());
         }
-        let places = [self.arena.weights, self.arena.first, self.arena.second];
-        for (place, (_, values)) in places.into_iter().zip(arrays) {
-            self.device.upload(place, bytemuck::cast_slice(values))?;
-        }
+        let problem = format!("{} numbers were given for {expected} parameters", values.len());
+        Err(CudaError::Argument { what, problem })
+    }
+
+    /// Uploads the weights and the tables of the rotary embedding.
+    fn upload(&mut self, weights: &[f32]) -> Result<(), CudaError> {
+        self.device.upload(self.arena.weights, bytemuck::cast_slice(weights))?;
         if self.config.dtype == Dtype::Bf16 {
-            let copy: Vec<u16> = path.weights.iter().map(|&weight| to_bf16(weight)).collect();
+            let copy: Vec<u16> = weights.iter().map(|&weight| to_bf16(weight)).collect();
             self.device.upload(self.arena.copy, bytemuck::cast_slice(&copy))?;
         }
         let half = self.config.head_dim / 2;
@@ -95,7 +117,7 @@ impl<D: KernelDevice> Engine<D> {
             let table: Vec<f32> = angles.iter().map(|&angle| f(angle) as f32).collect();
             self.device.upload(place, bytemuck::cast_slice(&table))?;
         }
-        self.device.upload(self.arena.segments, bytemuck::cast_slice(&segments(&self.config)))
+        Ok(())
     }
 
     /// Returns the number of steps taken so far.
@@ -113,7 +135,7 @@ impl<D: KernelDevice> Engine<D> {
         check_batch(&self.config, batch)?;
         let counted = batch.counted();
         let scale = 1.0 / counted.max(1) as f32;
-        for (i, part) in batch.parts(self.options.micro_batch).enumerate() {
+        for (i, part) in batch.parts(self.micro_batch).enumerate() {
             let rows = Rows { sequences: part.rows(), time: part.time() };
             let accumulate = i > 0;
             self.send(part.tokens(), part.targets())?;
@@ -137,7 +159,7 @@ impl<D: KernelDevice> Engine<D> {
     /// Returns `-ln p` of each target (B, T), without gradients, and the number of counted targets.
     pub(crate) fn losses(&mut self, batch: &TokenBatch) -> Result<(Vec<f32>, usize), CudaError> {
         check_batch(&self.config, batch)?;
-        let micro = self.options.micro_batch;
+        let micro = self.micro_batch;
         let mut losses = vec![0f32; batch.targets().len()];
         for (part, losses) in batch.parts(micro).zip(losses.chunks_mut(micro * batch.time())) {
             let rows = Rows { sequences: part.rows(), time: part.time() };
@@ -149,9 +171,25 @@ impl<D: KernelDevice> Engine<D> {
         Ok((losses, batch.counted()))
     }
 
-    /// Returns the mean (B, D) of the last block's output over the first `lengths` tokens of each row.
-    pub(crate) fn features(&mut self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, CudaError> {
+    /// Returns `ln p(target)` in nats of each position (B, T); 0 where the target is [`dipaco_model::IGNORE`].
+    pub(crate) fn token_log_probs(&mut self, batch: &TokenBatch) -> Result<Vec<f32>, CudaError> {
+        let (losses, _) = self.losses(batch)?;
+        Ok(losses.into_iter().map(|loss| if loss == 0.0 { 0.0 } else { -loss }).collect())
+    }
+
+    /// Returns the mean (B, D) of the output of the first `blocks` blocks over the first `lengths` tokens of each row. Later
+    /// blocks are not computed.
+    pub(crate) fn features(
+        &mut self,
+        blocks: usize,
+        tokens: &TokenRows,
+        lengths: &[usize],
+    ) -> Result<Vec<f32>, CudaError> {
         check_tokens(&self.config, tokens)?;
+        if blocks > self.config.blocks {
+            let problem = format!("{blocks} is over {}", self.config.blocks);
+            return Err(CudaError::Argument { what: "the number of blocks of features", problem });
+        }
         let (batch, time) = (tokens.rows(), tokens.time());
         let wrong = |problem: String| Err(CudaError::Argument { what: "lengths", problem });
         if lengths.len() != batch {
@@ -160,7 +198,7 @@ impl<D: KernelDevice> Engine<D> {
         if let Some(length) = lengths.iter().find(|&&length| length == 0 || length > time) {
             return wrong(format!("{length} is not from 1 to {time}"));
         }
-        let (micro, width) = (self.options.micro_batch, self.config.hidden_size);
+        let (micro, width) = (self.micro_batch, self.config.hidden_size);
         let mut features = vec![0f32; batch * width];
         let parts = tokens.parts(micro).zip(lengths.chunks(micro)).zip(features.chunks_mut(micro * width));
         for ((tokens, lengths), features) in parts {
@@ -170,9 +208,9 @@ impl<D: KernelDevice> Engine<D> {
             let place = self.arena.batch.plus(4 * BatchOffsets::new(rows.count()).order);
             let lengths: Vec<u32> = lengths.iter().map(|&length| length as u32).collect();
             self.device.upload(place, bytemuck::cast_slice(&lengths))?;
-            self.forward(rows)?;
-            let arguments =
-                [self.arena.features.into(), self.last_stream().into(), place.into(), (time as i32).into()];
+            self.stream_after(blocks, rows)?;
+            let stream = self.arena.streams[blocks];
+            let arguments = [self.arena.features.into(), stream.into(), place.into(), (time as i32).into()];
             self.run("mean", Grid::line(rows.sequences), 256, &arguments)?;
             self.device.download(self.arena.features, bytemuck::cast_slice_mut(features))?;
         }

@@ -1,4 +1,4 @@
-//! Errors of training on a GPU.
+//! Errors of computing on a GPU.
 
 use thiserror::Error;
 
@@ -24,8 +24,8 @@ pub enum CudaError {
     },
     /// The path does not fit into the GPU's memory.
     #[error(
-        "the path needs {needed} MiB of GPU memory and {free} of {total} MiB are free: lower train.micro_batch, set \
-         train.activation_checkpointing, or stop other programs that use the GPU"
+        "the path needs {needed} MiB of GPU memory and {free} of {total} MiB are free: {remedy}, or stop other programs that \
+         use the GPU"
     )]
     Memory {
         /// Memory of the path, in MiB.
@@ -34,6 +34,8 @@ pub enum CudaError {
         free: usize,
         /// Memory of the GPU, in MiB.
         total: usize,
+        /// Advice for the operator.
+        remedy: &'static str,
     },
     /// The kernels do not compile for this GPU.
     #[error("NVRTC did not compile the kernels for {architecture}; its log:\n{log}")]

@@ -41,7 +41,7 @@ impl Gpu {
             (
                 unsafe { cudarc::driver::sys::is_culib_present() },
                 "libcuda",
-                "install NVIDIA's driver, or train on the CPU",
+                "install NVIDIA's driver, or use the CPU",
             ),
             (
                 // SAFETY: as above.

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use dipaco_model::{Dtype, ModelConfig};
 use libloading::Library;
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Purpose};
 use crate::device::{Address, Argument, KernelDevice, Launch, Product};
 use crate::engine::{Engine, to_bf16};
 use crate::{CudaError, CudaOptions, PathUpload, kernels};
@@ -85,8 +85,16 @@ impl Host {
 
     /// Puts a path on the host.
     pub(crate) fn engine(config: &ModelConfig, options: CudaOptions, path: &PathUpload<'_>) -> Engine<Self> {
-        let bytes = Arena::new(config, &options, Address::NULL).bytes;
+        let purpose = Purpose::Training { checkpointing: options.checkpointing };
+        let bytes = Arena::new(config, options.micro_batch, purpose, Address::NULL).bytes;
         Engine::new(Self::new(config, bytes), config.clone(), options, path).unwrap()
+    }
+
+    /// Puts a path on the host for forward passes of `sequences` rows.
+    pub(crate) fn reader(config: &ModelConfig, sequences: usize, weights: &[f32]) -> Engine<Self> {
+        let purpose = Purpose::Reading;
+        let bytes = Arena::new(config, sequences, purpose, Address::NULL).bytes;
+        Engine::with_weights(Self::new(config, bytes), config.clone(), sequences, purpose, weights).unwrap()
     }
 }
 

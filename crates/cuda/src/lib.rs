@@ -1,8 +1,9 @@
-//! The training step of one path on an NVIDIA GPU.
+//! The training step of one path on an NVIDIA GPU, and its forward pass for routing.
 //!
 //! [`Gpu::open`] opens a GPU or returns an error that names the missing library. Building this package and starting a
 //! program that contains it need nothing of CUDA. [`CudaPath`] holds a path on the GPU, in one allocation. It computes
 //! the same step as `dipaco-model` and `dipaco-optim` on the CPU, with the same parameters in the same order.
+//! [`CudaReader`] holds a path for forward passes only: features for routing, and scores.
 //!
 //! NVRTC compiles the kernels (`kernels/*.cu`) for the GPU and the shape of the path when the path is created. cuBLASLt
 //! computes the matrix products. All sums have a fixed order: the same path and batches give the same bits on one kind
@@ -25,6 +26,7 @@ mod operands;
 mod passes;
 mod path;
 mod projection;
+mod reader;
 #[cfg(test)]
 mod tests;
 mod update;
@@ -32,3 +34,4 @@ mod update;
 pub use error::CudaError;
 pub use gpu::{Gpu, GpuInfo};
 pub use path::{CudaOptions, CudaPath, CudaStep, KernelTime, PathUpload};
+pub use reader::CudaReader;

@@ -7,7 +7,7 @@
 use dipaco_model::Dtype;
 
 use crate::CudaError;
-use crate::arena::NORM_GROUPS;
+use crate::arena::{NORM_GROUPS, Purpose};
 use crate::batch::BatchOffsets;
 use crate::device::{Address, Grid, KernelDevice};
 use crate::engine::{Engine, Rows};
@@ -40,13 +40,19 @@ struct Norm {
 }
 
 impl<D: KernelDevice> Engine<D> {
-    /// Computes the output of the final norm from the uploaded tokens.
-    pub(crate) fn forward(&mut self, rows: Rows) -> Result<(), CudaError> {
+    /// Computes the residual stream after the first `blocks` blocks from the uploaded tokens.
+    pub(crate) fn stream_after(&mut self, blocks: usize, rows: Rows) -> Result<(), CudaError> {
         let arguments = [self.arena.streams[0].into(), self.arena.weights.into(), self.arena.batch.into()];
         self.run("embedding_forward", Grid::line(rows.count()), 128, &arguments)?;
-        for i in 0..self.config.blocks {
+        for i in 0..blocks {
             self.block_forward(i, rows)?;
         }
+        Ok(())
+    }
+
+    /// Computes the output of the final norm from the uploaded tokens.
+    pub(crate) fn forward(&mut self, rows: Rows) -> Result<(), CudaError> {
+        self.stream_after(self.config.blocks, rows)?;
         let norm = Norm { x: self.last_stream(), weight: self.layout.final_norm, rows };
         self.norm(norm, self.arena.normed)
     }
@@ -103,7 +109,8 @@ impl<D: KernelDevice> Engine<D> {
         self.norm_backward(norm, false, accumulate)?;
         for i in (0..self.config.blocks).rev() {
             // All blocks share one set of activations then, which still holds the last block's.
-            if self.options.checkpointing && i + 1 < self.config.blocks {
+            let recompute = self.purpose == Purpose::Training { checkpointing: true };
+            if recompute && i + 1 < self.config.blocks {
                 self.block_forward(i, rows)?;
             }
             self.block_backward(i, rows, accumulate)?;

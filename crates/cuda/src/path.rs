@@ -1,9 +1,9 @@
 //! A path on a GPU.
 
-use dipaco_model::{Loss, ModelConfig, TokenBatch, TokenRows};
+use dipaco_model::{Loss, ModelConfig, TokenBatch};
 use dipaco_optim::AdamWConfig;
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Purpose};
 use crate::device::Address;
 use crate::engine::Engine;
 use crate::nvidia::Nvidia;
@@ -63,7 +63,8 @@ impl std::fmt::Debug for CudaPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CudaPath")
             .field("config", &self.engine.config)
-            .field("options", &self.engine.options)
+            .field("micro_batch", &self.engine.micro_batch)
+            .field("purpose", &self.engine.purpose)
             .field("steps", &self.engine.steps())
             .finish_non_exhaustive()
     }
@@ -72,22 +73,23 @@ impl std::fmt::Debug for CudaPath {
 /// Checks the limits of the kernels before any memory is allocated.
 fn check(config: &ModelConfig, options: &CudaOptions) -> Result<(), CudaError> {
     check_shape(config)?;
-    // The second dimension of a grid is the sequences times the heads, and CUDA allows 65,535 there.
-    let largest = 65_535 / config.heads;
+    let largest = largest_micro_batch(config);
     if options.micro_batch == 0 || options.micro_batch > largest {
         let problem = format!("is {}: on a GPU it must be from 1 to {largest}", options.micro_batch);
-        return Err(CudaError::Shape { key: "train.micro_batch", problem });
-    }
-    if options.micro_batch * config.context > 1 << 24 {
-        let problem =
-            format!("× model.context is {}: it must be at most 2^24", options.micro_batch * config.context);
         return Err(CudaError::Shape { key: "train.micro_batch", problem });
     }
     Ok(())
 }
 
+/// Returns the largest number of sequences of a pass, for a shape that [`check_shape`] accepts.
+pub(crate) fn largest_micro_batch(config: &ModelConfig) -> usize {
+    // The second dimension of a grid is the sequences times the heads, and CUDA allows 65,535 there. Kernels count rows
+    // in 32 bits; 2^24 rows leave room for the products with a width.
+    (65_535 / config.heads).min((1 << 24) / config.context)
+}
+
 /// Checks the limits of the kernels on the shape of the path.
-fn check_shape(config: &ModelConfig) -> Result<(), CudaError> {
+pub(crate) fn check_shape(config: &ModelConfig) -> Result<(), CudaError> {
     let error = |key, problem: String| Err(CudaError::Shape { key, problem });
     let sizes = [
         ("model.hidden_size", config.hidden_size, 16_384),
@@ -120,7 +122,8 @@ impl CudaPath {
     /// The kernels do not support the shape.
     pub fn memory(config: &ModelConfig, options: &CudaOptions) -> Result<usize, CudaError> {
         check(config, options)?;
-        Ok(Arena::new(config, options, Address::NULL).bytes)
+        let purpose = Purpose::Training { checkpointing: options.checkpointing };
+        Ok(Arena::new(config, options.micro_batch, purpose, Address::NULL).bytes)
     }
 
     /// Puts a path on a GPU: compiles its kernels, allocates all memory and copies the numbers. Products multiply
@@ -189,17 +192,7 @@ impl CudaPath {
     /// # Errors
     /// As [`CudaPath::step`].
     pub fn token_log_probs(&mut self, batch: &TokenBatch) -> Result<Vec<f32>, CudaError> {
-        let (losses, _) = self.engine.losses(batch)?;
-        Ok(losses.into_iter().map(|loss| if loss == 0.0 { 0.0 } else { -loss }).collect())
-    }
-
-    /// Returns the features of the router (B, D): the mean of the last block's output over the first `lengths` tokens
-    /// of each row.
-    ///
-    /// # Errors
-    /// As [`CudaPath::step`]. Also if there is not one length a row, or a length is 0 or over T.
-    pub fn features(&mut self, tokens: &TokenRows, lengths: &[usize]) -> Result<Vec<f32>, CudaError> {
-        self.engine.features(tokens, lengths)
+        self.engine.token_log_probs(batch)
     }
 
     /// Returns the number of steps taken so far, including the steps before the upload to the GPU.

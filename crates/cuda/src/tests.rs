@@ -4,6 +4,7 @@ mod attention;
 #[path = "../tests/reference/cpu_path.rs"]
 mod cpu_path;
 mod operations;
+mod reader;
 mod steps;
 
 use dipaco_model::{Dtype, ModelConfig};
@@ -25,6 +26,40 @@ fn config(dtype: Dtype, hidden_size: usize, heads: usize, head_dim: usize) -> Mo
         dtype,
         ..ModelConfig::default()
     }
+}
+
+/// Sizes that fit no tile and no vector.
+fn odd(tie_embeddings: bool) -> ModelConfig {
+    ModelConfig {
+        hidden_size: 20,
+        blocks: 2,
+        heads: 3,
+        head_dim: 6,
+        ffn_size: 28,
+        vocab_size: 50,
+        context: 12,
+        tie_embeddings,
+        ..ModelConfig::default()
+    }
+}
+
+/// Sizes that fit the tensor cores and 16-byte accesses.
+fn even() -> ModelConfig {
+    ModelConfig {
+        hidden_size: 32,
+        blocks: 2,
+        heads: 2,
+        head_dim: 16,
+        ffn_size: 48,
+        vocab_size: 56,
+        context: 24,
+        ..ModelConfig::default()
+    }
+}
+
+/// The same with twice as many heads, and this number of heads of keys and values.
+fn grouped(config: ModelConfig, kv_heads: usize) -> ModelConfig {
+    ModelConfig { heads: 2 * config.heads, kv_heads: Some(kv_heads), ..config }
 }
 
 /// Reproducible numbers from -1 to 1.
@@ -90,6 +125,10 @@ impl Buffer {
     fn f64(&self) -> Vec<f64> {
         self.values().into_iter().map(f64::from).collect()
     }
+}
+
+fn f64s(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&value| f64::from(value)).collect()
 }
 
 fn run(host: &mut Host, kernel: &'static str, grid: Grid, threads: usize, arguments: &[Argument]) {

@@ -10,7 +10,7 @@
 mod cpu_path;
 
 use cpu_path::{CpuPath, data};
-use dipaco_cuda::{CudaError, CudaOptions, CudaPath, CudaStep, Gpu, PathUpload};
+use dipaco_cuda::{CudaError, CudaOptions, CudaPath, CudaReader, CudaStep, Gpu, PathUpload};
 use dipaco_model::{Dtype, ModelConfig, parameters, path_specs};
 use dipaco_optim::AdamWConfig;
 
@@ -119,7 +119,7 @@ fn the_same_steps_give_the_same_bits() {
 }
 
 #[test]
-fn losses_and_features_are_those_of_the_cpu() {
+fn losses_scores_and_features_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for config in configs() {
         for (dtype, tolerance) in [(Dtype::F32, 1e-5), (Dtype::Bf16, 1e-2)] {
@@ -133,9 +133,16 @@ fn losses_and_features_are_those_of_the_cpu() {
             let loss = path.loss(&batch).unwrap();
             let mean = expected.iter().map(|&p| -f64::from(p)).sum::<f64>() / loss.counted as f64;
             assert!((f64::from(loss.mean) / mean - 1.0).abs() < tolerance);
+            let mut reader = CudaReader::new(&gpu, on_device.clone(), 3, &cpu.weights()).unwrap();
+            assert!(distance(&reader.token_log_probs(&batch).unwrap(), &expected) < tolerance);
             let lengths = [1, 7, 32, config.context];
-            let expected = cpu.path.features(batch.tokens(), &lengths).unwrap();
-            assert!(distance(&path.features(batch.tokens(), &lengths).unwrap(), &expected) < tolerance);
+            for blocks in 0..=config.blocks {
+                let expected = cpu.path.early_features(blocks, batch.tokens(), &lengths).unwrap();
+                let found = reader.features(blocks, batch.tokens(), &lengths).unwrap();
+                assert!(distance(&found, &expected) < tolerance, "{dtype}, {blocks} blocks");
+                let again = reader.features(blocks, batch.tokens(), &lengths).unwrap();
+                assert_eq!(found, again, "the same features have the same bits");
+            }
         }
     }
 }

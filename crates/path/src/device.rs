@@ -1,4 +1,6 @@
-//! Devices that train paths: the CPU, and with the feature `cuda` an NVIDIA GPU.
+//! Devices that train and read paths: the CPU, and with the feature `cuda` an NVIDIA GPU.
+
+use dipaco_model::{ModelError, OpsError, kernel_choice};
 
 use crate::PathError;
 
@@ -11,23 +13,43 @@ pub enum DeviceChoice {
     Auto,
     /// The CPU.
     Cpu,
-    /// The first GPU.
-    Cuda,
+    /// The GPU with this number, from 0.
+    Cuda(usize),
 }
 
-impl DeviceChoice {
-    /// Its name on the command line.
-    #[must_use]
-    pub fn name(self) -> &'static str {
+impl std::fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Auto => "auto",
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(0) => f.write_str("cuda"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
         }
     }
 }
 
-/// A device that trains paths.
+impl std::str::FromStr for DeviceChoice {
+    type Err = DeviceChoiceError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => {
+                let number = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+                number.map(Self::Cuda).ok_or(DeviceChoiceError)
+            }
+        }
+    }
+}
+
+/// A text that names no device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("give auto, cpu, cuda, or cuda:N for the GPU with number N from 0")]
+pub struct DeviceChoiceError;
+
+/// A device that trains and reads paths.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum TrainDevice {
@@ -51,10 +73,11 @@ impl TrainDevice {
         if choice == DeviceChoice::Cpu {
             return Ok(Self::Cpu);
         }
-        match dipaco_cuda::Gpu::open(0).map_err(PathError::from) {
+        let ordinal = if let DeviceChoice::Cuda(number) = choice { number } else { 0 };
+        match dipaco_cuda::Gpu::open(ordinal).map_err(PathError::from) {
             Ok(gpu) => Ok(Self::Cuda(gpu)),
             Err(error) if choice == DeviceChoice::Auto && error.is_no_gpu() => {
-                tracing::info!("training on the CPU: {error}");
+                tracing::info!("computing on the CPU: {error}");
                 Ok(Self::Cpu)
             }
             Err(error) => Err(error),
@@ -69,7 +92,7 @@ impl TrainDevice {
     pub fn open(choice: DeviceChoice) -> Result<Self, PathError> {
         match choice {
             DeviceChoice::Auto | DeviceChoice::Cpu => Ok(Self::Cpu),
-            DeviceChoice::Cuda => Err(PathError::BuiltWithoutCuda),
+            DeviceChoice::Cuda(_) => Err(PathError::BuiltWithoutCuda),
         }
     }
 
@@ -77,6 +100,25 @@ impl TrainDevice {
     #[must_use]
     pub fn is_cpu(&self) -> bool {
         matches!(self, Self::Cpu)
+    }
+
+    /// Name for records of results, which other devices round differently: the set of kernels of a CPU, such as
+    /// `cpu-avx512`, or the GPU's name and compute capability.
+    ///
+    /// # Errors
+    /// A forced set of kernels can't run, or the GPU's driver refuses.
+    pub fn name(&self) -> Result<String, PathError> {
+        match self {
+            Self::Cpu => {
+                let choice = kernel_choice().map_err(OpsError::from).map_err(ModelError::from)?;
+                Ok(format!("cpu-{}", choice.set))
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda(gpu) => {
+                let dipaco_cuda::GpuInfo { name, capability: (major, minor), .. } = gpu.info()?;
+                Ok(format!("{name}, compute capability {major}.{minor}"))
+            }
+        }
     }
 
     /// Description for reports: `CPU`, or the GPU's name, compute capability and memory.
@@ -100,10 +142,21 @@ impl TrainDevice {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_device_has_one_spelling() {
+        for text in ["auto", "cpu", "cuda", "cuda:1", "cuda:12"] {
+            assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
+        }
+        assert_eq!("cuda:0".parse::<DeviceChoice>(), Ok(DeviceChoice::Cuda(0)));
+        for text in ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda1"] {
+            assert_eq!(text.parse::<DeviceChoice>(), Err(DeviceChoiceError), "{text}");
+        }
+    }
+
     #[cfg(not(feature = "cuda"))]
     #[test]
     fn without_the_feature_a_gpu_is_refused_and_the_rest_is_the_cpu() {
-        let error = TrainDevice::open(DeviceChoice::Cuda).unwrap_err();
+        let error = TrainDevice::open(DeviceChoice::Cuda(0)).unwrap_err();
         assert!(error.to_string().contains("build it with --features cuda"), "{error}");
         assert!(TrainDevice::open(DeviceChoice::Auto).unwrap().is_cpu());
         assert!(TrainDevice::open(DeviceChoice::Cpu).unwrap().is_cpu());
@@ -113,7 +166,7 @@ mod tests {
     #[test]
     fn without_a_gpu_one_that_is_asked_for_is_an_error_and_auto_is_the_cpu() {
         let auto = TrainDevice::open(DeviceChoice::Auto);
-        match TrainDevice::open(DeviceChoice::Cuda) {
+        match TrainDevice::open(DeviceChoice::Cuda(0)) {
             Ok(gpu) => assert!(!gpu.is_cpu() && !auto.unwrap().is_cpu()),
             Err(error) if error.is_no_gpu() => {
                 let message = error.to_string();

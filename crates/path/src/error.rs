@@ -146,7 +146,7 @@ pub enum PathError {
     #[error(transparent)]
     Shards(#[from] dipaco_shards::ShardsError),
     /// The user asks for a GPU, and this program cannot use one.
-    #[error("this dipaco can't train on a GPU: build it with --features cuda, or give --device cpu")]
+    #[error("this dipaco can't use a GPU: build it with --features cuda, or give --device cpu")]
     BuiltWithoutCuda,
     /// A GPU does not train with this setting.
     #[cfg(feature = "cuda")]
@@ -155,6 +155,10 @@ pub enum PathError {
         /// The setting.
         setting: String,
     },
+    /// A path cannot be put on the GPU, because a thread failed while it used the GPU.
+    #[cfg(feature = "cuda")]
+    #[error("the GPU is not used further, because a computation on it failed")]
+    GpuGivenUp,
     /// A GPU cannot be used.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

@@ -2,7 +2,7 @@
 //!
 //! [`Trainer`] takes inner steps (AdamW) on a [`TrainDevice`]. [`PathWeights`] joins the global fragments of a lease with
 //! the path's own [`PathState`]. [`train_lease`] trains a lease from its first to its last inner step and makes the outer
-//! gradients. [`OuterState`] takes the outer step of a fragment. [`Layout`] says where fragments lie in modules.
+//! gradients. [`PathReader`] computes features and scores of a path without training it. [`OuterState`] takes the outer step of a fragment. [`Layout`] says where fragments lie in modules.
 //!
 //! This package has no runtime, no network and no run store: functions compute on the thread of their caller.
 
@@ -21,13 +21,14 @@ pub mod module_files;
 mod moment_specs;
 mod numerics;
 mod outer_step;
+mod reader;
 mod state;
 mod trainer;
 mod trainer_memory;
 mod weights;
 
 pub use data::{PathData, mean_loss};
-pub use device::{DeviceChoice, TrainDevice};
+pub use device::{DeviceChoice, DeviceChoiceError, TrainDevice};
 pub use error::PathError;
 pub use inner_step::{InnerConfig, StepReport};
 pub use kept_parts::KeptParts;
@@ -36,6 +37,7 @@ pub use lease::{LeaseTraining, LeaseWatch, OuterGradient, TrainedLease, Training
 pub use moment_specs::MomentSpecs;
 pub use numerics::numerics;
 pub use outer_step::{Merged, OuterState};
+pub use reader::{PathReader, ReaderSize};
 pub use state::{FRAGMENT_STATE_PARTS, FragmentState, PathState};
 pub use trainer::Trainer;
 pub use trainer_memory::TrainerMemory;

@@ -1,7 +1,7 @@
 //! A fingerprint of the arithmetic of a device.
 
 use dipaco_config::TrainConfig;
-use dipaco_model::{Dtype, ModelConfig, ModelError, OpsError, TokenBatch, TokenRows, kernel_choice};
+use dipaco_model::{Dtype, ModelConfig, ModelError, TokenBatch, TokenRows};
 use dipaco_topology::{PathId, Topology, TopologyConfig};
 
 use crate::{InnerConfig, MomentSpecs, PathError, PathState, TrainDevice, Trainer};
@@ -30,12 +30,7 @@ pub fn numerics(device: &TrainDevice) -> Result<String, PathError> {
             }
         }
     }
-    let kind = if device.is_cpu() {
-        let choice = kernel_choice().map_err(OpsError::from).map_err(ModelError::from)?;
-        format!("cpu-{}", choice.set)
-    } else {
-        "cuda".to_owned()
-    };
+    let kind = if device.is_cpu() { device.name()? } else { "cuda".to_owned() };
     Ok(format!("{kind}-{}", &hasher.finalize().to_hex()[..16]))
 }
 
@@ -71,6 +66,8 @@ fn trained(device: &TrainDevice, dtype: Dtype) -> Result<Vec<Vec<f32>>, PathErro
 
 #[cfg(test)]
 mod tests {
+    use dipaco_model::kernel_choice;
+
     use super::*;
 
     #[test]

@@ -11,7 +11,7 @@ use crate::error::PipelineError;
 pub fn open(choice: DeviceChoice) -> Result<TrainDevice, PipelineError> {
     let device = TrainDevice::open(choice)?;
     if !device.is_cpu() {
-        tracing::info!("training on the GPU: {}", device.describe()?);
+        tracing::info!("computing on the GPU: {}", device.describe()?);
     }
     Ok(device)
 }

@@ -25,6 +25,7 @@ mod served_modules;
 mod soup;
 mod text_codec;
 mod validation;
+mod wanted_features;
 mod watch;
 mod weights;
 mod workers;

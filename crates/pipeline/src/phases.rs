@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
+use dipaco_path::{DeviceChoice, PathReader, ReaderSize};
 use dipaco_routing::{
-    FeatureExtractor, Likelihoods, PathScores, Router, RouterFeatures, RouterKind, RoutingError,
+    FeatureExtractor, FeaturePoints, FitOrigin, Likelihoods, PathScores, Router, RouterKind, RoutingError,
     SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom, fit_discriminative, scores_are_there,
     targets_of,
 };
@@ -17,6 +18,7 @@ use dipaco_telemetry::{Progress, ProgressUnit};
 use dipaco_topology::PathId;
 use dipaco_train::{CoordinatorError, LedgerError, Reroute, score_header, small_shards, write_scores};
 
+use crate::device;
 use crate::error::PipelineError;
 use crate::files;
 use crate::prepared::token_file;
@@ -24,6 +26,7 @@ use crate::route::{assign, origin_of, router, shard_records, shown, token_vector
 use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::store::manifest;
+use crate::wanted_features::WantedFeatures;
 use crate::weights::{Version, Weights};
 
 /// The current phase of routing of a run.
@@ -58,11 +61,15 @@ pub fn score(
     run: &RunDirectory,
     config: &RunConfig,
     weights: &Weights,
+    device: DeviceChoice,
     part: WorkPart,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Scored, PipelineError> {
     let training = training(weights)?;
+    let device = device::open(device)?;
+    let size =
+        ReaderSize { sequences: config.evaluation.batch_sequences, tokens: config.train.sequence_tokens };
     let routing = run.routing(training.phase);
     let tokens = reserved(run, &routing)?;
     let paths: Vec<_> = weights.topology().path_ids().filter(|path| part.deals(path.index())).collect();
@@ -75,7 +82,7 @@ pub fn score(
         if scores_are_there(&routing.scores(), &header)? {
             scored.skipped += 1;
         } else {
-            let model = weights.path(path)?;
+            let model = PathReader::new(&device, weights.path(path)?, size)?;
             weights.keep_only(path);
             let mut show = |done| {
                 task.set(number * documents + done);
@@ -106,6 +113,7 @@ pub fn refit(
     run: &RunDirectory,
     config: &RunConfig,
     weights: &Weights,
+    device: DeviceChoice,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<(Router, bool), PipelineError> {
@@ -134,7 +142,8 @@ pub fn refit(
             token_vectors(&text, &settings, kind, &mut show)?
         }
     };
-    let model = RouterFeatures::new(kind, &settings, vectors.clone(), weights.model(), || weights.seed())?;
+    let wanted = WantedFeatures { settings: &settings, kind, vectors: vectors.clone(), device };
+    let model = wanted.features(run, config, weights, progress, cancel)?;
     let features = SampleFeatures::new(&model, seed_hash, &tokens, &settings, &new.features())?;
     let paths = weights.topology().paths();
     let mut likelihoods = Likelihoods::new(features.numbers().to_vec(), paths);
@@ -142,7 +151,8 @@ pub fn refit(
         likelihoods.set_path(path, &scores.sums(&tokens)?);
     }
     let targets = targets_of(likelihoods.values(), paths)?;
-    let points = features.all(&mut show)?;
+    let FeaturePoints { points, devices } = features.all(&mut show)?;
+    let origin = FitOrigin { devices, ..origin };
     let dimension = model.dimension();
     let documents = ScoredDocuments { features: &points, dimension, targets: &targets, paths };
     let fitted = fit_discriminative(&documents, origin, from, &settings, &mut show)?;
@@ -170,15 +180,17 @@ fn reroute(
 ) -> Result<Vec<ShardRecord>, PipelineError> {
     let training = next(weights)?;
     let phase = training.phase + 1;
-    let scored = score(run, config, weights, WorkPart::WHOLE, progress, cancel)?;
-    let (router, _) = refit(run, config, weights, progress, cancel)?;
+    // The GPUs of this machine belong to its workers, which keep their memory while they wait.
+    let device = DeviceChoice::Cpu;
+    let scored = score(run, config, weights, device, WorkPart::WHOLE, progress, cancel)?;
+    let (router, _) = refit(run, config, weights, device, progress, cancel)?;
     tracing::info!(
         phase,
         documents = scored.documents,
         router = router.hash(),
         "the router of the next phase is fitted"
     );
-    assign(run, phase, weights, progress, cancel)?;
+    assign(run, phase, weights, device, progress, cancel)?;
     if let Some(warning) = small(run, config, phase)? {
         tracing::warn!("phase {phase}: {warning}");
     }

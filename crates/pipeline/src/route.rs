@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
+use dipaco_path::DeviceChoice;
 use dipaco_routing::{
-    Assignment, FeatureExtractor, FitOrigin, ProgressFn, Router, RouterConfig, RouterFeatures, RouterKind,
+    Assignment, FeatureExtractor, FeaturePoints, FitOrigin, ProgressFn, Router, RouterConfig, RouterKind,
     RoutingProgress, SampleFeatures, ShardSet, TokenVectors,
 };
 use dipaco_shards::{TokenSet, WorkPart};
@@ -14,11 +15,12 @@ use dipaco_store::ShardRecord;
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
 
 use crate::error::PipelineError;
+use crate::files;
 use crate::prepared::{token_file, tokenizer};
 use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
+use crate::wanted_features::WantedFeatures;
 use crate::weights::Weights;
-use crate::{files, labels};
 
 /// Reads the router of a phase.
 ///
@@ -50,7 +52,8 @@ fn read_router(file: PathBuf) -> Result<Router, PipelineError> {
 }
 
 /// Fits the router of phase 0 on the seed's features of the training text. A run that extends another one keeps that run's
-/// centroids, and gets further ones for its new paths. A router of the same text, seed and settings is left as it is. Returns the router and true if it is new. Blocks on the store.
+/// centroids, and gets further ones for its new paths. A router of the same text, seed and settings is left as it is, whichever
+/// device computed its features. Returns the router and true if it is new. Blocks on the store.
 ///
 /// # Errors
 /// When the run is not prepared or has no seed, when a file can't be written, or when `cancel` was set.
@@ -58,6 +61,7 @@ pub fn fit(
     run: &RunDirectory,
     config: &RunConfig,
     weights: &Weights,
+    device: DeviceChoice,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<(Router, bool), PipelineError> {
@@ -81,10 +85,12 @@ pub fn fit(
     }
     let mut show = shown(progress, "features", cancel);
     let vectors = vectors_of(kept.as_ref(), &file, &settings, &mut show)?;
-    let wanted = Wanted { settings: &settings, kind: settings.kind, vectors: vectors.clone() };
+    let wanted =
+        WantedFeatures { settings: &settings, kind: settings.kind, vectors: vectors.clone(), device };
     let model = wanted.features(run, config, weights, progress, cancel)?;
     let features = SampleFeatures::new(&model, seed_hash, &file, &settings, &routing.features())?;
-    let points = features.all(&mut show)?;
+    let FeaturePoints { points, devices } = features.all(&mut show)?;
+    let origin = FitOrigin { devices, ..origin };
     let router = match &kept {
         Some(kept) => {
             let added = paths.saturating_sub(kept.paths());
@@ -132,6 +138,7 @@ pub(crate) fn origin_of(tokens: &TokenSet, seed_hash: &str) -> FitOrigin {
         tokenizer_hash: tokens.tokenizer_hash().to_owned(),
         seed_hash: seed_hash.to_owned(),
         labels_hash: None,
+        devices: Vec::new(),
     }
 }
 
@@ -164,36 +171,6 @@ pub(crate) fn with_vectors(router: Router, vectors: Option<&TokenVectors>) -> Re
     })
 }
 
-/// The features that a router reads.
-struct Wanted<'a> {
-    /// Settings of the fit.
-    settings: &'a RouterConfig,
-    kind: RouterKind,
-    vectors: Option<TokenVectors>,
-}
-
-impl Wanted<'_> {
-    /// The source of the features. A router of labels reads the run's text again.
-    fn features(
-        self,
-        run: &RunDirectory,
-        config: &RunConfig,
-        weights: &Weights,
-        progress: &Progress,
-        cancel: &AtomicBool,
-    ) -> Result<RouterFeatures, PipelineError> {
-        match &config.routing.labels {
-            Some(file) if self.kind == RouterKind::Labels => {
-                let labels = labels::prefix_labels(run, file, self.settings.prefix_tokens, progress, cancel)?;
-                Ok(RouterFeatures::labelled(weights.model(), labels, weights.topology().paths())?)
-            }
-            _ => RouterFeatures::new(self.kind, self.settings, self.vectors, weights.model(), || {
-                weights.seed()
-            }),
-        }
-    }
-}
-
 /// The shards of a phase.
 pub struct Division {
     /// Training shards.
@@ -214,11 +191,12 @@ pub fn assign(
     run: &RunDirectory,
     phase: u32,
     weights: &Weights,
+    device: DeviceChoice,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Division, PipelineError> {
     let mut skipped = true;
-    let mut shards = divide(run, phase, weights, progress, cancel, |assignment, name| {
+    let mut shards = divide(run, phase, weights, device, progress, cancel, |assignment, name| {
         let assigned = assignment.run(&mut shown(progress, name, cancel))?;
         skipped &= assigned.skipped;
         Ok(assigned.shards)
@@ -244,11 +222,12 @@ pub fn assign_part(
     run: &RunDirectory,
     phase: u32,
     weights: &Weights,
+    device: DeviceChoice,
     part: WorkPart,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Vec<u64>, PipelineError> {
-    divide(run, phase, weights, progress, cancel, |assignment, name| {
+    divide(run, phase, weights, device, progress, cancel, |assignment, name| {
         Ok(assignment.part(part, &mut shown(progress, name, cancel))?)
     })
 }
@@ -258,6 +237,7 @@ fn divide<T>(
     run: &RunDirectory,
     phase: u32,
     weights: &Weights,
+    device: DeviceChoice,
     progress: &Progress,
     cancel: &AtomicBool,
     mut act: impl FnMut(Assignment<'_>, &str) -> Result<T, PipelineError>,
@@ -265,7 +245,7 @@ fn divide<T>(
     let routing = run.routing(phase);
     let router = router(&routing)?;
     let (config, settings) = (weights.config(), &router.fitted_on().config);
-    let wanted = Wanted { settings, kind: router.kind(), vectors: router.token_vectors() };
+    let wanted = WantedFeatures { settings, kind: router.kind(), vectors: router.token_vectors(), device };
     let model = wanted.features(run, config, weights, progress, cancel)?;
     let seed_hash = weights.seed_hash()?;
     let config = &config.routing;
@@ -292,6 +272,7 @@ pub fn features_part(
     run: &RunDirectory,
     config: &RunConfig,
     weights: &Weights,
+    device: DeviceChoice,
     part: WorkPart,
     progress: &Progress,
     cancel: &AtomicBool,
@@ -301,7 +282,7 @@ pub fn features_part(
     let mut show = shown(progress, "features", cancel);
     let kept = kept_router(run, file.tokenizer_hash())?;
     let vectors = vectors_of(kept.as_ref(), &file, &settings, &mut show)?;
-    let wanted = Wanted { settings: &settings, kind: settings.kind, vectors };
+    let wanted = WantedFeatures { settings: &settings, kind: settings.kind, vectors, device };
     let model = wanted.features(run, config, weights, progress, cancel)?;
     let features =
         SampleFeatures::new(&model, weights.seed_hash()?, &file, &settings, &run.routing(0).features())?;

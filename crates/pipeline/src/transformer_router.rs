@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
+use dipaco_path::DeviceChoice;
 use dipaco_routing::{TransformerFittedOn, TransformerRouter};
 use dipaco_shards::WorkPart;
 use dipaco_telemetry::{Progress, ProgressUnit};
@@ -29,7 +30,7 @@ pub fn fit(
     cancel: &AtomicBool,
 ) -> Result<(TransformerRouter, bool), PipelineError> {
     // Before the comparison below: the hash of the scores is an input of the router. Scored paths cost nothing here.
-    phases::score(run, config, weights, WorkPart::WHOLE, progress, cancel)?;
+    phases::score(run, config, weights, DeviceChoice::Cpu, WorkPart::WHOLE, progress, cancel)?;
     let routing = run.routing(weights.manifest().phase());
     let tokens = phases::reserved(run, &routing)?;
     let phases::ReservedScores { mut scores, hash: scores_hash } =

@@ -80,7 +80,7 @@ impl Workers {
             .arg("--join")
             .arg(self.setup.run.join_token())
             .args(["--name", &name, "--threads", &threads, "--leave-with-stdin"])
-            .args(["--device", self.setup.device.name()])
+            .args(["--device", &self.setup.device.to_string()])
             .arg("--shards")
             .arg(self.setup.run.routing(0).root())
             .arg("--cache")

@@ -4,6 +4,7 @@
 //! Sections depend only on the text, the number of paths and the settings. So the files have the same bytes whatever the
 //! number of machines and interruptions. A record, written last, vouches for the files of a section.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use dipaco_shards::{ShardsError, TokenFileInfo, TokenFileWriter, WorkPart};
@@ -59,6 +60,9 @@ pub(super) struct SectionRecord {
     key: String,
     /// The part of the work that made the section.
     part: WorkPart,
+    /// Devices that computed the features; none if these are the same on every device.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(super) devices: BTreeSet<String>,
     /// The targets in the order of [`Sections::targets`].
     pub(super) written: Vec<Written>,
 }
@@ -227,8 +231,10 @@ impl Sections<'_> {
         }
         let all = self.documents(section);
         report(progress, RoutingProgress::Shards { done: all, total: all })?;
-        self.publish(section, &SectionRecord { key: self.key(section), part, written })?;
-        self.decider.files().remove_part(section)
+        let files = self.decider.files();
+        let (key, devices) = (self.key(section), files.devices(section)?);
+        self.publish(section, &SectionRecord { key, part, devices, written })?;
+        files.remove_part(section)
     }
 
     /// Writes a target's documents of a section. One file after the other, so that the open files and buffers do not grow

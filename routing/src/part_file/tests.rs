@@ -45,6 +45,36 @@ fn all(files: &PartFiles) -> Vec<u16> {
 }
 
 #[test]
+fn the_devices_of_a_part_are_known_until_its_records_are_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let on = |device: &str| files(folder.path(), 37).on(Some(device.to_owned()));
+    let stop_after = |frames: usize| {
+        let mut told = 0;
+        move |_| {
+            told += 1;
+            if told > frames { std::ops::ControlFlow::Break(()) } else { std::ops::ControlFlow::Continue(()) }
+        }
+    };
+    let mut records = |frame: Range<u64>| Ok(vec![0; 2 * (frame.end - frame.start) as usize]);
+    let one = part("1/2");
+    assert!(on("a GPU").compute(one, &mut stop_after(2), &mut records).is_err());
+    on("a CPU").compute(one, &mut stop_after(usize::MAX), &mut records).unwrap();
+    // Finished: this device computes nothing.
+    on("another CPU").compute(one, &mut stop_after(usize::MAX), &mut records).unwrap();
+    let known = |files: &PartFiles, part| files.devices(part).unwrap().into_iter().collect::<Vec<_>>();
+    assert_eq!(known(&files(folder.path(), 37), one), ["a CPU", "a GPU"]);
+    assert!(known(&on("a GPU"), part("2/2")).is_empty());
+
+    // Records of another computation do not count, nor do their devices.
+    let other = files(folder.path(), 36).on(Some("a third".to_owned()));
+    other.compute(one, &mut stop_after(usize::MAX), &mut records).unwrap();
+    assert_eq!(known(&other, one), ["a third"]);
+    other.remove_part(one).unwrap();
+    assert!(known(&other, one).is_empty());
+    assert_eq!(std::fs::read_dir(folder.path().join("parts")).unwrap().count(), 0);
+}
+
+#[test]
 fn a_divided_computation_is_whole_when_all_parts_are() {
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path(), 37);

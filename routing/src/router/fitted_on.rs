@@ -17,6 +17,10 @@ pub struct FittedOn {
     /// Hash of the label file of a router of labels, in the caller's form; none for other routers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels_hash: Option<String>,
+    /// Devices that computed the features of the seed, in the order of their names. Other devices round differently. None if
+    /// the features are the same on every device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
     /// Number of documents of the fit.
     pub documents: u64,
     /// Loss of the fit: the mean squared distance of the documents to their centroids, or for a discriminative router the

@@ -221,13 +221,13 @@ impl Quickstart<'_> {
     }
 
     fn route(&self, run: &RunDirectory, config: &RunConfig) -> Result<(), CliError> {
-        let flag = self.interrupt.flag();
+        let (flag, device) = (self.interrupt.flag(), self.device.choice());
         let (run, config, progress) = (run.clone(), config.clone(), self.progress.clone());
         runtime::run(async {
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
-                dipaco_pipeline::route::fit(&run, &config, &weights, &progress, &flag)?;
-                let division = dipaco_pipeline::route::assign(&run, 0, &weights, &progress, &flag)?;
+                dipaco_pipeline::route::fit(&run, &config, &weights, device, &progress, &flag)?;
+                let division = dipaco_pipeline::route::assign(&run, 0, &weights, device, &progress, &flag)?;
                 let sizes: Vec<_> =
                     division.train.shards().iter().map(|shard| human::integer(shard.documents)).collect();
                 progress.line(&format!("shards of {} documents", sizes.join(", ")));

@@ -7,6 +7,7 @@ use dipaco_routing::{ShardSet, inspect};
 use dipaco_shards::WorkPart;
 use dipaco_telemetry::{Progress, human};
 
+use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
@@ -44,6 +45,7 @@ pub(crate) enum RouteCommand {
 const FEATURES_EXAMPLES: &str = "\
 Examples:
   dipaco route features --run runs/c4 --part 2/8       on the second of eight machines
+  dipaco route features --run runs/c4 --part 2/8 --device cuda:1   features of a seed, on the second GPU
   dipaco route fit --run runs/c4                       uses them, or names the missing part
 
 `route fit` alone does all of it. The parts are in routing/features; every machine needs data/ and the seed in
@@ -84,12 +86,16 @@ pub(crate) struct FeaturesOptions {
     /// documents.
     #[arg(long, value_name = "I/N", value_parser = crate::part::parse)]
     part: Option<WorkPart>,
+    #[command(flatten)]
+    device: DeviceOptions,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct FitOptions {
     #[command(flatten)]
     run: RunOptions,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -106,6 +112,8 @@ pub(crate) struct AssignOptions {
     /// scheduler's array.
     #[arg(long, value_name = "I/N", value_parser = crate::part::parse)]
     part: Option<WorkPart>,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -119,6 +127,8 @@ pub(crate) struct ScoreOptions {
     /// directory or a copy.
     #[arg(long, default_value_t, value_name = "I/N", value_parser = crate::part::parse)]
     part: WorkPart,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -128,6 +138,8 @@ pub(crate) struct ScoreOptions {
 pub(crate) struct RefitOptions {
     #[command(flatten)]
     run: RunOptions,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -170,10 +182,13 @@ fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliErr
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_prepared()?;
     let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part.unwrap_or_default());
+    let device = options.device.choice();
     let documents = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
         runtime::blocking(move || {
-            Ok(dipaco_pipeline::route::features_part(&run, &config, &weights, part, &progress, &flag)?)
+            Ok(dipaco_pipeline::route::features_part(
+                &run, &config, &weights, device, part, &progress, &flag,
+            )?)
         })
         .await
     }))?;
@@ -183,11 +198,13 @@ fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliErr
 fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_prepared()?;
-    let (flag, progress) = (interrupt.flag(), progress.clone());
+    let (flag, progress, device) = (interrupt.flag(), progress.clone(), options.device.choice());
     let (router, new) = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        runtime::blocking(move || Ok(dipaco_pipeline::route::fit(&run, &config, &weights, &progress, &flag)?))
-            .await
+        runtime::blocking(move || {
+            Ok(dipaco_pipeline::route::fit(&run, &config, &weights, device, &progress, &flag)?)
+        })
+        .await
     }))?;
     let fitted = router.fitted_on();
     if options.json {
@@ -208,11 +225,14 @@ fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> 
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open_prepared()?;
     let (flag, progress, phase) = (interrupt.flag(), progress.clone(), options.phase);
+    let device = options.device.choice();
     if let Some(part) = options.part {
         let documents = interrupt.judge(runtime::run(async {
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
-                Ok(dipaco_pipeline::route::assign_part(&run, phase, &weights, part, &progress, &flag)?)
+                Ok(dipaco_pipeline::route::assign_part(
+                    &run, phase, &weights, device, part, &progress, &flag,
+                )?)
             })
             .await
         }))?;
@@ -225,7 +245,7 @@ fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> 
     let division = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
         runtime::blocking(move || {
-            Ok(dipaco_pipeline::route::assign(&run, phase, &weights, &progress, &flag)?)
+            Ok(dipaco_pipeline::route::assign(&run, phase, &weights, device, &progress, &flag)?)
         })
         .await
     }))?;
@@ -251,9 +271,10 @@ fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
     let (run, config) = options.run.open()?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
     let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part);
+    let device = options.device.choice();
     let scored = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        let score = move || Ok(phases::score(&run, &config, &weights, part, &progress, &flag)?);
+        let score = move || Ok(phases::score(&run, &config, &weights, device, part, &progress, &flag)?);
         runtime::blocking(score).await
     }))?;
     if options.json {
@@ -273,13 +294,13 @@ fn refit(options: &RefitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
-    let (flag, progress) = (interrupt.flag(), progress.clone());
+    let (flag, progress, device) = (interrupt.flag(), progress.clone(), options.device.choice());
     let (router, division) = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
         runtime::blocking(move || {
-            let (router, _) = phases::refit(&run, &config, &weights, &progress, &flag)?;
+            let (router, _) = phases::refit(&run, &config, &weights, device, &progress, &flag)?;
             let phase = weights.manifest().phase() + 1;
-            let division = dipaco_pipeline::route::assign(&run, phase, &weights, &progress, &flag)?;
+            let division = dipaco_pipeline::route::assign(&run, phase, &weights, device, &progress, &flag)?;
             Ok((router, division))
         })
         .await

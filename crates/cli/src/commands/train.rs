@@ -106,7 +106,7 @@ pub(crate) fn run(options: &TrainArguments, progress: &Progress) -> Result<(), C
     if options.dry_run {
         return dry_run::run(&options.run, options.workers, options.json, progress);
     }
-    if options.device.choice() == DeviceChoice::Cuda {
+    if matches!(options.device.choice(), DeviceChoice::Cuda(_)) {
         // A missing device is reported here instead of by each worker. The workers open it themselves.
         let _ = options.device.open()?;
     }

@@ -25,7 +25,8 @@ impl Memory {
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 let info = gpu.info()?;
                 let [needed, free, total] = [bytes, info.free, info.total].map(|bytes| bytes >> 20);
-                Err(CudaError::Memory { needed, free, total })
+                let remedy = "lower train.micro_batch, set train.activation_checkpointing";
+                Err(CudaError::Memory { needed, free, total, remedy })
             }
             Err(error) => Err(driver("taking memory")(error)),
         }

@@ -3,45 +3,11 @@
 use dipaco_model::{Dtype, IGNORE, ModelConfig, TokenBatch, TokenRows};
 use dipaco_optim::AdamWConfig;
 
-use super::assert_close;
 use super::cpu_path::{CpuPath, CpuStep, batch, data};
+use super::{assert_close, even, f64s, grouped, odd};
 use crate::engine::Engine;
 use crate::host::Host;
 use crate::{CudaOptions, CudaStep, PathUpload};
-
-/// Sizes that fit no tile and no vector.
-fn odd(tie_embeddings: bool) -> ModelConfig {
-    ModelConfig {
-        hidden_size: 20,
-        blocks: 2,
-        heads: 3,
-        head_dim: 6,
-        ffn_size: 28,
-        vocab_size: 50,
-        context: 12,
-        tie_embeddings,
-        ..ModelConfig::default()
-    }
-}
-
-/// Sizes that fit the tensor cores and 16-byte accesses.
-fn even() -> ModelConfig {
-    ModelConfig {
-        hidden_size: 32,
-        blocks: 2,
-        heads: 2,
-        head_dim: 16,
-        ffn_size: 48,
-        vocab_size: 56,
-        context: 24,
-        ..ModelConfig::default()
-    }
-}
-
-/// The same with twice as many heads, and this number of heads of keys and values.
-fn grouped(config: ModelConfig, kv_heads: usize) -> ModelConfig {
-    ModelConfig { heads: 2 * config.heads, kv_heads: Some(kv_heads), ..config }
-}
 
 /// An epsilon so large that the rounding of a gradient near 0 does not change the sign of its step.
 fn adamw() -> AdamWConfig {
@@ -57,10 +23,6 @@ fn engine(config: &ModelConfig, cpu: &CpuPath, options: CudaOptions) -> Engine<H
 }
 
 const WHOLE: CudaOptions = CudaOptions { micro_batch: 3, checkpointing: false };
-
-fn f64s(values: &[f32]) -> Vec<f64> {
-    values.iter().map(|&value| f64::from(value)).collect()
-}
 
 /// Euclidean distance, relative to the norm of the expected numbers.
 fn distance(found: &[f32], expected: &[f32]) -> f64 {
@@ -179,7 +141,7 @@ fn the_order_of_threads_does_not_show_in_a_step() {
 }
 
 #[test]
-fn losses_and_features_are_those_of_the_cpu() {
+fn losses_are_those_of_the_cpu() {
     let config = odd(false);
     let cpu = CpuPath::new(&config, 4);
     let mut engine = engine(&config, &cpu, CudaOptions { micro_batch: 2, ..WHOLE });
@@ -189,9 +151,6 @@ fn losses_and_features_are_those_of_the_cpu() {
     let log_probs: Vec<f32> = losses.iter().map(|loss| -loss).collect();
     assert_close("log probabilities", &log_probs, &f64s(&expected), 1e-6);
     assert_eq!(counted, batch.targets().iter().filter(|&&target| target != IGNORE).count());
-    let lengths = [12, 1, 7];
-    let expected = cpu.path.features(batch.tokens(), &lengths).unwrap();
-    assert_close("features", &engine.features(batch.tokens(), &lengths).unwrap(), &f64s(&expected), 1e-5);
 }
 
 #[test]
@@ -224,11 +183,6 @@ fn arguments_that_do_not_fit_are_refused() {
     };
     assert!(step(13, 50).contains("longer than the context of 12"));
     assert!(step(1, 51).contains("of a vocabulary of 51 entries, and the path has 50"));
-    let tokens = TokenRows::new(vec![1, 2], 1, 50).unwrap();
-    assert!(engine.features(&tokens, &[3]).unwrap_err().to_string().contains("not from 1 to 2"));
-    assert!(engine.features(&tokens, &[1, 1]).unwrap_err().to_string().contains("2 lengths"));
-    let tokens = TokenRows::new(vec![1, 2], 1, 51).unwrap();
-    assert!(engine.features(&tokens, &[1]).unwrap_err().to_string().contains("the path has 50"));
     let tokens = TokenRows::new(vec![1], 1, 50).unwrap();
     let batch = TokenBatch::new(tokens, vec![1], 51).unwrap();
     assert!(engine.losses(&batch).unwrap_err().to_string().contains("targets"));

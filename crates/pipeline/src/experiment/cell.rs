@@ -120,8 +120,9 @@ fn train_cell(
     folder.runtime.block_on(seed::adopt(run, config, &seed))?;
     let (progress, cancel) = (&folder.progress, &folder.cancel);
     let weights = folder.runtime.block_on(Weights::open(run, config, Version::Current))?;
-    route::fit(run, config, &weights, progress, &cancel.flag)?;
-    route::assign(run, 0, &weights, progress, &cancel.flag)?;
+    let device = folder.options.device;
+    route::fit(run, config, &weights, device, progress, &cancel.flag)?;
+    route::assign(run, 0, &weights, device, progress, &cancel.flag)?;
     let how = TrainOptions {
         workers: folder.options.workers.max(1),
         program: folder.options.program.clone(),
@@ -129,7 +130,7 @@ fn train_cell(
         advertise: Vec::new(),
         resume: true,
         stop_at_phase: false,
-        device: folder.options.device,
+        device,
         http: None,
         tensorboard: None,
     };

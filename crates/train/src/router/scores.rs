@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path as FilePath, PathBuf};
 
 use dipaco_files::{FileError, PendingFile};
-use dipaco_model::Path;
+use dipaco_path::PathReader;
 use dipaco_routing::{ScoreFiles, ScoreHeader, scores_are_there};
 use dipaco_shards::TokenSet;
 use dipaco_store::TrainingRecord;
@@ -48,7 +48,7 @@ struct Window {
     predicted: usize,
 }
 
-/// Scores every token of `tokens` with a path and writes the files of `header` into `folder`. Returns false if scores with
+/// Scores every token of `tokens` with a path, on the device of its reader, and writes the files of `header` into `folder`. Returns false if scores with
 /// the same header are there already; they stay as they are.
 ///
 /// `batch` sequences are scored at once; together with their length that bounds the memory. `progress` gets the number of
@@ -59,7 +59,7 @@ struct Window {
 pub fn write_scores(
     folder: &FilePath,
     header: &ScoreHeader,
-    model: &Path,
+    model: &PathReader,
     tokens: &TokenSet,
     batch: usize,
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
@@ -100,6 +100,7 @@ pub fn write_scores(
     let hash = out.publish()?;
     let mut written = header.clone();
     written.hash = hash;
+    written.device = model.device().to_owned();
     let header = serde_json::to_vec_pretty(&written).map_err(|source| RouterError::ScoreHeader { source })?;
     dipaco_files::publish(&files.header, &header)?;
     Ok(true)
@@ -108,7 +109,7 @@ pub fn write_scores(
 /// Scores windows; returns the log-probabilities of each window's predicted tokens, in the order of the windows. The
 /// windows and the batch size alone decide which windows share a batch, so the scores do not depend on threads.
 fn score(
-    model: &Path,
+    model: &PathReader,
     tokens: &TokenSet,
     path: PathId,
     windows: &[Window],

@@ -42,6 +42,57 @@ fn parts_on_several_machines_give_the_same_bytes_as_one() {
     assert_eq!(bytes_of(&mixed), bytes_of(&whole));
 }
 
+/// [`Histogram`] on a device with this name.
+struct On(&'static str);
+
+impl FeatureExtractor for On {
+    fn dimension(&self) -> usize {
+        Histogram.dimension()
+    }
+
+    fn context(&self) -> usize {
+        Histogram.context()
+    }
+
+    fn features(
+        &self,
+        tokens: &dipaco_shards::TokenRows,
+        lengths: &[usize],
+    ) -> Result<Vec<f32>, crate::BoxError> {
+        Histogram.features(tokens, lengths)
+    }
+
+    fn device(&self) -> Option<String> {
+        Some(self.0.to_owned())
+    }
+}
+
+#[test]
+fn shards_name_the_devices_of_all_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = corpus(folder.path(), 230);
+    let router = small_batches(&file);
+    let out = folder.path().join("out");
+    for (part, device) in [("1/3", "a GPU"), ("2/3", "cpu-avx2"), ("3/3", "a GPU")] {
+        let model = On(device);
+        let assignment = Assignment::new(&model, "seed", &router, &file, &out);
+        assignment.part(part.parse().unwrap(), &mut silent).unwrap();
+    }
+    let listing = On("cpu-neon");
+    let listed = Assignment::new(&listing, "seed", &router, &file, &out).run(&mut silent).unwrap();
+    assert_eq!(listed.shards.manifest().devices, ["a GPU", "cpu-avx2"], "the listing device decided nothing");
+    assert_eq!(ShardSet::open(&out).unwrap(), listed.shards);
+    // The same router and text on another device: the shards stay.
+    assert!(Assignment::new(&listing, "seed", &router, &file, &out).run(&mut silent).unwrap().skipped);
+
+    let whole = folder.path().join("whole");
+    assign(&Histogram, "seed", &router, &file, &whole, &mut silent).unwrap();
+    assert!(!std::fs::read_to_string(whole.join("shards.json")).unwrap().contains("devices"));
+    let fitted = fit(&listing, "seed", &file, &[2], &RouterConfig::default(), &mut silent).unwrap().router;
+    assert_eq!(fitted.fitted_on().devices, ["cpu-neon"]);
+    assert_eq!(Router::from_bytes(&fitted.to_bytes()).unwrap(), fitted);
+}
+
 #[test]
 fn a_section_that_was_finished_before_a_failure_is_not_written_again() {
     let folder = tempfile::tempdir().unwrap();

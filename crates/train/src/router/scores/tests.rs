@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
-use dipaco_model::{Device, ModelConfig, Module, init};
+use dipaco_model::{Device, ModelConfig, Module, Path, init};
+use dipaco_path::{ReaderSize, TrainDevice};
 use dipaco_routing::{PathScores, RoutingError};
 use dipaco_shards::{ShardsError, TokenFileInfo, TokenFileWriter};
 use dipaco_topology::TopologyConfig;
@@ -20,11 +21,12 @@ fn config() -> ModelConfig {
     }
 }
 
-fn model(seed: u64) -> Path {
+fn model(seed: u64) -> PathReader {
     let config = config();
     let dense = Topology::new(&TopologyConfig::dense(1), 1).unwrap();
     let module = Arc::new(Module::load(&init(&config, seed).unwrap(), &Device::Cpu).unwrap());
-    Path::compose(&config, &dense, &[module]).unwrap()
+    let path = Path::compose(&config, &dense, &[module]).unwrap();
+    PathReader::new(&TrainDevice::Cpu, path, ReaderSize { sequences: 2, tokens: 8 }).unwrap()
 }
 
 /// Documents of these lengths.
@@ -63,6 +65,7 @@ fn every_token_but_the_first_of_a_document_has_the_models_probability() {
     let model = model(1);
     assert!(write_scores(folder.path(), &header(&tokens), &model, &tokens, 2, &mut go_on).unwrap());
     let mut scores = PathScores::open(folder.path(), PathId(2), &tokens).unwrap();
+    assert_eq!(scores.header().device, TrainDevice::Cpu.name().unwrap());
     let mut sums = Vec::new();
     for document in [5, 0, 1, 2, 3, 4] {
         let found = scores.document(&tokens, document).unwrap();
