@@ -43,7 +43,7 @@ SETTINGS = {
 # name has an address.
 BROWSER = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--window-size=1280,1150",
+    "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--window-size=1280,1080",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 ELSEWHERE = b"""<!doctype html><link rel=stylesheet href="http://elsewhere.invalid/a.css"><img src="http://elsewhere.invalid/a.png">"""
@@ -196,7 +196,7 @@ def main():
         led.leader.child.wait()
         led.leader.start()
         until(led, base, "another round", lambda state: state["live"]["rounds_done"] > seen["live"]["rounds_done"])
-        look("after a restart", {"first": "connected", "second": "(silent|left)"})
+        look("after a restart", {"first": "connected", "second": "left: the coordinator has started again"})
     finally:
         end(workers["first"], led.leader)
     shutil.rmtree(folder)

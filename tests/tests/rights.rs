@@ -57,6 +57,7 @@ fn a_synchronizer_needs_temporary_credentials_for_the_objects_of_its_modules_onl
         if permitted(seen) && session(seen).as_deref() == Some("session-of-0") {
             return Fault::None;
         }
+        eprintln!("refused: {seen:?}");
         log.lock().unwrap().push(seen.clone());
         Fault::Refuse(403)
     });
@@ -68,7 +69,10 @@ fn a_synchronizer_needs_temporary_credentials_for_the_objects_of_its_modules_onl
     synchronizer
         .env("AWS_CONTAINER_CREDENTIALS_FULL_URI", format!("http://{}/credentials", credentials.address));
     synchronizer.env("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", &authorization);
-    let synchronizer = Process::start(synchronizer);
+    // One request for each deletion, whose name the rules above can see.
+    synchronizer.env("AWS_DISABLE_BULK_DELETE", "true");
+    let mut synchronizer = Process::start(synchronizer);
+    synchronizer.line_with("listening for workers");
     coordinator.line_with("takes the outer steps of these modules");
     let worker = run.worker("a");
     let _ = coordinator.finish().succeeded();

@@ -60,7 +60,9 @@ pub async fn synchronize(
     }
     let reading = place.clone();
     let HelperToken { join: token, server: identity } =
-        tokio::task::spawn_blocking(move || reading.helper_token()).await??;
+        tokio::task::spawn_blocking(move || reading.helper_token())
+            .await
+            .map_err(|source| PipelineError::Task { source })??;
     // Before anything is created: a machine without the run's configuration would make a store of its own.
     if manifest(run).await?.is_none_or(|held| held.run != token.run_id) {
         return Err(PipelineError::OtherStore { store: run.store(), run: token.run_id });

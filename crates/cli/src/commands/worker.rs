@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use dipaco_net::{JoinToken, NetError};
-use dipaco_train::client::{TokenPlace, TokenSource};
+use dipaco_train::client::TokenSource;
 use dipaco_train::{WorkerOptions, WorkerSummary, work};
 use tokio_util::sync::CancellationToken;
 
