@@ -161,11 +161,11 @@ class Led:
         words = ["worker", "-v", "--join", self.token, "--name", name, "--cache", self.folder / f"cache-{name}"]
         return Process(self.folder / f"{name}.log", [self.dipaco, *words, "--threads", threads])
 
-    def synchronizer(self, name, modules):
+    def synchronizer(self, name, modules, *options):
         # The same port each time: the next process tells workers that its predecessor has ended.
         address = f"127.0.0.1:{free_port()}"
         words = ["synchronizer", "-v", "--run", self.run, "--modules", modules, "--name", name, "--listen", address]
-        return Process(self.folder / f"{name}.log", [self.dipaco, *words])
+        return Process(self.folder / f"{name}.log", [self.dipaco, *words, *options])
 
     def finished(self):
         """Returns whether the run is complete; starts a killed coordinator again."""

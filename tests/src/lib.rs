@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 pub mod azurite;
+pub mod file_server;
 pub mod fixtures;
 pub mod grafana;
 pub mod http;

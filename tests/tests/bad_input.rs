@@ -253,6 +253,10 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let _ = worker("garbage").failed(1, &["can't read a join token from `garbage`", "join.token"]);
     // A private key on the command line is visible to everybody on the machine.
     let _ = worker(text.trim()).failed(2, &["--join takes a file", "DIPACO_TOKEN"]);
+    let _ = worker("http://lead.example/join.token").failed(2, &["everybody on the way", "use https://"]);
+    let signed = worker("https://lead.example/join.token?signature=hush-hush");
+    assert!(!signed.stderr.contains("hush-hush"), "{signed:?}");
+    let _ = signed.failed(2, &["other users of this machine", "DIPACO_JOIN"]);
     let half = input(&run, "half.token", &text.as_bytes()[..text.len() / 2]);
     let _ = worker(half.to_str().unwrap()).failed(1, &["no join token", "copy the whole line"]);
     let mut changed = text.into_bytes();

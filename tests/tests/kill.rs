@@ -1,7 +1,8 @@
 //! A run with processes that are killed in the middle of a round ends with the same bits as an undisturbed run.
 #![allow(clippy::unwrap_used)]
 
-use dipaco_tests::process::{Process, Signal, dipaco, field};
+use dipaco_tests::file_server::FileServer;
+use dipaco_tests::process::{Process, Signal, command, dipaco, field};
 use dipaco_tests::training::{undisturbed, untrained};
 
 /// Reads on until the run is in the middle of its second round, and returns the worker that has just got a lease.
@@ -97,6 +98,49 @@ fn workers_and_synchronizers_follow_a_coordinator_that_comes_back_elsewhere() {
     assert_eq!(run.bits(), undisturbed());
 }
 
+/// A worker or synchronizer that has the address of its token, and a secret in it.
+fn by_address(mut command: std::process::Command, server: &FileServer, file: &str) -> Process {
+    command
+        .env("DIPACO_JOIN", format!("http://user:hush-hush@{}/{file}?signature=hush-hush", server.address));
+    Process::start(command)
+}
+
+#[test]
+fn workers_and_synchronizers_read_the_address_of_their_token_again_when_the_coordinator_has_moved() {
+    let run = untrained();
+    let server = FileServer::start(run.file("secrets"));
+    let mut first = run.coordinator("--listen 127.0.0.1:0");
+    let old = field(&first.line_with("listening for workers"), "address").to_owned();
+    let words = "synchronizer -v --json --modules 0 --name 0";
+    let mut synchronizer = by_address(run.command(words), &server, "synchronizer.token");
+    synchronizer.line_with("listening for workers");
+    let mut worker = command(["worker", "-v", "--threads", "1", "--name", "a", "--cache"]);
+    worker.arg(run.folder().join("cache"));
+    let worker = by_address(worker, &server, "join.token");
+    middle_of_a_round(&mut first);
+    let before = server.asked();
+    first.signal(Signal::KILL);
+    let _ = first.finish().killed();
+    // Nobody else gets the old port meanwhile.
+    let _taken = std::net::UdpSocket::bind(&old).unwrap();
+    let mut second = run.coordinator("--listen 127.0.0.1:0 --resume");
+    assert_ne!(field(&second.line_with("listening for workers"), "address"), old);
+    let _ = second.finish().succeeded();
+    let after = server.asked();
+    for (file, process) in [("join.token", worker), ("synchronizer.token", synchronizer)] {
+        let asked = |times: &[String]| times.iter().filter(|name| *name == file).count();
+        assert_eq!(asked(&before), 1, "{before:?}");
+        assert!(asked(&after) >= 2, "{after:?}");
+        process.signal(Signal::INT);
+        let output = process.finish();
+        assert!(matches!(output.status.code(), Some(0 | 130)), "{output:?}");
+        for secret in ["dipaco1.", "dipaco-helper1.", "hush-hush"] {
+            assert!(!output.stderr.contains(secret) && !output.stdout.contains(secret), "{output:?}");
+        }
+    }
+    assert_eq!(run.bits(), undisturbed());
+}
+
 #[test]
 fn a_worker_without_a_coordinator_asks_to_be_started_again_later() {
     let run = untrained();
@@ -109,6 +153,15 @@ fn a_worker_without_a_coordinator_asks_to_be_started_again_later() {
     let join = format!("--join {} --patience 1", run.file("secrets/synchronizer.token").display());
     let synchronizer = run.dipaco(&format!("synchronizer --modules 0 {join}"));
     let _ = synchronizer.failed(75, &["could not be reached for 1 s"]);
+
+    // A server that has no token yet, and then one that is not there.
+    let server = FileServer::start(run.file("secrets"));
+    let unknown = format!("--join http://{}/other.token", server.address);
+    let _ =
+        dipaco(&format!("worker {unknown}")).failed(75, &["/other.token answers with the HTTP status 404"]);
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let synchronizer = run.dipaco(&format!("synchronizer --modules 0 --join http://{closed}/s.token"));
+    let _ = synchronizer.failed(75, &["/s.token can't be fetched"]);
 }
 
 #[test]

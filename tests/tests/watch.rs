@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::time::{Duration, Instant};
 
 use dipaco_tests::fixtures::root;
 use dipaco_tests::grafana::{exported, metrics_of_row};
@@ -38,6 +39,12 @@ fn metrics(text: &str) -> BTreeSet<String> {
         }
     }
     names
+}
+
+/// The value of a metric without labels of its own.
+fn value(text: &str, name: &str) -> f64 {
+    let line = text.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap();
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
 }
 
 /// The metrics that the page lists, in the table of the coordinator or that of the synchronizer.
@@ -170,6 +177,53 @@ fn a_training_can_be_watched_by_probes_prometheus_and_people_also_after_a_restar
     if let Some(read) = read {
         same_values(&run, &read);
     }
+}
+
+#[test]
+fn a_killed_worker_is_seen_within_the_time_of_a_lease() {
+    const LEASE: Duration = Duration::from_secs(8);
+    // The time that a loaded machine may take to notice and to show it. QUIC notices a dead peer after 20 seconds, so
+    // what is seen earlier is seen through the lease.
+    const SLACK: Duration = Duration::from_secs(6);
+    let run = untrained();
+    let settings = format!("--set train.lease_seconds={} --set train.inner_steps=100000", LEASE.as_secs());
+    let mut coordinator = run.coordinator(&format!("--listen 127.0.0.1:0 --http 0 {settings}"));
+    let http = address(&mut coordinator);
+    let worker = run.worker("a");
+    let status = || get(&http, "/status.json").json();
+    let leases = |status: &serde_json::Value| {
+        // Without a state before the coordinator has taken the run over.
+        let paths = status["live"]["paths"].as_array();
+        paths
+            .into_iter()
+            .flatten()
+            .map(|path| path["lease"].clone())
+            .filter(|lease| !lease.is_null())
+            .collect::<Vec<_>>()
+    };
+    coordinator.until("the worker trains", || {
+        leases(&status()).iter().any(|lease| lease["worker"] == "a" && lease["taken"].as_u64() > Some(0))
+    });
+    worker.signal(Signal::KILL);
+    let killed = Instant::now();
+    let _ = worker.finish().killed();
+    coordinator.until("the worker is gone", || {
+        let seen = status();
+        let worker = &seen["history"]["workers"]["a"];
+        leases(&seen).is_empty() && (worker["silent"] == true || worker["connected"] == false)
+    });
+    let took = killed.elapsed();
+    assert!(took < LEASE + SLACK, "{took:?}");
+    assert_eq!(status()["history"]["leases_lost"], 1);
+    let text = get(&http, "/metrics").body;
+    assert_eq!(
+        (value(&text, "dipaco_leases_lost_total"), value(&text, "dipaco_leases")),
+        (1.0, 0.0),
+        "{text}"
+    );
+    let page = get(&http, "/").body;
+    assert!(page.contains("silent: its lease has expired") || page.contains("left: "), "{page}");
+    assert!(page.contains("the lease of a expired"), "{page}");
 }
 
 /// A synchronizer of level 0 with a port.

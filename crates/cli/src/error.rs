@@ -281,6 +281,7 @@ through_step_error!(
     dipaco_train::RouterError,
     dipaco_train::SeedError,
     dipaco_train::SynchronizerError,
+    dipaco_train::client::TokenPlaceError,
     dipaco_train::TrainError,
     dipaco_train::WorkerError,
 );

@@ -15,6 +15,7 @@ mod part;
 mod process_use;
 mod run_options;
 mod runtime;
+mod token_place;
 
 use std::process::ExitCode;
 

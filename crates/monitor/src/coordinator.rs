@@ -4,12 +4,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use dipaco_telemetry::{LiveRun, LiveSource};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use crate::{EventTail, RunHistory, Watched, metrics, page};
 
 /// A coordinator seen from outside.
 pub struct Monitor {
     live: OnceLock<LiveSource>,
+    /// The time at which the coordinator began, in UTC (RFC 3339).
+    began: String,
     history: Mutex<(EventTail, RunHistory)>,
 }
 
@@ -18,7 +22,9 @@ impl Monitor {
     #[must_use]
     pub fn new(events: &Path) -> Arc<Self> {
         let history = Mutex::new((EventTail::new(events), RunHistory::default()));
-        Arc::new(Self { live: OnceLock::new(), history })
+        // Year 10000 has no such form.
+        let began = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
+        Arc::new(Self { live: OnceLock::new(), began, history })
     }
 
     /// Makes the monitor ready: the coordinator has taken its run over. Only the first call counts.
@@ -32,8 +38,8 @@ impl Monitor {
 
     /// The history up to now. Blocks on the event file.
     fn history(&self) -> RunHistory {
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-        let (tail, sum) = &mut *history;
+        let mut guard = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let (tail, sum) = &mut *guard;
         let read = tail.read(|record| match record {
             Some(record) => sum.add(record),
             None => *sum = RunHistory::default(),
@@ -41,7 +47,16 @@ impl Monitor {
         if let Err(error) = read {
             tracing::warn!(%error, "the event file can't be read; the page shows an older state");
         }
-        sum.clone()
+        let mut history = sum.clone();
+        drop(guard);
+        // No event says so: a coordinator that was killed wrote nothing. Times of this form sort as text.
+        for worker in history.workers.values_mut() {
+            if worker.connected && worker.last < self.began {
+                (worker.connected, worker.silent) = (false, false);
+                "the coordinator has started again".clone_into(&mut worker.reason);
+            }
+        }
+        history
     }
 }
 
@@ -60,5 +75,23 @@ impl Watched for Monitor {
 
     fn page(&self) -> Option<String> {
         Some(page::render(self.live().as_ref(), &self.history()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_of_an_earlier_coordinator_is_here_when_it_joins_again() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let joined =
+            |time: &str| format!(r#"{{"time":"{time}","event":"worker_joined","worker":"a","numerics":""}}"#);
+        let before = joined("2026-01-01T00:00:00.000Z");
+        std::fs::write(file.path(), format!("{before}\n")).unwrap();
+        let monitor = Monitor::new(file.path());
+        assert_eq!(monitor.history().workers["a"].state(), "left: the coordinator has started again");
+        std::fs::write(file.path(), format!("{before}\n{}\n", joined("2999-01-01T00:00:00.000Z"))).unwrap();
+        assert_eq!(monitor.history().workers["a"].state(), "connected");
     }
 }

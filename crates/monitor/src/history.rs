@@ -42,6 +42,8 @@ pub struct WorkerHistory {
     pub last: String,
     /// True between its joining and its leaving.
     pub connected: bool,
+    /// True from the end of a lease, for want of a word about it, until its next event.
+    pub silent: bool,
     /// Reason for which it left.
     pub reason: String,
     /// Complete leases.
@@ -54,6 +56,18 @@ pub struct WorkerHistory {
     pub lost: u64,
     /// Results of it that were refused.
     pub refused: u64,
+}
+
+impl WorkerHistory {
+    /// Whether the worker is here, for people.
+    #[must_use]
+    pub fn state(&self) -> String {
+        match (self.connected, self.silent) {
+            (true, false) => "connected".to_owned(),
+            (true, true) => "silent: its lease has expired".to_owned(),
+            (false, _) => format!("left: {}", self.reason),
+        }
+    }
 }
 
 /// The sum of a run's events.
@@ -84,18 +98,19 @@ impl RunHistory {
         match event {
             Event::WorkerJoined { worker, .. } => {
                 let worker = self.worker(worker, &time);
-                (worker.connected, worker.reason) = (true, String::new());
+                (worker.connected, worker.silent, worker.reason) = (true, false, String::new());
             }
             Event::WorkerLeft { worker, reason } => {
                 let worker = self.worker(worker, &time);
-                (worker.connected, worker.reason) = (false, reason);
+                (worker.connected, worker.silent, worker.reason) = (false, false, reason);
             }
             Event::PathCompleted {
                 path, round, worker, loss, heldout_loss, seconds, waited_seconds, ..
             } => {
                 let done = self.worker(worker.clone(), &time);
                 done.leases += 1;
-                (done.seconds, done.waited_seconds, done.connected) = (seconds, waited_seconds, true);
+                (done.seconds, done.waited_seconds) = (seconds, waited_seconds);
+                (done.connected, done.silent) = (true, false);
                 let known = self.paths.entry(path).or_default();
                 let loss = loss.is_finite().then_some(loss);
                 *known = PathHistory { rounds: round + 1, loss, heldout_loss, worker };
@@ -106,7 +121,8 @@ impl RunHistory {
             Event::Validated { rounds, loss, .. } => push(&mut self.validation, LossPoint { rounds, loss }),
             Event::LeaseExpired { path, worker, .. } => {
                 self.leases_lost += 1;
-                self.worker(worker.clone(), &time).lost += 1;
+                let lost = self.worker(worker.clone(), &time);
+                (lost.lost, lost.silent) = (lost.lost + 1, true);
                 self.note(&time, format!("path {path}: the lease of {worker} expired"));
             }
             Event::ResultRefused { path, worker, reason, .. } => {
@@ -205,6 +221,20 @@ mod tests {
         assert_eq!((b.connected, b.last.as_str()), (true, "2026-01-01T00:00:01.000Z"));
         assert_eq!(history.results_refused, 1);
         assert!(history.notes[0].contains("a result of a was refused: too late"), "{:?}", history.notes);
+    }
+
+    #[test]
+    fn a_worker_whose_lease_expires_is_silent_until_its_next_event() {
+        let expired = Event::LeaseExpired { path: PathId(0), round: 0, worker: "a".to_owned(), fence: 1 };
+        let left = Event::WorkerLeft { worker: "a".to_owned(), reason: "its machine is gone".to_owned() };
+        let mut events = vec![joined("a"), joined("b"), expired];
+        let state = |events: &[Event]| history(events.to_vec()).workers["a"].state();
+        assert_eq!(state(&events), "silent: its lease has expired");
+        assert_eq!(history(events.clone()).workers["b"].state(), "connected");
+        events.push(left);
+        assert_eq!(state(&events), "left: its machine is gone");
+        events.push(joined("a"));
+        assert_eq!(state(&events), "connected");
     }
 
     #[test]

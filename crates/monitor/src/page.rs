@@ -147,8 +147,11 @@ fn workers(out: &mut String, live: Option<&LiveRun>, history: &RunHistory) {
         let held = held.filter(|path| path.lease.as_ref().is_some_and(|lease| lease.worker == **name));
         let held = held.map(|path| path.path.to_string()).collect::<Vec<_>>().join(" ");
         let rate = live.filter(|_| worker.seconds > 0.0).map(|live| live.inner_steps as f64 / worker.seconds);
-        let state =
-            if worker.connected { "connected".to_owned() } else { format!("left: {}", worker.reason) };
+        // A lease that it holds is newer than the one that has expired.
+        let state = match held.is_empty() {
+            true => worker.state(),
+            false => WorkerHistory { silent: false, ..(*worker).clone() }.state(),
+        };
         let _ = write!(
             out,
             "<tr{}><td class=text>{}<td class=text>{}<td>{held}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>",

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use dipaco_topology::{ModuleId, PathId};
-use dipaco_train::client::ClientError;
+use dipaco_train::client::{ClientError, TokenPlaceError, TokenUrlError};
 use thiserror::Error;
 
 use crate::extend_error::ExtendError;
@@ -355,6 +355,9 @@ pub enum PipelineError {
     /// Connections and certificates.
     #[error(transparent)]
     Net(#[from] dipaco_net::NetError),
+    /// A token can't be read.
+    #[error(transparent)]
+    Token(#[from] TokenPlaceError),
     /// The event file.
     #[error(transparent)]
     Events(#[from] dipaco_telemetry::EventsError),
@@ -376,12 +379,14 @@ pub enum PipelineError {
 }
 
 impl PipelineError {
-    /// Returns whether a process gave up because the coordinator can't be reached. Starting it again later may help.
+    /// Returns whether a process gave up because the coordinator or its token can't be reached. Starting it again later may
+    /// help.
     pub fn is_unreachable(&self) -> bool {
         let unreachable = |error: &ClientError| matches!(error, ClientError::Unreachable { .. });
         match self {
             Self::Training(dipaco_train::WorkerError::Client(error))
             | Self::Synchronizer(dipaco_train::SynchronizerError::Client(error)) => unreachable(error),
+            Self::Token(TokenPlaceError::Url(error)) => error.passes(),
             _ => false,
         }
     }
@@ -392,6 +397,7 @@ impl PipelineError {
             Self::Config(_)
             | Self::Topology(_)
             | Self::Path(dipaco_path::PathError::BuiltWithoutCuda)
+            | Self::Token(TokenPlaceError::Url(TokenUrlError::Address { .. }))
             | Self::NoRun { .. }
             | Self::NoSuchPath { .. }
             | Self::Extend(ExtendError::Itself { .. } | ExtendError::Setting { .. })

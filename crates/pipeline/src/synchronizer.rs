@@ -1,14 +1,13 @@
 //! A synchronizer: a process that takes the outer steps of some modules of a run.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::PoisonError;
 use std::time::Duration;
 
 use dipaco_monitor::SynchronizerMonitor;
 use dipaco_net::{Clock, HelperToken, Limits, NetError, Server};
 use dipaco_topology::ModuleId;
-use dipaco_train::client::{NextIdentity, TokenSource};
+use dipaco_train::client::{NextIdentity, TokenPlace, TokenSource};
 use dipaco_train::{SynchronizerOptions, SynchronizerSummary};
 use tokio_util::sync::CancellationToken;
 
@@ -22,8 +21,8 @@ use crate::watch::watch;
 /// Settings of a synchronizer.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// File of the synchronizer's token; the run's `secrets/synchronizer.token` when absent.
-    pub join: Option<PathBuf>,
+    /// Place of the synchronizer's token; the run's file `secrets/synchronizer.token` when absent.
+    pub join: Option<TokenPlace>,
     /// Peers that it serves at a time with one token.
     pub max_workers: usize,
     /// Modules whose outer steps it takes.
@@ -55,11 +54,17 @@ pub async fn synchronize(
     cancel: CancellationToken,
 ) -> Result<SynchronizerSummary, PipelineError> {
     let Options { join, max_workers, modules, listen, advertise, name, links, patience, http } = options;
-    let file = join.unwrap_or_else(|| run.synchronizer_token());
-    if !file.exists() {
-        return Err(PipelineError::NoCoordinator { file });
+    let place = join.unwrap_or_else(|| TokenPlace::File(run.synchronizer_token()));
+    if let TokenPlace::File(file) = &place
+        && !file.exists()
+    {
+        return Err(PipelineError::NoCoordinator { file: file.clone() });
     }
-    let HelperToken { join: token, server: identity } = HelperToken::read_from(&file)?;
+    let reading = place.clone();
+    let HelperToken { join: token, server: identity } =
+        tokio::task::spawn_blocking(move || reading.helper_token())
+            .await
+            .map_err(|source| PipelineError::Task { source })??;
     // Before anything is created: a machine without the run's configuration would make a store of its own.
     if manifest(run).await?.is_none_or(|held| held.run != token.run_id) {
         return Err(PipelineError::OtherStore { store: run.store(), run: token.run_id });
@@ -99,7 +104,7 @@ pub async fn synchronize(
     tracing::info!(%address, modules = modules.len(), "listening for workers");
     let options = SynchronizerOptions {
         token,
-        source: TokenSource::HelperFile(file),
+        source: TokenSource::Helper(place),
         name,
         modules,
         address,

@@ -1,4 +1,4 @@
-//! Metrics in the text format of Prometheus. They have vLLM's names with the prefix `dipaco_`.
+//! Metrics in the text format of Prometheus. They have vLLM's names with the prefix `dipaco_`, where promtool accepts them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -103,7 +103,7 @@ impl Metrics {
             preemptions: AtomicU64::default(),
             reroutes: AtomicU64::default(),
             inter_token: Histogram::new("inter_token_latency_seconds", "Between two tokens.", TOKEN_SECONDS),
-            step_tokens: Histogram::new("iteration_tokens_total", "Tokens of a step of the engine.", TOKENS),
+            step_tokens: Histogram::new("iteration_tokens", "Tokens of a step of the engine.", TOKENS),
             http_seconds: Histogram::new(
                 "http_request_duration_seconds",
                 "From a request to the beginning of its answer.",

@@ -246,7 +246,7 @@ async fn the_prefix_cache_and_the_steps_are_counted() {
     for (name, value) in [
         ("prefix_cache_queries_total", 80.0),
         ("prefix_cache_hits_total", 32.0),
-        ("iteration_tokens_total_sum", 41.0 + 9.0 + 40.0),
+        ("iteration_tokens_sum", 41.0 + 9.0 + 40.0),
         ("kv_cache_usage_perc", 0.0),
         ("num_preemptions_total", 0.0),
         ("weight_bytes", 4096.0),

@@ -6,11 +6,13 @@ mod pace;
 mod routes;
 mod session;
 mod token_source;
+mod token_url;
 pub(crate) mod transfer;
 
 pub use dipaco_sync::LeaseKey;
 pub use error::ClientError;
 pub(crate) use session::{GOODBYE_TIMEOUT, instance};
 pub use session::{Identity, LONG_CALL_TIMEOUT, LeaseOffer, NextIdentity, SHORT_CALL_TIMEOUT, Session};
-pub use token_source::TokenSource;
+pub use token_source::{TokenPlace, TokenPlaceError, TokenSource};
+pub use token_url::{TokenUrl, TokenUrlError};
 pub use transfer::{Moved, Transfer, expect_done};

@@ -12,6 +12,7 @@ use crate::error::CliError;
 use crate::http_address::http_address;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
+use crate::token_place::token_place;
 use crate::{output, runtime};
 use dipaco_pipeline::synchronizer::{Options, synchronize};
 
@@ -27,8 +28,9 @@ The coordinator takes the outer steps of all other modules, and of the modules o
 pub(crate) struct SynchronizerArguments {
     #[command(flatten)]
     run: RunOptions,
-    /// File of the synchronizer's token; the default is secrets/synchronizer.token of the run.
-    #[arg(long, env = "DIPACO_JOIN", value_name = "FILE")]
+    /// File of the synchronizer's token, or its https:// address; the default is secrets/synchronizer.token of the run. It is
+    /// read again when the coordinator can't be reached, because the coordinator may have moved.
+    #[arg(long, env = "DIPACO_JOIN", value_name = "FILE|URL", hide_env_values = true)]
     join: Option<std::path::PathBuf>,
     /// Modules whose outer steps it takes: LEVEL, LEVEL/INDEX or LEVEL/FROM..END, separated by commas.
     #[arg(long, env = "DIPACO_MODULES", value_name = "MODULES", value_delimiter = ',', required = true, value_parser = parse)]
@@ -118,7 +120,7 @@ pub(crate) fn run(options: &SynchronizerArguments) -> Result<(), CliError> {
         remedy: "name the run whose modules these are with --run".into(),
     })?;
     let how = Options {
-        join: options.join.clone(),
+        join: options.join.as_deref().map(token_place).transpose()?,
         max_workers: config.train.max_workers,
         modules: select(&topology, &options.modules)?,
         listen: options.listen,

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
+use crate::token_place::token_place;
 use crate::{output, runtime};
 use dipaco_pipeline::limits;
 
@@ -21,15 +22,16 @@ Examples:
   dipaco worker --join join.token                      work for the run of this token until it is complete
   dipaco worker --join join.token --name gpu-3 --threads 8 --cache /var/cache/dipaco
   dipaco worker --join join.token --bandwidth 50       leave the rest of the line to others
+  dipaco worker --join https://lead.example/join.token the token from a server, also after the coordinator has moved
   DIPACO_TOKEN=… dipaco worker                         the token from the environment";
 
 /// Options of `dipaco worker`.
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArguments {
-    /// File of the join token, or - to read the token from standard input. The coordinator writes the file
-    /// secrets/join.token. Without this option the environment variable DIPACO_TOKEN holds the token. A file is read again
-    /// when the coordinator can't be reached, because a coordinator that moves writes its new address there.
-    #[arg(long, env = "DIPACO_JOIN", value_name = "FILE", hide_env_values = true)]
+    /// File of the join token, its https:// address, or - to read the token from standard input. The coordinator writes the
+    /// file secrets/join.token. Without this option the environment variable DIPACO_TOKEN holds the token. A file or an
+    /// address is read again when the coordinator can't be reached, because the coordinator may have moved.
+    #[arg(long, env = "DIPACO_JOIN", value_name = "FILE|URL", hide_env_values = true)]
     join: Option<PathBuf>,
     /// Name of the worker, unique in the run; the default is the machine's name and the process number.
     #[arg(long, env = "DIPACO_NAME")]
@@ -62,9 +64,10 @@ pub(crate) struct WorkerArguments {
 pub(crate) fn run(options: &WorkerArguments) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     limits::threads(options.threads)?;
+    let (token, source) = join_token(options)?;
     let setup = WorkerOptions {
-        token: join_token(options)?,
-        source: token_source(options),
+        token,
+        source,
         name: options.name.clone().unwrap_or_else(default_name),
         shards: options.shards.clone(),
         cache: options.cache.clone(),
@@ -86,16 +89,16 @@ pub(crate) fn run(options: &WorkerArguments) -> Result<(), CliError> {
     if interrupt.is_set() { Err(CliError::Interrupted) } else { Ok(()) }
 }
 
-/// Reads the worker's token. A token is a private key, so it may not stand on the command line, where every user of the
-/// machine can read it.
-fn join_token(options: &WorkerArguments) -> Result<JoinToken, CliError> {
+/// Reads the worker's token, and tells where it is read again when the coordinator can't be reached. A token is a private
+/// key, so it may not stand on the command line, where every user of the machine can read it.
+fn join_token(options: &WorkerArguments) -> Result<(JoinToken, TokenSource), CliError> {
     let usage =
         |message: &str, remedy: &str| CliError::Usage { message: message.into(), remedy: remedy.into() };
     let Some(file) = &options.join else {
         let token = std::env::var("DIPACO_TOKEN").map_err(|_| {
             usage("no join token is given", "give its file with --join, or the token in DIPACO_TOKEN")
         })?;
-        return Ok(token.parse()?);
+        return Ok((token.parse()?, TokenSource::Given));
     };
     if file.as_os_str() == "-" {
         if options.leave_with_stdin {
@@ -104,22 +107,15 @@ fn join_token(options: &WorkerArguments) -> Result<JoinToken, CliError> {
         let mut text = String::new();
         let failed = |source| NetError::TokenFile { path: file.clone(), source };
         std::io::stdin().take(64 << 10).read_to_string(&mut text).map_err(failed)?;
-        return Ok(text.parse()?);
+        return Ok((text.parse()?, TokenSource::Given));
     }
     if file.to_string_lossy().starts_with("dipaco1.") && !file.exists() {
         let message =
             "--join takes a file, not the token itself: other users of this machine can read a command line";
         return Err(usage(message, "write the token to a file, or give it in DIPACO_TOKEN or with --join -"));
     }
-    Ok(JoinToken::read_from(file)?)
-}
-
-/// Where the token is read again when the coordinator can't be reached.
-fn token_source(options: &WorkerArguments) -> TokenSource {
-    match &options.join {
-        Some(file) if file.as_os_str() != "-" => TokenSource::JoinFile(file.clone()),
-        _ => TokenSource::Given,
-    }
+    let place = token_place(file)?;
+    Ok((place.join_token()?, TokenSource::Join(place)))
 }
 
 /// Triggers `cancel` at the end of standard input: the parent, which holds the other end of the pipe, has ended.

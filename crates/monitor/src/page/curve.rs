@@ -5,7 +5,8 @@ use std::fmt::Write;
 use crate::LossPoint;
 use crate::page::text;
 
-const WIDTH: f64 = 900.0;
+/// That of the page, so that its letters have the size of all others.
+const WIDTH: f64 = 1184.0;
 const HEIGHT: f64 = 240.0;
 const LEFT: f64 = 48.0;
 const BOTTOM: f64 = 24.0;

@@ -21,7 +21,9 @@ pub(super) fn render(live: &LiveRun) -> String {
         columns[usize::from(module.module.level)].push(module);
     }
     let rows = columns.iter().map(Vec::len).max().unwrap_or(0).min(MOST_MODULES);
-    let (width, height) = (COLUMN * levels as f64, 44.0 + ROW * rows as f64);
+    let left_out = columns.iter().any(|column| column.len() > MOST_MODULES);
+    let height = 20.0 + ROW * rows as f64 + if left_out { 24.0 } else { 0.0 };
+    let width = COLUMN * levels as f64;
     let mut places: BTreeMap<ModuleId, (f64, f64)> = BTreeMap::new();
     for (level, column) in columns.iter().enumerate() {
         let drawn = column.len().min(MOST_MODULES);

@@ -307,7 +307,7 @@ async fn connect(
             Err(error) if transient(&error) && begun.elapsed() + pause < identity.patience => {
                 tracing::info!(%error, "the coordinator can't be reached; trying again");
                 if service == Service::Coordinator
-                    && let Some(newer) = newer_token(identity, &token).await?
+                    && let Some(newer) = newer_token(identity, &token, cancel).await?
                 {
                     tracing::info!(addresses = ?newer.addresses, "the token has been written again");
                     token = newer;
@@ -330,9 +330,16 @@ async fn connect(
 }
 
 /// The token at its source, if it is newer than `token`.
-async fn newer_token(identity: &Identity, token: &JoinToken) -> Result<Option<JoinToken>, ClientError> {
+async fn newer_token(
+    identity: &Identity,
+    token: &JoinToken,
+    cancel: &CancellationToken,
+) -> Result<Option<JoinToken>, ClientError> {
     let (source, known) = (identity.source.clone(), token.clone());
-    Ok(blocking(move || source.newer(&known)).await?)
+    tokio::select! {
+        newer = blocking(move || source.newer(&known)) => Ok(newer?),
+        () = cancel.cancelled() => Err(ClientError::cancelled()),
+    }
 }
 
 /// Returns whether another attempt may help: the network or the coordinator failed, and not the request.

@@ -76,7 +76,7 @@ fn workers(history: &RunHistory) -> String {
     for (name, worker) in rows.iter().take(MOST_WORKERS) {
         table.row([
             (*name).clone(),
-            if worker.connected { "connected".to_owned() } else { format!("left: {}", worker.reason) },
+            worker.state(),
             worker.leases.to_string(),
             format!("{:.1}", worker.seconds),
             format!("{:.1}", worker.waited_seconds),
