@@ -4,7 +4,7 @@ also has the Python module, whose library `lib_dipaco.so` lies beside the binary
 
     scripts/package.py wheel                          target/release/dipaco into dist/
     scripts/package.py wheel --build                  builds a release binary and the module first, below target/package
-    scripts/package.py wheel --glibc 2.28             fails if the binary needs a newer glibc, and names the symbols
+    scripts/package.py wheel --glibc 2.28             fails if binary or module need a newer glibc, and names the symbols
     scripts/package.py wheel --build --glibc 2.28     builds for that glibc; needs `pip install ziglang cargo-zigbuild`
     scripts/package.py deb container --out /tmp/out   two at once
     scripts/package.py wheel --binary target/debug/dipaco
@@ -18,7 +18,7 @@ import pathlib
 import subprocess
 import sys
 
-from packages.binary import Binary, PackageError
+from packages.binary import Binary, Extension, PackageError
 from packages.build import build
 from packages.container import write_container
 from packages.deb import write_deb
@@ -48,7 +48,8 @@ def main():
         seconds = time_of_sources(ROOT)
         binary = Binary(build(ROOT, given.glibc, seconds) if given.build else given.binary)
         if given.glibc:
-            binary.runs_on_glibc(given.glibc)
+            for file in [binary, Extension(binary)] if "wheel" in given.kind else [binary]:
+                file.runs_on_glibc(given.glibc)
         given.out.mkdir(parents=True, exist_ok=True)
         for kind in given.kind:
             print(KINDS[kind](binary, ROOT, given.out, seconds))
