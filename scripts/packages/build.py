@@ -20,8 +20,12 @@ def build(root, oldest, seconds):
     triple = f"{platform.machine()}-unknown-linux-gnu"
     folders = {root: SOURCES, os.environ.get("CARGO_HOME") or os.path.expanduser("~/.cargo"): PACKAGES}
     flags = [f"--remap-path-prefix={folder}={name}" for folder, name in folders.items()]
+    tools = root / "scripts/packages"
     environment = {
         **os.environ,
+        # Tools by their names: cargo puts the linker's into the names of its files.
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "CMAKE": "cmake.sh",
         "SOURCE_DATE_EPOCH": str(seconds),
         # In place of those of this machine. HDF5 has the names of its files in messages.
         "CFLAGS": " ".join(f"-ffile-prefix-map={folder}={name}" for folder, name in folders.items()),
@@ -29,14 +33,8 @@ def build(root, oldest, seconds):
     if oldest:
         if shutil.which("cargo-zigbuild") is None:
             raise PackageError(f"there is no cargo-zigbuild to build for another glibc: pip install {ZIG}")
-        # By its name: cargo puts the linker's into the names of its files.
-        compiler = root / "scripts/packages/zig-cc.sh"
-        flags.append(f"-Clinker={compiler.name}")
-        environment |= {
-            "DIPACO_GLIBC": f"{oldest[0]}.{oldest[1]}",
-            "PATH": f"{compiler.parent}{os.pathsep}{os.environ['PATH']}",
-            "CC": compiler.name,
-        }
+        flags.append("-Clinker=zig-cc.sh")
+        environment |= {"DIPACO_GLIBC": f"{oldest[0]}.{oldest[1]}", "CC": "zig-cc.sh"}
     environment["CARGO_ENCODED_RUSTFLAGS"] = "\x1f".join(flags)
     # A folder of its own, because these flags would build all of target/release again. With --target they don't count for
     # programs that only the build runs.
