@@ -20,6 +20,7 @@ import tempfile
 import time
 
 from runs import CORPUS, ROOT, free_port
+from steps import step
 
 USER = "65532:65532"
 # Enough of everything: seed, router, two workers, evaluation, a server and its completions.
@@ -31,19 +32,6 @@ SMALL = {
 # crun needs unified cgroups, and limits above those of the caller need a capability that containers of CI lack.
 PODMAN = ["--log-level", "error", "--runtime", "runc", "--cgroup-manager", "cgroupfs"]
 LIMITS = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000", "--network", "host"]
-
-
-def step(name, *words, fails=False):
-    """Runs a command, shows what it says, and ends the script if it does not do what it should. Returns its output."""
-    print(f"== {name}", flush=True)
-    begun = time.monotonic()
-    done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    for line in done.stdout.splitlines():
-        print(f"  {line}")
-    print(f"  exit {done.returncode}, {time.monotonic() - begun:.1f} s", flush=True)
-    if (done.returncode != 0) != fails:
-        sys.exit(f"{name}: {' '.join(map(str, words))}")
-    return done.stdout
 
 
 def play(given, folder):

@@ -33,9 +33,7 @@ python=$!
 python_clients() { wait "$python" || { cat "$python_log"; false; }; }
 
 check "format" cargo fmt --all --check
-if command -v cargo-deny >/dev/null; then
-    check "licences and sources" cargo deny check bans licenses sources
-fi
+check "licences and sources" scripts/deny.sh
 check "clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 check "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 check "python for the clients' tests" python_clients
