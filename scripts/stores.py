@@ -101,6 +101,8 @@ class SeaweedFs(Server):
         words = [venv / "bin" / "weed", "server", "-dir", folder / "data", "-ip", "127.0.0.1", "-ip.bind", "127.0.0.1"]
         words += ["-master.telemetry=false", "-master.volumeSizeLimitMB", 1024, "-volume.max", 40]
         words += ["-filer", "-s3", "-s3.config", folder / "s3.json", "-s3.port", ports[0], "-filer.port", ports[1]]
+        # 0 turns these two off.
+        words += ["-s3.port.iceberg", 0, "-s3.port.lance", 0]
         words += ["-metricsPort", ports[2], "-master.port", ports[3], "-volume.port", ports[4]]
         for name, port in zip(("s3", "filer", "master", "volume"), ports[5:]):
             words += [f"-{name}.port.grpc", port]
