@@ -2,7 +2,6 @@
 
 use std::process::Command;
 
-use crate::fixtures::root;
 use crate::http;
 use crate::object_store::BUCKET;
 use crate::process::{Process, clean};
@@ -26,11 +25,11 @@ impl Azurite {
     /// Starts a server with an empty container of the name [`BUCKET`].
     ///
     /// # Panics
-    /// When Azurite is missing, or does not start.
+    /// When `AZURITE` does not name its program, or when it does not start.
     #[must_use]
     pub fn start() -> Self {
-        let program = root().join(".venv/azurite/node_modules/.bin/azurite-blob");
-        assert!(program.exists(), "there is no Azurite: run scripts/check-azure.sh");
+        let program =
+            std::env::var_os("AZURITE").expect("AZURITE names no program: run scripts/check-azure.sh");
         // It says its address on standard output.
         let mut shell = Command::new("sh");
         shell.args(["-c", r#"exec "$0" "$@" >&2"#]).arg(program);

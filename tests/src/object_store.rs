@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::http;
-use crate::process::{Process, clean};
+use crate::process::{Process, Signal, clean};
 use crate::python::interpreter;
 
 /// The bucket that each server begins with.
@@ -14,7 +14,7 @@ pub const BUCKET: &str = "bucket";
 
 /// A server of moto. It knows no accounts, and it forgets everything when it is dropped.
 pub struct ObjectStore {
-    _process: Process,
+    process: Process,
     /// Its address, as `127.0.0.1:PORT`.
     pub address: String,
 }
@@ -33,7 +33,17 @@ impl ObjectStore {
         let address = line.split("http://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
         let made = http::exchange(&address, &http::request("PUT", &format!("/{BUCKET}"), b""));
         assert_eq!(made.status, 200, "{made:?}");
-        Some(Self { _process: process, address })
+        Some(Self { process, address })
+    }
+
+    /// Stops the server: it keeps its connections and what clients send, and answers nothing.
+    pub fn stop(&self) {
+        self.process.signal(Signal::STOP);
+    }
+
+    /// Lets the stopped server go on. It then answers everything that has arrived meanwhile.
+    pub fn go_on(&self) {
+        self.process.signal(Signal::CONT);
     }
 }
 

@@ -40,6 +40,20 @@ impl Run {
         Self { folder: own.path().to_owned(), environment: Vec::new(), _own: Some(own) }
     }
 
+    /// The run on another machine, which has these files and folders of the run directory and nothing else. The old
+    /// folder is removed.
+    #[must_use]
+    pub fn moved(self, names: &[&str]) -> Self {
+        let own = tempfile::tempdir().unwrap();
+        let moved =
+            Self { folder: own.path().to_owned(), environment: self.environment.clone(), _own: Some(own) };
+        fs::create_dir(moved.directory()).unwrap();
+        for name in names {
+            fs::rename(self.file(name), moved.file(name)).unwrap();
+        }
+        moved
+    }
+
     /// The same run, whose commands get these variables.
     #[must_use]
     pub fn with_environment(self, environment: Vec<(String, String)>) -> Self {

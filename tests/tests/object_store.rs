@@ -8,7 +8,7 @@ use bytes::Bytes;
 use dipaco_store::{ManifestSchema, ManifestSequence, RemoteCause, RunStore, StoreError, StoreOptions};
 use dipaco_tests::object_store::{BUCKET, Fault, FaultyProxy, ObjectStore, Seen, environment};
 use dipaco_tests::process::{Process, Signal, command, output};
-use dipaco_tests::run::snapshot;
+use dipaco_tests::run::{Run, snapshot};
 use dipaco_tests::training::{undisturbed, untrained};
 use serde::{Deserialize, Serialize};
 
@@ -200,20 +200,27 @@ fn unreliable(seen: &Seen) -> Fault {
     }
 }
 
+/// A run of its own whose seed lies at an address, for commands with this environment.
+fn seeded_at(address: &str) -> Run {
+    let run = untrained().with_environment(environment(address));
+    // The folder of the store does not exist any more; everything must come from the address.
+    std::fs::remove_dir_all(run.file("store")).unwrap();
+    let _ = run.dipaco(&format!("seed --set run.store=s3://{BUCKET}/run")).succeeded();
+    run
+}
+
 #[test]
 fn a_run_in_an_unreliable_store_survives_its_coordinator_and_its_machine_with_the_same_bits() {
     let Some(server) = ObjectStore::start() else { return };
     let proxy = FaultyProxy::before(&server, unreliable);
-    let run = untrained().with_environment(environment(&proxy.address));
-    // The folder of the store does not exist any more; everything must come from the address.
-    std::fs::remove_dir_all(run.file("store")).unwrap();
-    let _ = run.dipaco(&format!("seed --set run.store=s3://{BUCKET}/run")).succeeded();
+    let run = seeded_at(&proxy.address);
     let mut train: Process = run.train("--workers 2");
     for _ in 0..6 {
         train.line_with(" committed ");
     }
     train.signal(Signal::KILL);
     let _ = train.finish().killed();
+    let run = run.moved(&["config.toml", "data", "routing", "secrets"]);
     let _ = run.train("--workers 2 --resume").finish().succeeded();
     assert_eq!(run.bits(), undisturbed());
     let _ = run.dipaco("evaluate").succeeded();
@@ -230,11 +237,57 @@ fn a_run_in_an_unreliable_store_survives_its_coordinator_and_its_machine_with_th
 }
 
 #[test]
+fn a_store_that_stands_still_for_longer_than_a_request_may_take_changes_no_bit() {
+    let Some(server) = ObjectStore::start() else { return };
+    let proxy = FaultyProxy::before(&server, |_| Fault::None);
+    let mut variables = environment(&proxy.address);
+    variables.push(("AWS_TIMEOUT".to_owned(), "2s".to_owned()));
+    let run = seeded_at(&proxy.address).with_environment(variables);
+    let mut train = run.train("--workers 2");
+    for _ in 0..3 {
+        train.line_with(" committed ");
+    }
+    server.stop();
+    let before = proxy.seen().len();
+    // The first attempt has exceeded its time, and so has the second.
+    train.until("a request is tried for the third time", || {
+        let seen = proxy.seen().split_off(before);
+        let attempts = |line: &str| seen.iter().filter(|other| other.line == line).count();
+        seen.iter().any(|seen| attempts(&seen.line) == 3)
+    });
+    server.go_on();
+    let _ = train.finish().succeeded();
+    assert_eq!(run.bits(), undisturbed());
+}
+
+#[test]
+fn of_two_coordinators_of_a_run_in_an_object_store_the_older_one_ends_and_says_why() {
+    let Some(server) = ObjectStore::start() else { return };
+    let run = seeded_at(&server.address);
+    let mut older = run.coordinator("--listen 127.0.0.1:0");
+    older.line_with("listening for workers");
+    let deceived = run.worker("deceived");
+    older.line_with(" committed ");
+    deceived.signal(Signal::STOP);
+    // On another machine. The two share nothing but the store.
+    let other = run.copy().with_environment(environment(&server.address));
+    let mut newer = other.coordinator("--listen 127.0.0.1:0 --resume");
+    newer.line_with("listening for workers");
+    let worker = other.worker("worker");
+    newer.line_with(" committed ");
+    deceived.signal(Signal::CONT);
+    let _ = older
+        .finish()
+        .failed(3, &["was replaced by another writer", "stop all coordinators of the run but one"]);
+    let _ = newer.finish().succeeded();
+    assert_eq!(other.bits(), undisturbed());
+    drop((deceived, worker));
+}
+
+#[test]
 fn a_synchronizer_needs_a_configuration_a_token_and_the_store_and_no_folder_of_its_coordinator() {
     let Some(server) = ObjectStore::start() else { return };
-    let run = untrained().with_environment(environment(&server.address));
-    std::fs::remove_dir_all(run.file("store")).unwrap();
-    let _ = run.dipaco(&format!("seed --set run.store=s3://{BUCKET}/run")).succeeded();
+    let run = seeded_at(&server.address);
     let mut coordinator = run.coordinator("--listen 127.0.0.1:0");
     coordinator.line_with("listening for workers");
 

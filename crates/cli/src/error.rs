@@ -17,6 +17,8 @@ use dipaco_pipeline::PipelineError;
 const FAILURE: u8 = 1;
 /// Exit code of wrong usage or configuration.
 pub(crate) const USAGE: u8 = 2;
+/// Exit code of a coordinator whose run another coordinator has taken over.
+const REPLACED: u8 = 3;
 /// Exit code of a process that can't reach its coordinator and may be started again later: EX_TEMPFAIL of sysexits.h.
 const COME_BACK_LATER: u8 = 75;
 /// Exit code of an interrupted command, as shells have it for SIGINT.
@@ -145,6 +147,7 @@ impl CliError {
             Self::Config(_) | Self::Usage { .. } | Self::Kernels(_) | Self::Logs(_) => USAGE,
             Self::Interrupted => INTERRUPTED,
             Self::Step(step) if step.is_configuration() => USAGE,
+            Self::Step(step) if step.is_replaced() => REPLACED,
             Self::Step(step) if step.is_unreachable() => COME_BACK_LATER,
             Self::Experiment(error) if error.is_configuration() => USAGE,
             Self::Step(_)

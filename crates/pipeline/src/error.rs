@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
+use dipaco_store::StoreError;
 use dipaco_topology::{ModuleId, PathId};
 use dipaco_train::client::{ClientError, TokenPlaceError, TokenUrlError};
+use dipaco_train::{CoordinatorError, TrainError};
 use thiserror::Error;
 
 use crate::extend_error::ExtendError;
@@ -315,7 +317,7 @@ pub enum PipelineError {
     Routing(#[from] dipaco_routing::RoutingError),
     /// Coordinator, synchronizer, seed and router training.
     #[error(transparent)]
-    Train(#[from] dipaco_train::TrainError),
+    Train(#[from] TrainError),
     /// A run can't be extended.
     #[error(transparent)]
     Extension(#[from] dipaco_train::ExtensionError),
@@ -330,7 +332,7 @@ pub enum PipelineError {
     Training(#[from] dipaco_train::WorkerError),
     /// The coordinator fails.
     #[error(transparent)]
-    Coordinator(#[from] dipaco_train::CoordinatorError),
+    Coordinator(#[from] CoordinatorError),
     /// The synchronizer fails.
     #[error(transparent)]
     Synchronizer(#[from] dipaco_train::SynchronizerError),
@@ -351,7 +353,7 @@ pub enum PipelineError {
     Topology(#[from] dipaco_topology::TopologyError),
     /// The store.
     #[error(transparent)]
-    Store(#[from] dipaco_store::StoreError),
+    Store(#[from] StoreError),
     /// Connections and certificates.
     #[error(transparent)]
     Net(#[from] dipaco_net::NetError),
@@ -389,6 +391,15 @@ impl PipelineError {
             Self::Token(TokenPlaceError::Url(error)) => error.passes(),
             _ => false,
         }
+    }
+
+    /// Returns whether another coordinator has taken the run over. Starting this one again would take the run back.
+    pub fn is_replaced(&self) -> bool {
+        let core = match self {
+            Self::Coordinator(CoordinatorError::Core(core)) | Self::Train(core) => core,
+            _ => return false,
+        };
+        matches!(core, TrainError::Store(StoreError::Conflict { .. }))
     }
 
     /// Returns whether the user's configuration or arguments are the cause.
