@@ -395,9 +395,8 @@ impl PipelineError {
 
     /// Returns whether another coordinator has taken the run over. Starting this one again would take the run back.
     pub fn is_replaced(&self) -> bool {
-        let core = match self {
-            Self::Coordinator(CoordinatorError::Core(core)) | Self::Train(core) => core,
-            _ => return false,
+        let (Self::Coordinator(CoordinatorError::Core(core)) | Self::Train(core)) = self else {
+            return false;
         };
         matches!(core, TrainError::Store(StoreError::Conflict { .. }))
     }
