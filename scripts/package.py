@@ -10,7 +10,7 @@ also has the Python module, whose library `lib_dipaco.so` lies beside the binary
     scripts/package.py wheel --binary target/debug/dipaco
 
 Prints the path of each package. The same binary and the same SOURCE_DATE_EPOCH give the same bytes. Without the variable
-the time of the last commit counts. --build gives the same binary for the same sources in every folder. Needs Python 3 and
+the time of the last commit counts. --build keeps the folders of this machine out of the binary. Needs Python 3 and
 readelf; `deb` needs dpkg-deb.
 """
 import argparse
