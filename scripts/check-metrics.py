@@ -22,11 +22,9 @@ import tempfile
 import time
 import urllib.request
 
-from runs import CORPUS, ROOT, Led, end, free_port, parser, run, settings, untrained
+from runs import CORPUS, TINY, VALIDATION, Led, end, free_port, parser, run, settings, untrained
 from serving import Server
 
-CONFIG = ROOT / "tests" / "fixtures" / "tiny.toml"
-VALIDATION = ROOT / "tests" / "fixtures" / "validation.txt.gz"
 PATIENCE = 180
 # Enough steps that a worker can be killed in the middle of a lease.
 SETTINGS = {
@@ -87,7 +85,7 @@ def has(text, *names):
 def trained(options, folder):
     """Trains a run; returns it, and the metrics of its coordinator and its synchronizer on the way."""
     made = folder / "run"
-    untrained(options.dipaco, made, CONFIG, CORPUS, "--validation", VALIDATION)
+    untrained(options.dipaco, made, TINY, CORPUS, "--validation", VALIDATION)
     lead, second = (f"http://127.0.0.1:{port}" for port in (free_port(), free_port()))
     led = Led(options.dipaco, folder, made, "--http", lead.rpartition(":")[2], *settings(SETTINGS))
     synchronizer = led.synchronizer("synchronizer", "0", "--http", second.rpartition(":")[2])

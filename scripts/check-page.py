@@ -27,10 +27,8 @@ import time
 import urllib.parse
 import urllib.request
 
-from runs import CORPUS, ROOT, Led, end, free_port, parser, settings, untrained
+from runs import CORPUS, TINY, VALIDATION, Led, end, free_port, parser, settings, untrained
 
-CONFIG = ROOT / "tests" / "fixtures" / "tiny.toml"
-VALIDATION = ROOT / "tests" / "fixtures" / "validation.txt.gz"
 PATIENCE = 180
 SETTINGS = {
     "train.rounds": 1000,
@@ -166,7 +164,7 @@ def main():
     pictures.mkdir(parents=True, exist_ok=True)
     sees_requests_elsewhere(folder)
     made = folder / "run"
-    untrained(options.dipaco, made, CONFIG, CORPUS, "--validation", VALIDATION)
+    untrained(options.dipaco, made, TINY, CORPUS, "--validation", VALIDATION)
     port = free_port()
     base = f"http://127.0.0.1:{port}"
     led = Led(options.dipaco, folder, made, "--http", port, *settings(SETTINGS))

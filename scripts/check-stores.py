@@ -25,10 +25,9 @@ import sys
 import tempfile
 import time
 
-from runs import CORPUS, ROOT, Process, bits, parser, run, settings, untrained
+from runs import CORPUS, ROOT, TINY, Process, bits, parser, run, settings, untrained
 from stores import BUCKET, Line, Moto, Nanio, S3rver, SeaweedFs
 
-CONFIG = ROOT / "tests" / "fixtures" / "tiny.toml"
 ADDRESS = f"s3://{BUCKET}/run"
 REFUSAL = "ignores conditional writes"
 CHECKS = ("race", "refuse", "slow", "stop", "move")
@@ -62,7 +61,7 @@ def race(options, folder):
 
 def refuse(options, folder):
     seeded = folder / "run"
-    run(options.dipaco, "prepare", CORPUS, "--run", seeded, "--config", CONFIG)
+    run(options.dipaco, "prepare", CORPUS, "--run", seeded, "--config", TINY)
     for server in good_servers(options, folder):
         server.enter()
         code, text = attempt(options.dipaco, "doctor", "--store", ADDRESS)
@@ -103,7 +102,7 @@ class StoredRun:
         self.dipaco, self.folder = options.dipaco, folder
         self.calm, self.stored = folder / "calm", folder / "stored"
         values = {"train.rounds": 30, "train.inner_steps": 12, "train.threads_per_worker": 1}
-        untrained(self.dipaco, self.calm, CONFIG, CORPUS, *settings(values))
+        untrained(self.dipaco, self.calm, TINY, CORPUS, *settings(values))
         shutil.copytree(self.calm, self.stored, ignore=shutil.ignore_patterns("store"))
         run(self.dipaco, "train", "--run", self.calm, "--workers", 1)
         self.server = SeaweedFs(folder / SeaweedFs.name, options.venv)

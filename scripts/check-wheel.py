@@ -27,7 +27,7 @@ SMALL = {"seed_model.steps": 60, "train.rounds": 4, "train.inner_steps": 10}
 NO_COMPILER = "for tool in cc gcc clang cargo rustc cmake make; do command -v $tool && exit; done; exit 1"
 READ = """
 import dipaco
-run = dipaco.Run("/root/mine")
+run = dipaco.Run("mine")
 print("dipaco", dipaco.__version__, "context", run.context)
 print("route", [route.path for route in run.route(["fn main() {", "def main():"])])
 print("generate", repr(run.generate(["fn main() {"], max_tokens=8, temperature=0)[0].text))
@@ -49,14 +49,14 @@ class Machine:
             set -e; cd {shlex.quote(str(self.root))}
             ip link set lo up
             mount --rbind /dev dev; mount -t proc proc proc; mount -t tmpfs tmpfs tmp; chmod 1777 tmp
-            exec chroot . /usr/bin/env -i HOME=/root PATH=/root/venv/bin:/usr/bin:/bin "$@"
+            exec chroot . /usr/bin/env -i -C /srv HOME=/srv PATH=/srv/venv/bin:/usr/bin:/bin "$@"
         """
         unshare = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child"]
         return step(name, *unshare, "bash", "-c", begin, "machine", *words, fails=fails)
 
     def bring(self, path, name):
-        """Copies a file or folder into /root."""
-        step(f"bring {name}", "cp", "-R", path, self.root / "root" / name)
+        """Copies a file or folder into /srv, where every command runs."""
+        step(f"bring {name}", "cp", "-R", path, self.root / "srv" / name)
 
 
 def play(given, folder):
@@ -66,12 +66,12 @@ def play(given, folder):
     machine.bring(given.text, "text")
     machine.run("the machine", "sh", "-c", "grep PRETTY /etc/os-release; ldd --version | head -n 1; python3 --version")
     machine.run("it has no compiler", "sh", "-c", NO_COMPILER, fails=True)
-    machine.run("a virtual environment", "python3", "-m", "venv", "/root/venv")
-    machine.run("install", "pip", "install", "--no-index", "--disable-pip-version-check", f"/root/{given.wheel.name}")
+    machine.run("a virtual environment", "python3", "-m", "venv", "venv")
+    machine.run("install", "pip", "install", "--no-index", "--disable-pip-version-check", f"./{given.wheel.name}")
     machine.run("version", "dipaco", "--version")
     machine.run("doctor", "dipaco", "doctor")
     small = SMALL | dict(word.split("=", 1) for word in given.set)
-    machine.run("quickstart", "dipaco", "quickstart", "--run", "/root/mine", "--data", "/root/text", *settings(small))
+    machine.run("quickstart", "dipaco", "quickstart", "--run", "mine", "--data", "text", *settings(small))
     machine.run("the module reads the run", "python", "-c", READ)
 
 

@@ -20,9 +20,8 @@ import sys
 import tempfile
 import time
 
-from runs import ROOT, Led, end, parser, run, settings, untrained
+from runs import TINY, Led, end, parser, run, settings, untrained
 
-CONFIG = ROOT / "tests" / "fixtures" / "tiny.toml"
 # Longer than the idle timeout of a connection.
 STOPPED = 25
 SETTLED = 10
@@ -36,7 +35,7 @@ def main():
     options = options.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="moved-clock-"))
     made = folder / "run"
-    untrained(options.dipaco, made, CONFIG)
+    untrained(options.dipaco, made, TINY)
 
     shown = folder / "time"
     shown.write_text("+0\n")

@@ -17,6 +17,9 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Frozen text, so that two measurements prepare the same documents.
 CORPUS = ROOT / "tests" / "fixtures" / "corpus"
+VALIDATION = ROOT / "tests" / "fixtures" / "validation.txt.gz"
+# The configuration of the smallest run.
+TINY = ROOT / "tests" / "fixtures" / "tiny.toml"
 
 
 def parser(description, dipaco=ROOT / "target/release/dipaco"):

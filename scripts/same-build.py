@@ -2,7 +2,7 @@
 """Builds the packages of one commit twice, in two folders, and compares their bytes.
 
     scripts/same-build.py --glibc 2.28              with zig: pip install ziglang cargo-zigbuild
-    scripts/same-build.py --out /tmp/two            keeps both folders there; a call that was interrupted goes on there
+    scripts/same-build.py --out FOLDER              keeps both folders there; a call that was interrupted goes on there
 
 Each build is `scripts/package.py wheel deb --build` in a clone. The second clone has a longer path, a CARGO_HOME of its own with
 a copy of the registry, and another umask. Prints the SHA-256 of the binary, the module, the wheel and the Debian package, and

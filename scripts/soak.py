@@ -20,9 +20,8 @@ import sys
 import tempfile
 import time
 
-from runs import CORPUS, ROOT, Led, Process, bits, end, parser, run, settings, untrained
+from runs import CORPUS, TINY, Led, Process, bits, end, parser, run, settings, untrained
 
-CONFIG = ROOT / "tests" / "fixtures" / "tiny.toml"
 STREAMING = {
     "sync.fragments": 2,
     "sync.overlap_steps": 3,
@@ -54,7 +53,7 @@ def main():
         # A worker that hangs loses its lease after this time.
         values["train.standstill_seconds"] = 5
     calm, wild = folder / "calm", folder / "wild"
-    untrained(dipaco, calm, CONFIG, options.text, *settings(values))
+    untrained(dipaco, calm, TINY, options.text, *settings(values))
     shutil.copytree(calm, wild, symlinks=True)
     begun = time.monotonic()
     run(dipaco, "train", "--run", calm, "--workers", 1)

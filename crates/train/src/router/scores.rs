@@ -48,8 +48,8 @@ struct Window {
     predicted: usize,
 }
 
-/// Scores every token of `tokens` with a path, on the device of its reader, and writes the files of `header` into `folder`. Returns false if scores with
-/// the same header are there already; they stay as they are.
+/// Scores every token of `tokens` with a path, on the device of its reader, and writes the files of `header` into `folder`.
+/// Returns false if scores with the same header are there already; they stay as they are.
 ///
 /// `batch` sequences are scored at once; together with their length that bounds the memory. `progress` gets the number of
 /// finished documents and may stop the work, which then leaves nothing behind.
