@@ -91,10 +91,6 @@ def slow(options, folder):
         yield {"server": server.name, "megabytes_per_second": options.rate, "bytes": found["bytes"], **seconds, "passed": passed}
 
 
-def committed(log):
-    return pathlib.Path(log).read_text(errors="replace").count(" committed ")
-
-
 class StoredRun:
     """A run with its store in SeaweedFS, and an undisturbed one on a disk."""
 

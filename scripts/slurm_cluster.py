@@ -6,7 +6,6 @@ Needs root, `ip`, `unshare`, and Debian's slurmctld, slurmd, slurm-client and mu
 """
 
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
