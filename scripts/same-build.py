@@ -28,7 +28,7 @@ def build(folder, words, **environment):
     """Clones the last commit and packs it there. Returns name -> SHA-256 of what it made."""
     begun = time.monotonic()
     if folder.exists():
-        run("git", "-C", folder, "pull", "--quiet", "--ff-only")
+        run("git", "-C", folder, "pull", "--quiet", "--ff-only", ROOT, "HEAD")
     else:
         run("git", "clone", "--quiet", ROOT, folder)
     subprocess.run([folder / "scripts/package.py", "wheel", "deb", "--build", *words], env=os.environ | environment, check=True)
