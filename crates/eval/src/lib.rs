@@ -30,7 +30,7 @@ mod windows;
 
 pub use comparison::Comparison;
 pub use dipaco_model::BoxError;
-pub use dipaco_settings::{EvaluationConfig, RouteUnit};
+pub use dipaco_settings::{EvaluationConfig, RerouteBy, RouteUnit};
 pub use domains::{Domains, UNLABELLED};
 pub use error::EvalError;
 pub use evaluate::{
