@@ -80,7 +80,8 @@ impl RouterFeatures {
                 return Err(E::from(RoutingError::Config {
                     key: "kind",
                     value: "\"labels\"".into(),
-                    problem: "routes only the run's own text: serve and evaluate.route = \"window\" need another kind",
+                    problem: "routes only the run's own text: serve, evaluation.route = \"window\" and reroute_by = \"features\" \
+                              need another kind",
                 }));
             }
             (_, None) => Feature::Blocks(Arc::new(seed()?), blocks),

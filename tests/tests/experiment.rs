@@ -113,6 +113,35 @@ fn an_experiment_becomes_a_table_and_is_not_repeated() {
     assert_eq!(String::from_utf8(table.stdout).unwrap(), first.stdout);
 }
 
+/// The rows of the run's own router need no transformer router, and equal those of one `evaluate`.
+#[test]
+fn a_table_compares_the_ways_to_choose_paths() {
+    let bench = Bench::new();
+    let ways = r#"
+[[evaluations]]
+name = "by window"
+configuration.evaluation.route = "window"
+[[evaluations]]
+name = "by features"
+configuration.evaluation = { reroute_tokens = 16, reroute_by = "features" }
+[[runs]]
+name = "2 × 2"
+"#;
+    let best = "[[evaluations]]\nname = \"best\"\nearly_stopping = true\n";
+    let text = EXPERIMENT.replace(best, "").replace("\n[[runs]]\nname = \"2 × 2\"\n", ways);
+    fs::write(bench.file(), text).unwrap();
+    let _ = bench.run("--seed 1").succeeded().says("| 2 × 2 | by window | 4 |");
+    let results = bench.results();
+    let cell = results["cells"].as_array().unwrap().iter().find(|cell| cell["run"] == "2 × 2").unwrap();
+    let run = bench.out().join("cells").join(cell["key"].as_str().unwrap());
+    assert!(!run.join("routing/transformer.json").exists(), "no evaluation needs a transformer router");
+    let words = "evaluate --route-window --reroute 16 --reroute-by features --json --run";
+    let evaluated = dipaco(&format!("{words} {}", run.display())).succeeded().json();
+    let expected = evaluated.as_array().unwrap()[1..].iter().map(|row| &row["perplexity"]);
+    let found = cell["measurements"].as_array().unwrap().iter().map(|found| &found["perplexity"]);
+    assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+}
+
 #[test]
 fn a_cell_is_a_run_that_every_command_takes() {
     let bench = Bench::new();

@@ -1,9 +1,12 @@
-//! `route_every`: paths within a text are chosen as by `evaluate --reroute`.
+//! `route_every`: paths within a text are chosen as by `evaluate --reroute`, for every router.
 #![allow(clippy::unwrap_used)]
 
+use std::fs;
+
 use dipaco_shards::TokenSet;
+use dipaco_tests::fixtures::corpus;
 use dipaco_tests::http::{get, post};
-use dipaco_tests::run::Run;
+use dipaco_tests::run::{Run, Server, trained};
 use dipaco_tests::training::untrained;
 use serde_json::{Value, json};
 
@@ -23,10 +26,10 @@ fn with_transformer() -> Run {
 }
 
 /// The sequences of the validation documents, with the paths of their documents.
-fn sequences(run: &Run) -> Vec<(u32, Vec<u32>)> {
+fn sequences(run: &Run, routing: &str) -> Vec<(u32, Vec<u32>)> {
     let mut sequences = Vec::new();
     for path in 0..4 {
-        let file = TokenSet::open(run.file(&format!("routing/validation/path-{path:03}.json"))).unwrap();
+        let file = TokenSet::open(run.file(&format!("{routing}/validation/path-{path:03}.json"))).unwrap();
         for document in 0..file.documents() {
             let tokens = file.document(document).to_vec();
             let counted = tokens.chunks(SEQUENCE).filter(|sequence| sequence.len() > PREFIX);
@@ -36,22 +39,26 @@ fn sequences(run: &Run) -> Vec<(u32, Vec<u32>)> {
     sequences
 }
 
-#[test]
-fn a_scored_text_has_the_scores_of_the_evaluation() {
-    let run = with_transformer();
-    let evaluated = run.dipaco(&format!("evaluate --reroute {EVERY} --json")).succeeded().json();
-    let name = format!("re-routed every {EVERY}");
-    let expected =
-        evaluated.as_array().unwrap().iter().find(|row| row["model"] == name.as_str()).unwrap().clone();
+/// The row of a model in what `evaluate --json` printed.
+fn row(evaluated: &Value, model: &str) -> Value {
+    let rows = evaluated.as_array().unwrap();
+    rows.iter().find(|row| row["model"] == model).unwrap_or_else(|| panic!("no row {model}")).clone()
+}
 
-    let server = run.serve("");
-    assert_eq!(get(&server.address, "/info").json()["reroutes"], true);
+/// Scores all sequences with these fields of a request, and compares them with a row of the evaluation. Returns the number of
+/// changes of paths.
+fn compare(
+    server: &Server,
+    sequences: &[(u32, Vec<u32>)],
+    fields: impl Fn(u32) -> Value,
+    expected: &Value,
+) -> u64 {
     let (mut sum, mut count, mut changes) = (0.0, 0, 0);
-    for (path, tokens) in sequences(&run) {
-        let ask = json!({
-            "prompt": tokens, "path": path, "route_every": EVERY, "max_tokens": 0, "echo": true, "logprobs": 0,
-            "return_route": true,
+    for (path, tokens) in sequences {
+        let mut ask = json!({
+            "prompt": tokens, "max_tokens": 0, "echo": true, "logprobs": 0, "return_route": true,
         });
+        ask.as_object_mut().unwrap().extend(fields(*path).as_object().unwrap().clone());
         let answer = post(&server.address, "/v1/completions", &ask).json();
         let choice = &answer["choices"][0];
         let scores = choice["logprobs"]["token_logprobs"].as_array().unwrap();
@@ -61,10 +68,85 @@ fn a_scored_text_has_the_scores_of_the_evaluation() {
         changes += choice["dipaco"]["rerouted"].as_u64().unwrap();
     }
     assert_eq!(expected["tokens_counted"], count);
-    assert_eq!(expected["reroute"]["switches"], changes);
     let mean = sum / count as f64;
     let theirs = expected["nll_sum"].as_f64().unwrap() / count as f64;
     assert!((mean - theirs).abs() < 1e-5, "served {mean}, evaluated {theirs}");
+    changes
+}
+
+/// Asks for the path of the document, and then for a new path every W tokens.
+fn rerouted(path: u32) -> Value {
+    json!({"path": path, "route_every": EVERY})
+}
+
+/// The run's own router chooses within a text, without a transformer router: serving has the scores of the evaluation.
+/// `header` are parts of the router's header.
+fn own_router_serves_as_it_evaluates(run: &Run, routing: &str, header: [&str; 2]) {
+    let router = fs::read(run.file(&format!("{routing}/router.bin"))).unwrap();
+    let router = String::from_utf8_lossy(&router);
+    assert!(header.iter().all(|part| router.contains(part)), "the router is another than {header:?}");
+    let words = format!("evaluate --route-window --reroute {EVERY} --reroute-by features --json");
+    let evaluated = run.dipaco(&words).succeeded().json();
+    let names: Vec<&Value> = evaluated.as_array().unwrap().iter().map(|row| &row["model"]).collect();
+    let by_features = format!("re-routed every {EVERY} by features");
+    assert_eq!(names, ["seed", "routed", "routed by window", &by_features]);
+
+    let server = run.serve("--set serve.reroute_by=features");
+    let info = get(&server.address, "/info").json();
+    assert_eq!((&info["reroutes"], &info["reroute_by"]), (&true.into(), &"features".into()));
+    let (texts, expected) = (sequences(run, routing), row(&evaluated, &by_features));
+    let changes = compare(&server, &texts, rerouted, &expected);
+    assert_eq!(expected["reroute"]["switches"], changes);
+    assert!(changes > 10, "the paths were meant to change: {changes}");
+    // A prompt without a path is routed by its own first tokens, as a window of the evaluation.
+    let none = compare(&server, &texts, |_| json!({}), &row(&evaluated, "routed by window"));
+    assert_eq!(none, 0);
+}
+
+#[test]
+fn centroids_choose_paths_within_a_text() {
+    own_router_serves_as_it_evaluates(trained(), "routing", [r#""kind":"kmeans""#, r#""features":"lsa""#]);
+}
+
+#[test]
+fn features_of_the_seed_and_product_kmeans_choose_paths_within_a_text() {
+    let run = Run::new();
+    let _ = run.prepare(corpus()).succeeded();
+    let _ = run.dipaco("seed").succeeded();
+    let words = "--set routing.features=seed --set routing.kind=product-kmeans";
+    let _ = run.dipaco(&format!("route fit {words}")).succeeded();
+    let _ = run.dipaco("route assign").succeeded();
+    let _ = run.dipaco("train --workers 2").succeeded();
+    let header = [r#""kind":"product-kmeans""#, r#""features":"seed""#];
+    own_router_serves_as_it_evaluates(&run, "routing", header);
+}
+
+#[test]
+fn a_classifier_chooses_paths_within_a_text() {
+    let run = untrained();
+    let phase = "--set routing.phases.0.round=1 --set routing.overlap=3";
+    let _ = run.train(&format!("{phase} --workers 2")).finish().succeeded();
+    let header = [r#""kind":"discriminative""#, r#""features":"lsa""#];
+    own_router_serves_as_it_evaluates(&run, "routing/phase-1", header);
+}
+
+#[test]
+fn a_scored_text_has_the_scores_of_the_evaluation() {
+    let run = with_transformer();
+    // One command compares all ways to choose paths.
+    let words = format!(
+        "evaluate --route-window --reroute {EVERY} --reroute-by features --reroute-by transformer --json"
+    );
+    let evaluated = run.dipaco(&words).succeeded().json();
+    let names: Vec<&Value> = evaluated.as_array().unwrap().iter().map(|row| &row["model"]).collect();
+    let name = format!("re-routed every {EVERY}");
+    assert_eq!(names, ["seed", "routed", "routed by window", &format!("{name} by features"), &name]);
+    let expected = row(&evaluated, &name);
+
+    let server = run.serve("");
+    assert_eq!(get(&server.address, "/info").json()["reroutes"], true);
+    let changes = compare(&server, &sequences(&run, "routing"), rerouted, &expected);
+    assert_eq!(expected["reroute"]["switches"], changes);
     let metrics = get(&server.address, "/metrics").body;
     assert!(
         metrics.contains(&format!("dipaco_reroutes_total{{model_name=\"e2e\"}} {changes}\n")),
@@ -86,11 +168,12 @@ fn a_scored_text_has_the_scores_of_the_evaluation() {
 
 #[test]
 fn a_run_without_a_transformer_router_refuses() {
-    let run = dipaco_tests::run::trained();
-    let _ = run.dipaco("serve --set serve.route_every=16").failed(1, &["dipaco route fit-transformer"]);
+    let run = trained();
+    let says = ["dipaco route fit-transformer", "serve.reroute_by"];
+    let _ = run.dipaco("serve --set serve.route_every=16").failed(1, &says);
     let server = run.serve("");
     let ask = json!({"prompt": "a", "max_tokens": 1, "route_every": 16});
     let error = post(&server.address, "/v1/completions", &ask).error(400);
     assert_eq!(error["param"], "route_every");
-    assert!(error["message"].as_str().unwrap().contains("dipaco route fit-transformer"), "{error}");
+    assert!(says.iter().all(|words| error["message"].as_str().unwrap().contains(words)), "{error}");
 }

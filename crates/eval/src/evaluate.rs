@@ -35,7 +35,7 @@ pub enum Choice<'a> {
     Document,
     /// This router chooses the path of each sequence by the sequence's first tokens.
     Window(&'a dyn WindowRouter),
-    /// The document's path begins, and a transformer router chooses again within the sequence.
+    /// The document's path begins, and a router chooses again within the sequence.
     Chunks(ChunkRouting<'a>),
 }
 

@@ -6,7 +6,7 @@
 //! counts nothing. The end-of-text token is predicted like any other token.
 //!
 //! A routed model is scored on the shards written by `dipaco_routing::assign`, each shard by its own path. With a
-//! [`ChunkRouting`] the router chooses the path of every chunk of W tokens (§2.4.3), from its scores after the last token
+//! [`ChunkRouting`] a router chooses the path of every chunk of W tokens (§2.4.3), from its scores after the last token
 //! of the chunk before. So no token influences the choice of the path that scores it. A newly chosen path reads the
 //! sequence from its beginning; nothing is carried from path to path.
 //!
@@ -30,7 +30,7 @@ mod windows;
 
 pub use comparison::Comparison;
 pub use dipaco_model::BoxError;
-pub use dipaco_settings::{EvaluationConfig, RouteUnit};
+pub use dipaco_settings::{EvaluationConfig, RerouteBy, RouteUnit};
 pub use domains::{Domains, UNLABELLED};
 pub use error::EvalError;
 pub use evaluate::{

@@ -136,3 +136,18 @@ impl TokenRouter for dipaco_routing::TransformerRouter {
         self.scores(tokens, positions)
     }
 }
+
+impl TokenRouter for dipaco_routing::RecentRouter {
+    fn paths(&self) -> u32 {
+        self.paths()
+    }
+
+    /// It reads the last tokens of a row only, so a row may have any length.
+    fn context(&self) -> usize {
+        usize::MAX
+    }
+
+    fn scores(&self, tokens: &TokenRows, positions: &[usize]) -> Result<Vec<f32>, BoxError> {
+        self.scores(tokens, positions)
+    }
+}

@@ -40,7 +40,7 @@ pub(crate) fn check(request: &GenerateRequest, reroutes: bool) -> Result<(), Eng
             field: "route_every",
             value: every.to_string(),
             expected: "leave it out, because this run had no transformer router when the server started \
-                       (dipaco route fit-transformer)",
+                       (dipaco route fit-transformer), and serve.reroute_by is not \"features\"",
         }),
         _ => Ok(()),
     }

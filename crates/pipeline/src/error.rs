@@ -180,7 +180,8 @@ pub enum PipelineError {
     },
     /// Re-routing needs the transformer router.
     #[error(
-        "there is no transformer router in {}: run `dipaco route fit-transformer` with this run first",
+        "there is no transformer router in {}: run `dipaco route fit-transformer` with this run first, or choose by the run's \
+         own router (evaluation.reroute_by or serve.reroute_by = \"features\")",
         folder.display()
     )]
     NoTransformer {

@@ -1,15 +1,16 @@
 //! Perplexity of the models of a run on its validation text.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_eval::{
     Choice, ChunkRouting, Domains, Evaluation, EvaluationProgress, EvaluationProgressFn, Mixture, Protocol,
-    Ranking, RouteUnit, Stage, Tempered, evaluate_dense, evaluate_mixture, evaluate_path, evaluate_routed,
-    rank_dense, rank_routed,
+    Ranking, RerouteBy, RouteUnit, Stage, Tempered, TokenRouter, evaluate_dense, evaluate_mixture,
+    evaluate_path, evaluate_routed, rank_dense, rank_routed,
 };
-use dipaco_routing::{ShardSet, TextRouter};
+use dipaco_routing::{RecentRouter, ShardSet, TextRouter};
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
 use dipaco_topology::PathId;
 
@@ -24,10 +25,15 @@ use crate::weights::Weights;
 /// The model that is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Subject {
-    /// The routed model: every validation document by the path that the router chooses.
-    Routed,
-    /// The routed model, where the transformer router chooses a path again every so many tokens.
-    Rerouted(usize),
+    /// The routed model: every validation document by the path that the router chooses, or each sequence by its own path.
+    Routed(RouteUnit),
+    /// The routed model, where a router chooses a path again within a sequence. The document's path begins.
+    Rerouted {
+        /// W, tokens between two choices, at least 1.
+        tokens: usize,
+        /// The router that chooses.
+        by: RerouteBy,
+    },
     /// For each sequence the weighted mean of the probabilities of its best paths (c-BTM, arXiv:2303.14177).
     Ensemble {
         /// Number of paths for each sequence, at least 1.
@@ -92,8 +98,8 @@ pub fn evaluate(
         }
         Subject::Soup => evaluate_dense(&weights.soup()?, &*file()?, &protocol, &mut show)?,
         Subject::Path(path) => evaluate_path(path, &weights.path(path)?, &*file()?, &protocol, &mut show)?,
-        Subject::Routed => {
-            let windows = match config.evaluation.route {
+        Subject::Routed(unit) => {
+            let windows = match unit {
                 RouteUnit::Document => None,
                 RouteUnit::Window => Some(text_router(run, weights)?),
             };
@@ -101,9 +107,12 @@ pub fn evaluate(
             let mut paths = PathsInTurn::new(weights);
             evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
         }
-        Subject::Rerouted(tokens) => {
-            let router = transformer_router::open(run, weights)?;
-            let choice = Choice::Chunks(ChunkRouting { router: &router, tokens });
+        Subject::Rerouted { tokens, by } => {
+            let router: Box<dyn TokenRouter> = match by {
+                RerouteBy::Transformer => Box::new(transformer_router::open(run, weights)?),
+                RerouteBy::Features => Box::new(RecentRouter::new(Arc::new(text_router(run, weights)?))),
+            };
+            let choice = Choice::Chunks(ChunkRouting { router: &*router, tokens });
             let mut paths = PathsInTurn::new(weights);
             evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
         }
@@ -142,7 +151,7 @@ fn rank(
         Subject::Imported => weights.imported()?.ok_or(PipelineError::NotImported)?,
         Subject::Soup => weights.soup()?,
         Subject::Path(path) => weights.path(path)?,
-        Subject::Routed => {
+        Subject::Routed(_) => {
             let mut paths = PathsInTurn::new(weights);
             return Ok(Some(rank_routed(
                 &shards(run, weights)?,
@@ -152,7 +161,7 @@ fn rank(
                 progress,
             )?));
         }
-        Subject::Rerouted(_) | Subject::Ensemble { .. } | Subject::Oracle | Subject::RandomPath => {
+        Subject::Rerouted { .. } | Subject::Ensemble { .. } | Subject::Oracle | Subject::RandomPath => {
             return Ok(None);
         }
     };

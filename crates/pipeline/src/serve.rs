@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use dipaco_config::RunConfig;
+use dipaco_eval::TokenRouter;
 use dipaco_infer::{BoxError, Engine, ModuleMemory, NoObserver, PrefixRouter, RoutedModel, RunModel};
 use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
-use dipaco_routing::{Router, TextRouter, TransformerRouter};
-use dipaco_server::{ServeConfig, ServedRun, ServerState, start_engine};
+use dipaco_routing::{RecentRouter, Router, TextRouter};
+use dipaco_server::{RerouteBy, ServeConfig, ServedRun, ServerState, start_engine};
 use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
@@ -111,13 +112,30 @@ pub async fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedR
 }
 
 /// The path with the best score after these tokens, the lowest of equal ones, as in the evaluation.
-fn best_path(router: &TransformerRouter, tokens: &[u32], vocabulary: usize) -> Result<PathId, BoxError> {
+fn best_path(router: &dyn TokenRouter, tokens: &[u32], vocabulary: usize) -> Result<PathId, BoxError> {
     let rows = TokenRows::new(tokens, 1, vocabulary)?;
     let scores = router.scores(&rows, &[tokens.len().saturating_sub(1)])?;
     let better = |best: (PathId, f32), next: (PathId, f32)| if next.1 > best.1 { next } else { best };
     let best = (0..).map(PathId).zip(scores.iter().copied()).reduce(better);
     let best = best.filter(|_| scores.iter().all(|score| !score.is_nan()));
-    Ok(best.ok_or("the transformer router gave scores that are no numbers: fit it again")?.0)
+    Ok(best.ok_or("the router gave scores that are no numbers: fit it again")?.0)
+}
+
+/// The router that chooses paths within a text, if the run has it. `own` is the router of prompts.
+fn token_router(
+    source: &Source,
+    weights: &Weights,
+    own: Arc<TextRouter>,
+) -> Result<Option<Box<dyn TokenRouter + Send>>, PipelineError> {
+    match source.config.serve.reroute_by {
+        RerouteBy::Features => Ok(Some(Box::new(RecentRouter::new(own)))),
+        RerouteBy::Transformer => match transformer_router::open(&source.run, weights) {
+            Ok(router) => Ok(Some(Box::new(router))),
+            // Without `serve.route_every` the server has no need of it.
+            Err(PipelineError::NoTransformer { .. }) if source.config.serve.route_every == 0 => Ok(None),
+            Err(error) => Err(error),
+        },
+    }
 }
 
 /// Loads the router and the paths, and the seed if the router reads its features. Blocks on the store.
@@ -125,7 +143,8 @@ fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, P
     let (model, topology) = (weights.model().clone(), weights.topology().clone());
     router.check_paths(topology.paths())?;
     let (prefix_tokens, vocabulary) = (router.prefix_tokens(), model.vocab_size);
-    let router = TextRouter::new(router, &model, weights.seed_hash()?, || weights.seed())?;
+    let router = Arc::new(TextRouter::new(router, &model, weights.seed_hash()?, || weights.seed())?);
+    let own = Arc::clone(&router);
     let prefix = PrefixRouter {
         prefix_tokens,
         route: Box::new(move |prefixes| {
@@ -144,19 +163,14 @@ fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, P
             Ok(found.into_values().map(|route| (route.path, route.distances)).collect())
         }),
     };
-    let token_router = match transformer_router::open(&source.run, &weights) {
-        Ok(router) => Some(router),
-        // Without `serve.route_every` the server has no need of it.
-        Err(PipelineError::NoTransformer { .. }) if source.config.serve.route_every == 0 => None,
-        Err(error) => return Err(error),
-    };
+    let token_router = token_router(source, &weights, own)?;
     let paths = source.load(weights)?;
     // Also without `serve.preload`: a path that exceeds `serve.memory` is an error of the start.
     let path_bytes = paths.path(PathId(0))?.bytes();
     let model = RunModel::new(model, topology, Some(prefix), paths)?;
     let model = match token_router {
         Some(router) => {
-            model.with_token_router(Box::new(move |tokens| best_path(&router, tokens, vocabulary)))
+            model.with_token_router(Box::new(move |tokens| best_path(&*router, tokens, vocabulary)))
         }
         None => model,
     };

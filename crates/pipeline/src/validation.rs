@@ -79,7 +79,8 @@ async fn measure(
         let threads = rayon::ThreadPoolBuilder::new().num_threads(1).build();
         let threads = threads.map_err(|source| PipelineError::Threads { threads: 1, source })?;
         let hidden = Progress::hidden();
-        threads.install(|| evaluate(&run, &config, &weights, Subject::Routed, None, &hidden, &cancel))
+        let routed = Subject::Routed(config.evaluation.route);
+        threads.install(|| evaluate(&run, &config, &weights, routed, None, &hidden, &cancel))
     };
     tokio::task::spawn_blocking(work).await.map_err(|source| PipelineError::Task { source })?
 }

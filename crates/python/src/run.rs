@@ -160,7 +160,7 @@ impl Run {
     fn evaluate(&self, py: Python<'_>, path: Option<u32>, seed: bool) -> PyResult<Py<PyAny>> {
         let session = self.session()?;
         let subject = match (path, seed) {
-            (None, false) => Subject::Routed,
+            (None, false) => Subject::Routed(session.run.config.evaluation.route),
             (Some(path), false) => Subject::Path(PathId(path)),
             (None, true) => Subject::Seed,
             (Some(_), true) => {

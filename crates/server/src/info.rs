@@ -29,7 +29,7 @@ pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
         "model": run.name, "version": run.version, "system_fingerprint": &*model.generation().fingerprint(), "created": run.created,
         "max_model_len": model.context(), "vocab_size": model.vocab_size(),
         "paths": topology.paths(), "modules_per_level": levels, "route_prefix_tokens": model.prefix_tokens(),
-        "reroutes": model.reroutes(), "route_every": config.route_every,
+        "reroutes": model.reroutes(), "route_every": config.route_every, "reroute_by": config.reroute_by,
         "path_parameters": run.path_parameters, "total_parameters": run.total_parameters,
         "format": config.format, "kv_type": config.kv_type, "weight_bytes": memory.bytes, "weight_bytes_limit": memory.limit,
         "modules_loaded": memory.modules,

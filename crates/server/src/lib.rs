@@ -36,7 +36,7 @@ mod write_limit;
 
 pub use auth::ApiKeys;
 pub use chat_template::{ChatTemplate, EncodeChat};
-pub use dipaco_settings::{KvType, Preload, ServeConfig, WeightType};
+pub use dipaco_settings::{KvType, Preload, RerouteBy, ServeConfig, WeightType};
 pub use loading::while_loading;
 pub use metrics::Metrics;
 pub use sampling_defaults::SamplingDefaults;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::SettingError;
+use crate::{RerouteBy, SettingError};
 
 /// Most sequences of a batch, and most paths evaluated at the same time. Larger values are mistakes.
 const MAX_COUNT: usize = 1 << 16;
@@ -32,6 +32,8 @@ pub struct EvaluationConfig {
     pub route: RouteUnit,
     /// Key `evaluation.reroute_tokens`.
     pub reroute_tokens: usize,
+    /// Key `evaluation.reroute_by`.
+    pub reroute_by: RerouteBy,
     /// Key `evaluation.parallel_paths`.
     pub parallel_paths: usize,
     /// Key `evaluation.max_documents`.
@@ -48,6 +50,7 @@ impl Default for EvaluationConfig {
             batch_sequences: 8,
             route: RouteUnit::default(),
             reroute_tokens: 0,
+            reroute_by: RerouteBy::default(),
             parallel_paths: 0,
             max_documents: 0,
             rank_candidates: 0,

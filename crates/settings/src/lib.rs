@@ -18,8 +18,10 @@
 
 mod error;
 mod evaluation;
+mod reroute_by;
 mod serve;
 
 pub use error::SettingError;
 pub use evaluation::{EvaluationConfig, RouteUnit};
+pub use reroute_by::RerouteBy;
 pub use serve::{KvType, Preload, ServeConfig, WeightType};

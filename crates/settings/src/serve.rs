@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::SettingError;
+use crate::{RerouteBy, SettingError};
 
 /// Longest duration in seconds. Larger values are mistakes.
 const MAX_SECONDS: f64 = 1e6;
@@ -63,6 +63,8 @@ pub struct ServeConfig {
     pub preload: Preload,
     /// Key `serve.route_every`.
     pub route_every: usize,
+    /// Key `serve.reroute_by`.
+    pub reroute_by: RerouteBy,
     /// Key `serve.reload_seconds`.
     pub reload_seconds: f64,
     /// Key `serve.kv_type`.
@@ -113,6 +115,7 @@ impl Default for ServeConfig {
             memory: 0,
             preload: Preload::All,
             route_every: 0,
+            reroute_by: RerouteBy::default(),
             reload_seconds: 0.0,
             kv_type: KvType::F32,
             kv_bytes: 0,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_eval::{Comparison, Evaluation, EvaluationConfig, RouteUnit};
+use dipaco_eval::{Comparison, Evaluation, EvaluationConfig, RerouteBy, RouteUnit};
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::PathId;
 use serde::Serialize;
@@ -24,8 +24,9 @@ Examples:
   dipaco evaluate --run runs/tiny --seed               the seed, before any path is trained
   dipaco evaluate --run runs/tiny --dense runs/tiny-dense
   dipaco evaluate --run runs/tiny --early-stopping     each path at its best version
-  dipaco evaluate --run runs/tiny --route-window       each sequence by its own first tokens
+  dipaco evaluate --run runs/tiny --route-window       also each sequence by its own first tokens
   dipaco evaluate --run runs/tiny --reroute 64 --reroute 128
+  dipaco evaluate --run runs/tiny --route-window --reroute 64 --reroute-by features --reroute-by transformer
   dipaco evaluate --run runs/tiny --ensemble 2 --oracle --random-path --soup
   dipaco evaluate --run runs/tiny --rank 4             zero-shot: which of four continuations is the true one?
   dipaco evaluate --run runs/tiny --labels domains.jsonl.gz --json";
@@ -47,13 +48,18 @@ pub(crate) struct EvaluateOptions {
     /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
     #[arg(long)]
     early_stopping: bool,
-    /// Choose the path of each sequence by the sequence's own first tokens. The default is evaluation.route.
+    /// Also evaluate with the path of each sequence chosen by the sequence's own first tokens. With evaluation.route =
+    /// "window" the routed model is that already.
     #[arg(long)]
     route_window: bool,
-    /// Also evaluate with a new choice of path every W tokens, by the router of `dipaco route fit-transformer`; may be
-    /// repeated. The default is evaluation.reroute_tokens.
+    /// Also evaluate with a new choice of path every W tokens, by the router of --reroute-by; may be repeated. The default is
+    /// evaluation.reroute_tokens.
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..))]
     reroute: Vec<u32>,
+    /// Router of --reroute: "transformer", which `dipaco route fit-transformer` fits, or "features", the run's own router on
+    /// the last tokens before each choice; may be repeated. The default is evaluation.reroute_by.
+    #[arg(long, value_name = "NAME", requires = "reroute", value_parser = reroute_by)]
+    reroute_by: Vec<RerouteBy>,
     /// Also evaluate the weighted mean of the K best paths of each sequence (c-BTM). It costs as much as K paths; may be
     /// repeated.
     #[arg(long, value_name = "K", conflicts_with_all = ["paths", "seed"], value_parser = clap::value_parser!(u32).range(1..))]
@@ -100,9 +106,6 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
     let (run, config) = options.run.open()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let mut config = vocabulary::with_vocabulary(&run, &config)?;
-    if options.route_window {
-        config.evaluation.route = RouteUnit::Window;
-    }
     if let Some(candidates) = options.rank {
         config.evaluation.rank_candidates = candidates as usize;
     }
@@ -168,13 +171,24 @@ impl EvaluateOptions {
         if self.seed {
             return subjects;
         }
-        subjects.push(("routed".to_owned(), Subject::Routed));
+        subjects.push(("routed".to_owned(), Subject::Routed(config.route)));
+        if self.route_window && config.route != RouteUnit::Window {
+            subjects.push(("routed by window".to_owned(), Subject::Routed(RouteUnit::Window)));
+        }
         let configured = (config.reroute_tokens > 0).then_some(config.reroute_tokens);
         let given: Vec<usize> = self.reroute.iter().map(|&tokens| tokens as usize).collect();
         let tokens = if given.is_empty() { configured.into_iter().collect() } else { given };
-        subjects.extend(
-            tokens.into_iter().map(|tokens| (format!("re-routed every {tokens}"), Subject::Rerouted(tokens))),
-        );
+        let routers =
+            if self.reroute_by.is_empty() { vec![config.reroute_by] } else { self.reroute_by.clone() };
+        for tokens in tokens {
+            subjects.extend(routers.iter().map(|&by| {
+                let name = match by {
+                    RerouteBy::Transformer => format!("re-routed every {tokens}"),
+                    RerouteBy::Features => format!("re-routed every {tokens} by features"),
+                };
+                (name, Subject::Rerouted { tokens, by })
+            }));
+        }
         subjects.extend(self.ensemble.iter().map(|&paths| {
             let temperature = self.ensemble_temperature;
             (format!("ensemble of {paths}"), Subject::Ensemble { paths: paths as usize, temperature })
@@ -190,6 +204,10 @@ impl EvaluateOptions {
         }
         subjects
     }
+}
+
+fn reroute_by(name: &str) -> Result<RerouteBy, String> {
+    serde_json::from_value(name.into()).map_err(|error| error.to_string())
 }
 
 fn temperature(text: &str) -> Result<f64, String> {

@@ -307,7 +307,15 @@ impl Quickstart<'_> {
                 let dense =
                     evaluate(&dense_run, &dense_config, &dense_weights, only, None, &progress, &flag)?;
                 comparison.push("dense", dense);
-                let routed = evaluate(&run, &config, &weights, Subject::Routed, None, &progress, &flag)?;
+                let routed = evaluate(
+                    &run,
+                    &config,
+                    &weights,
+                    Subject::Routed(config.evaluation.route),
+                    None,
+                    &progress,
+                    &flag,
+                )?;
                 comparison.push("routed", routed);
                 Ok(comparison)
             })

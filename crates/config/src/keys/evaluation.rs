@@ -31,9 +31,16 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "evaluation.reroute_tokens",
         "tokens",
-        "W, tokens between two choices of a path within a sequence, made by the transformer router; 0 keeps the path \
-         of the document. The document's path scores the first W tokens. A smaller W is slower and gives a lower \
-         perplexity; the paper takes 64.",
+        "W, tokens between two choices of a path within a sequence, made by the router of `evaluation.reroute_by`; 0 keeps \
+         the path of the document. The document's path scores the first W tokens. A smaller W is slower; with the \
+         transformer router it gives a lower perplexity. The paper takes 64.",
+    ),
+    key(
+        "evaluation.reroute_by",
+        "name",
+        "Router that chooses paths within a sequence, by the tokens before each chunk of W. \"transformer\" reads all of \
+         them, and needs `dipaco route fit-transformer`. \"features\" is the router of documents, of any kind but \
+         \"labels\": it reads the features of the last `routing.prefix_tokens` of them, and needs no further fit.",
     ),
     free(
         "evaluation.parallel_paths",

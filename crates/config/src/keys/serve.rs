@@ -33,10 +33,18 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.route_every",
         "tokens",
-        "Tokens after which the transformer router chooses the path of a sequence anew, again and again; 0 keeps the first path. \
-         Needs `dipaco route fit-transformer`. A request can choose its own number with `route_every`. Fewer tokens follow the \
+        "Tokens after which the router of `serve.reroute_by` chooses the path of a sequence anew, again and again; 0 keeps the \
+         first path. A request can choose its own number with `route_every`. Fewer tokens follow the \
          text more closely and cost more, because the levels of a new path read the text from its \
          beginning, from the first other module on.",
+    ),
+    free(
+        "serve.reroute_by",
+        "name",
+        "Router that chooses paths within a sequence. \"transformer\" reads all tokens before a chunk, and needs \
+         `dipaco route fit-transformer`: without it requests with `route_every` are refused. \"features\" is the router of \
+         prompts: it reads the features of the last `routing.prefix_tokens` tokens before a chunk, and needs no further \
+         fit.",
     ),
     free(
         "serve.reload_seconds",

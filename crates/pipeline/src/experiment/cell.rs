@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use dipaco_config::RunConfig;
-use dipaco_eval::{Domains, Evaluation};
+use dipaco_eval::{Domains, Evaluation, RerouteBy};
 use dipaco_experiment::{
     Cell, CellResult, Facts, Measurement, cell_key, evaluation_key, seed_config, seed_key,
 };
@@ -172,11 +172,14 @@ fn measure(
     let open = |version| folder.runtime.block_on(Weights::open(run, config, version));
     let (progress, flag) = (&folder.progress, &*folder.cancel.flag);
     let subject = match config.evaluation.reroute_tokens {
-        0 => Subject::Routed,
+        0 => Subject::Routed(config.evaluation.route),
         tokens => {
-            // The router learns from the current weights, whichever version is evaluated.
-            transformer_router::fit(run, config, &open(Version::Current)?, progress, flag)?;
-            Subject::Rerouted(tokens)
+            let by = config.evaluation.reroute_by;
+            if by == RerouteBy::Transformer {
+                // The router learns from the current weights, whichever version is evaluated.
+                transformer_router::fit(run, config, &open(Version::Current)?, progress, flag)?;
+            }
+            Subject::Rerouted { tokens, by }
         }
     };
     evaluate(run, config, &open(version)?, subject, domains, progress, flag)

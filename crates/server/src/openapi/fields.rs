@@ -124,7 +124,12 @@ fn common() -> Vec<Field> {
         flag("add_special_tokens", "Without effect: no token is added to a prompt."),
         flag("skip_special_tokens", "Without effect: special tokens have no text."),
         count("path", 0, None, "The path to run. The header x-dipaco-path does the same."),
-        count("route_every", 0, None, "Tokens after which the path is chosen anew, again and again. 0 keeps the first path."),
+        count(
+            "route_every",
+            0,
+            None,
+            "Tokens after which the router of serve.reroute_by chooses the path anew, again and again. 0 keeps the first path.",
+        ),
         flag("return_route", "Adds the path, its modules, the seed and the changes of the path to each choice."),
         field("suffix", json!({"enum": [null, "", false]}), "Not supported."),
         field("use_beam_search", json!({"enum": [null, "", false]}), "Not supported."),

@@ -1,5 +1,6 @@
 //! Tests of choosing paths within a text.
 
+use dipaco_routing::{FittedOn, RecentRouter, Router, RoutingError, SeedFeatures, TextRouter};
 use dipaco_shards::TokenRows;
 use proptest::prelude::*;
 
@@ -32,6 +33,36 @@ impl TokenRouter for Transformer {
         }
         Ok(scores)
     }
+}
+
+/// Tokens that [`recent`] reads before a chunk.
+const READ: usize = 6;
+
+/// A router of documents for five paths, with features of a seed.
+fn recent(seed: u64) -> RecentRouter {
+    let config = RouterConfig { features: FeatureKind::Seed, prefix_tokens: READ, ..RouterConfig::default() };
+    let none = String::new;
+    let fitted_on = FittedOn {
+        tokens_hash: none(),
+        tokenizer_hash: none(),
+        seed_hash: none(),
+        labels_hash: None,
+        devices: Vec::new(),
+        documents: 1,
+        loss: 0.0,
+        targets: None,
+        config,
+    };
+    // Centroids are features of texts, so each path is the nearest of some.
+    let seed = tiny(seed);
+    let centroid = |number| {
+        let tokens = TokenRows::new(document(READ, number), 1, VOCABULARY).unwrap();
+        SeedFeatures::early_features(&seed, 2, &tokens, &[READ]).unwrap()
+    };
+    let centroids: Vec<f32> = (100..105).flat_map(centroid).collect();
+    let router = Router::kmeans(centroids.len() / 5, centroids, &[0.0; 5], fitted_on).unwrap();
+    let config = seed.config().clone();
+    RecentRouter::new(Arc::new(TextRouter::new(router, &config, "", || Ok::<_, RoutingError>(seed)).unwrap()))
 }
 
 /// A token file of these documents.
@@ -77,7 +108,8 @@ proptest! {
     fn no_token_influences_the_path_that_scores_it(
         chunk in 3usize..20, from in 0usize..16, seed in 1u32..1000, batch in 1usize..4,
     ) {
-        let router = Transformer { model: tiny(u64::from(seed)), paths: 5 };
+        let transformer = Transformer { model: tiny(u64::from(seed)), paths: 5 };
+        let recent = recent(u64::from(seed));
         let before = [document(CONTEXT, seed), document(30, seed + 1), document(CONTEXT - 1, seed + 2)];
         let from = (from * chunk).min(CONTEXT);
         let after = before.clone().map(|mut tokens| {
@@ -87,11 +119,13 @@ proptest! {
             tokens[from..].copy_from_slice(&other[from..]);
             tokens
         });
-        let (before, after) = (chosen(&before, &router, chunk, batch), chosen(&after, &router, chunk, batch));
-        for (before, after) in before.iter().zip(&after) {
-            let kept = (from / chunk + 1).min(before.len());
-            prop_assert_eq!(&before[..kept], &after[..kept]);
-            prop_assert_eq!(before[0], PathId(1));
+        for router in [&transformer as &dyn TokenRouter, &recent] {
+            let (before, after) = (chosen(&before, router, chunk, batch), chosen(&after, router, chunk, batch));
+            for (before, after) in before.iter().zip(&after) {
+                let kept = (from / chunk + 1).min(before.len());
+                prop_assert_eq!(&before[..kept], &after[..kept]);
+                prop_assert_eq!(before[0], PathId(1));
+            }
         }
     }
 }
@@ -99,10 +133,34 @@ proptest! {
 #[test]
 fn the_tokens_before_a_chunk_influence_its_path() {
     // Otherwise the property above would hold for a router that ignores its input.
-    let router = Transformer { model: tiny(3), paths: 5 };
-    let before = chosen(&[document(CONTEXT, 1)], &router, 8, 1);
-    let changes = (2..20).filter(|&seed| chosen(&[document(CONTEXT, seed)], &router, 8, 1) != before);
-    assert!(changes.count() > 10);
+    for router in [&Transformer { model: tiny(3), paths: 5 } as &dyn TokenRouter, &recent(3)] {
+        let before = chosen(&[document(CONTEXT, 1)], router, 8, 1);
+        let changes = (2..20).filter(|&seed| chosen(&[document(CONTEXT, seed)], router, 8, 1) != before);
+        assert!(changes.count() > 10);
+    }
+}
+
+/// The router of documents chooses each chunk by as many of the last tokens before it as it reads of a document, in batches of
+/// any size.
+#[test]
+fn the_router_of_documents_reads_the_last_tokens_before_a_chunk() {
+    let router = recent(4);
+    let documents = [document(CONTEXT, 5), document(21, 6), document(40, 7)];
+    for (chunk, batch) in [(3, 1), (8, 2), (16, 3)] {
+        let expected = |tokens: &Vec<u32>| {
+            let own = |end: usize| {
+                let last = tokens[end.saturating_sub(READ)..end].to_vec();
+                let length = last.len();
+                let scores =
+                    router.scores(&TokenRows::new(last, 1, VOCABULARY).unwrap(), &[length - 1]).unwrap();
+                PathId((0..5).max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap() as u32)
+            };
+            let ends = (chunk..tokens.len()).step_by(chunk);
+            std::iter::once(PathId(1)).chain(ends.map(own)).collect::<Vec<_>>()
+        };
+        let expected: Vec<Vec<PathId>> = documents.iter().map(expected).collect();
+        assert_eq!(chosen(&documents, &router, chunk, batch), expected, "{chunk} {batch}");
+    }
 }
 
 #[test]
