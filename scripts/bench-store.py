@@ -40,6 +40,7 @@ SIZES = {
         "smollm2-2x2.toml",
         {
             "prepare.vocab_size": 2048,
+            "prepare.validation_fraction": 0.1,
             "seed_model.steps": 0,
             "train.rounds": 2,
             "train.inner_steps": 1,
