@@ -31,6 +31,7 @@ pub mod learner;
 mod lease;
 mod lease_claim;
 mod lease_limits;
+mod lease_table;
 mod merge;
 mod process_id;
 mod progress;

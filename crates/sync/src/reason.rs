@@ -29,6 +29,13 @@ pub enum Reason {
         /// Number of leases of the worker.
         leases: usize,
     },
+    /// The processes with the worker's token have as many leases as they may have now.
+    TokenEnough {
+        /// Number of paths on which they have leases.
+        leases: usize,
+        /// Number of paths on which they may have leases now.
+        most: usize,
+    },
     /// A path waits for the worker that holds its newest state.
     Held {
         /// The path.
@@ -88,6 +95,13 @@ impl fmt::Display for Reason {
             }
             Self::Enough { leases } => {
                 write!(f, "the worker has {leases} leases, and a process has at most as many at a time")
+            }
+            Self::TokenEnough { leases, most } => {
+                write!(
+                    f,
+                    "the workers with this token train {leases} paths, and the run leaves them at most {most} now: \
+                     train.token_leases limits them, and each other token whose workers wait gets a path"
+                )
             }
             Self::Held { path, worker } => {
                 write!(f, "path {path} waits for {worker}, which holds what it was trained to")

@@ -7,6 +7,7 @@ use dipaco_topology::{PathId, Topology};
 
 use crate::fragment_id::fragment_ids_of;
 use crate::holders::Holders;
+use crate::lease_table::LeaseTable;
 use crate::ready::Ready;
 use crate::sampling::Sampling;
 use crate::{
@@ -22,6 +23,7 @@ mod hand_over;
 mod outer_steps;
 mod quarantine;
 mod tasks;
+mod token_limits;
 
 use outer_steps::Gathering;
 pub use quarantine::FailedTraining;
@@ -112,10 +114,8 @@ pub struct RunState {
     topology: Topology,
     plan: RunPlan,
     progress: TrainingProgress,
-    /// Current leases by path: at most one per path.
-    leases: BTreeMap<PathId, Lease>,
-    /// Granted leases that follow a current lease on the same path.
-    following: BTreeMap<PathId, Lease>,
+    /// The granted leases.
+    leases: LeaseTable,
     /// For each path, the lease that its current lease has followed.
     followed: BTreeMap<PathId, LeaseClaim>,
     /// Each path's last completed lease. It tells a retry from the worker of a lost lease.
@@ -167,8 +167,7 @@ impl RunState {
             topology,
             plan,
             progress,
-            leases: BTreeMap::new(),
-            following: BTreeMap::new(),
+            leases: LeaseTable::default(),
             followed: BTreeMap::new(),
             committed: BTreeMap::new(),
             next_fence: u64::from(incarnation) << 32,
@@ -209,13 +208,13 @@ impl RunState {
 
     /// All current leases.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
-        self.leases.values()
+        self.leases.current()
     }
 
     /// The current lease of a path.
     #[must_use]
     pub fn lease(&self, path: PathId) -> Option<&Lease> {
-        self.leases.get(&path)
+        self.leases.get(path)
     }
 
     fn path(&self, path: PathId) -> &PathProgress {
@@ -270,7 +269,7 @@ impl RunState {
 
     /// Fencing numbers of all granted leases: current leases and leases that follow them.
     pub fn fences(&self) -> impl Iterator<Item = Fence> {
-        self.leases.values().chain(self.following.values()).map(|lease| lease.fence)
+        self.leases.all().map(|lease| lease.fence)
     }
 
     /// Fencing number of the next lease. Later leases have higher numbers.

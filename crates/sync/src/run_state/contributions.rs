@@ -146,11 +146,7 @@ impl RunState {
                 self.speeds.insert(lease.worker.clone(), steps / done.seconds);
             }
         }
-        self.leases.remove(&path);
-        if let Some(following) = self.following.remove(&path) {
-            // The worker's heartbeats named the lease that ends here, so the next one begins with the time they gave.
-            let stands_still = now.saturating_add(self.plan.limits.standstill);
-            self.leases.insert(path, Lease { deadline: lease.deadline, stands_still, ..following });
+        if self.leases.complete(path, now.saturating_add(self.plan.limits.standstill)) {
             self.followed.insert(path, claim.clone());
         }
         self.committed.insert(path, claim.clone());

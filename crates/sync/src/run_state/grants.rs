@@ -40,16 +40,17 @@ impl RunState {
         };
         let lease = self.draw_up(now, path, self.path(path).steps, task, request);
         self.followed.remove(&path);
-        self.leases.insert(path, lease.clone());
+        self.leases.insert(lease.clone());
         self.look_at(path);
         Grant::Lease(Box::new(lease))
     }
 
-    /// The reason not to grant a worker a further lease; `None` if it may have one.
+    /// The reason not to grant a process a further lease; `None` if it may have one.
     fn has_enough(&self, worker: &ProcessId) -> Option<Reason> {
-        let all = self.leases.values().chain(self.following.values());
-        let leases = all.filter(|lease| lease.worker == *worker).count();
-        (leases >= self.plan.limits.per_worker).then_some(Reason::Enough { leases })
+        let leases = self.leases.of_process(worker);
+        (leases >= self.plan.limits.per_worker)
+            .then_some(Reason::Enough { leases })
+            .or_else(|| self.token_has_enough(&worker.token))
     }
 
     /// A new lease on a path from inner step `from`.
@@ -106,18 +107,18 @@ impl RunState {
         secret: LeaseSecret,
     ) -> Result<Grant, LeaseError> {
         let path = claim.key.path;
-        if let Some(current) = self.leases.get(&path)
+        if let Some(current) = self.leases.get(path)
             && self.followed.get(&path).is_some_and(|followed| claim.matches(followed))
         {
             // The worker lost the answer, and its lease has completed since then.
             return Ok(Grant::Lease(Box::new(current.clone())));
         }
-        if self.following.get(&path).is_some_and(|following| following.admits(claim)) {
+        if self.leases.following(path).is_some_and(|following| following.admits(claim)) {
             // The worker already trains this lease while it uploads the results of the lease before it.
             return Ok(Grant::Wait(Reason::Follows { path }));
         }
         let lease = self.check(claim)?.clone();
-        if let Some(following) = self.following.get(&path) {
+        if let Some(following) = self.leases.following(path) {
             return Ok(Grant::Lease(Box::new(following.clone())));
         }
         let goes_on = lease.task == LeaseTask::Train && lease.hands_over.is_none() && lease.to < self.end();
@@ -128,8 +129,13 @@ impl RunState {
         if self.first_for(&lease.worker).is_some_and(|(steps, _)| steps < lease.to) {
             return Ok(Grant::Finished);
         }
-        if let Some(reason) = self.has_enough(&lease.worker) {
-            return Ok(Grant::Wait(reason));
+        let leases = self.leases.of_process(&lease.worker);
+        if leases >= self.plan.limits.per_worker {
+            return Ok(Grant::Wait(Reason::Enough { leases }));
+        }
+        if self.token_has_too_many(&lease.worker.token) {
+            // The path then becomes free for a worker of another token.
+            return Ok(Grant::Finished);
         }
         let receives = self.receives(path, lease.to, LeaseTask::Train);
         if let Some((receive, _)) = receives.iter().find(|(receive, needed)| receive.version < *needed) {
@@ -137,7 +143,7 @@ impl RunState {
         }
         let request = LeaseRequest { worker: &lease.worker, held: &[], secret };
         let next = self.draw_up(now, path, lease.to, LeaseTask::Train, &request);
-        self.following.insert(path, next.clone());
+        self.leases.follow(next.clone());
         Ok(Grant::Lease(Box::new(next)))
     }
 
@@ -162,6 +168,7 @@ impl RunState {
                 sampling.draw(&candidates, &steps, self.next_fence)
             }
         };
+        let best = best.or_else(|| self.left_over_for(worker));
         best.and_then(|path| Some((path, self.ready.task(path).ok()?)))
     }
 
@@ -176,7 +183,7 @@ impl RunState {
     /// True if a path is open to a worker whose held paths are known.
     #[must_use]
     pub fn has_work(&self, worker: &ProcessId) -> bool {
-        self.first_for(worker).is_some()
+        self.first_for(worker).is_some() || self.left_over_for(worker).is_some()
     }
 
     /// Frees the paths of workers that were silent for the duration of a lease.

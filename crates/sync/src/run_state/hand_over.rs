@@ -24,10 +24,7 @@ impl RunState {
         let own = self.unfinished(worker).filter(|&other| other != path).count() + 1;
         let open = self.ready.open().next().map(|(steps, _)| steps);
         // One path at a time: the other worker must ask for this path before the next one changes hands.
-        if own < 2
-            || open.is_some_and(|steps| steps <= from)
-            || self.leases.values().any(|lease| lease.hands_over.is_some())
-        {
+        if own < 2 || open.is_some_and(|steps| steps <= from) || self.leases.hands_over() {
             return None;
         }
         let others = self.holders.after(&self.compared, COMPARED);

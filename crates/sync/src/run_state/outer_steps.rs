@@ -104,7 +104,7 @@ impl RunState {
         let mut needed = BTreeSet::new();
         for path in self.topology.paths_through(fragment.module) {
             let done = self.path(path);
-            let leases = self.leases.get(&path).into_iter().chain(self.following.get(&path));
+            let leases = self.leases.get(path).into_iter().chain(self.leases.following(path));
             let receives =
                 leases.flat_map(|lease| &lease.receives).filter(|receive| receive.fragment == fragment);
             needed.extend(receives.map(|receive| receive.version));

@@ -103,7 +103,7 @@ impl RunState {
         if rests {
             self.resting.insert(path);
         }
-        let taken = rests || self.leases.contains_key(&path) || self.progress.quarantined.contains(&path);
+        let taken = rests || self.leases.get(path).is_some() || self.progress.quarantined.contains(&path);
         let reserved = self.holders.are_waited_for(path);
         self.ready.set(path, steps, task, taken, reserved);
     }
@@ -125,15 +125,15 @@ impl RunState {
         if self.at_boundary() {
             return Reason::PhaseEnds { steps: self.end() };
         }
-        let left = |path: &PathId| !self.leases.contains_key(path) && self.leaves_to_others(*path, worker);
+        let left = |path: &PathId| self.leases.get(*path).is_none() && self.leaves_to_others(*path, worker);
         if let Some(path) = self.topology.path_ids().find(left) {
             return Reason::Failed { path };
         }
-        let idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
+        let idle = self.topology.path_ids().filter(|path| self.leases.get(*path).is_none());
         let waiting =
             idle.filter_map(|path| Some((self.path(path).steps, path, self.ready.task(path).err()??)));
         let Some((_, _, fragment)) = waiting.min() else {
-            let mut idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
+            let mut idle = self.topology.path_ids().filter(|path| self.leases.get(*path).is_none());
             if let Some((path, holder)) =
                 idle.find_map(|path| self.holders.other(path, worker).map(|holder| (path, holder)))
             {
@@ -161,7 +161,7 @@ impl RunState {
         });
         let paths: Vec<_> = missing
             .take(4)
-            .map(|path| (path, self.leases.get(&path).map(|l| l.worker.name.clone())))
+            .map(|path| (path, self.leases.get(path).map(|l| l.worker.name.clone())))
             .collect();
         if paths.is_empty() {
             Reason::OuterStep { fragment, cut }

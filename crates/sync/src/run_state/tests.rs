@@ -9,6 +9,7 @@ mod holders;
 mod leases;
 mod quorum;
 mod rests;
+mod token_limits;
 
 const LEASE: Duration = Duration::from_secs(60);
 /// H.
