@@ -25,8 +25,8 @@ pub(crate) struct Holders {
     said: BTreeMap<ProcessId, BTreeSet<PathId>>,
     /// Last worker of each path. States of the path at other workers are older.
     trained: BTreeMap<PathId, ProcessId>,
-    /// Number of workers that have been forgotten.
-    forgotten: u64,
+    /// Workers that have been forgotten since the last [`Holders::take_forgotten`].
+    forgotten: Vec<ProcessId>,
 }
 
 impl Holders {
@@ -107,7 +107,7 @@ impl Holders {
                 }
             }
         }
-        self.forgotten += 1;
+        self.forgotten.push(worker.clone());
         let held: Vec<_> = self.said.remove(worker).into_iter().flatten().collect();
         self.drop_holder(worker, &held);
         held
@@ -138,9 +138,9 @@ impl Holders {
         self.heard.keys()
     }
 
-    /// Number of workers that have been forgotten so far.
-    pub(crate) fn forgotten(&self) -> u64 {
-        self.forgotten
+    /// The workers that have been forgotten since the last call.
+    pub(crate) fn take_forgotten(&mut self) -> Vec<ProcessId> {
+        std::mem::take(&mut self.forgotten)
     }
 
     fn drop_holder(&mut self, worker: &ProcessId, paths: &[PathId]) {

@@ -54,6 +54,16 @@ impl LeaseTable {
         paths.map(|path| 1 + usize::from(self.following.contains_key(path))).sum()
     }
 
+    /// The current leases of the processes with a token, and with a name if one is given; process by process.
+    pub(crate) fn of_kin(&self, token: &str, name: Option<&str>) -> impl Iterator<Item = &Lease> {
+        let first =
+            ProcessId { token: token.to_owned(), name: name.unwrap_or_default().to_owned(), instance: 0 };
+        let is_kin =
+            move |process: &ProcessId| process.token == token && name.is_none_or(|name| process.name == name);
+        let kin = self.of_processes.range(first..).take_while(move |(process, _)| is_kin(process));
+        kin.flat_map(|(_, paths)| paths).filter_map(|path| self.current.get(path))
+    }
+
     /// Number of paths on which processes with a token have current leases.
     pub(crate) fn of_token(&self, token: &str) -> usize {
         self.of_tokens.get(token).copied().unwrap_or(0)
@@ -182,7 +192,7 @@ mod tests {
             sends: Vec::new(),
             secret: LeaseSecret::default(),
             worker: ProcessId { token, ..ProcessId::local(&format!("worker {worker}")) },
-            hands_over: (fence % 3 == 0).then(|| ProcessId::local("another")),
+            hands_over: fence.is_multiple_of(3).then(|| ProcessId::local("another")),
             crowded: false,
             deadline: Duration::from_secs(end),
             taken: 0,
@@ -196,6 +206,12 @@ mod tests {
             let ProcessId { token, .. } = lease(0, worker, 0, 0).worker;
             let process = lease(0, worker, 0, 0).worker;
             assert_eq!(table.of_process(&process), table.all().filter(|l| l.worker == process).count());
+            let of_kin = |name| table.of_kin(&token, name).map(|lease| lease.path).collect::<BTreeSet<_>>();
+            let scan = |is: &dyn Fn(&ProcessId) -> bool| {
+                table.current().filter(|l| is(&l.worker)).map(|lease| lease.path).collect::<BTreeSet<_>>()
+            };
+            assert_eq!(of_kin(None), scan(&|worker| worker.token == token));
+            assert_eq!(of_kin(Some(&process.name)), scan(&|worker| worker.is_kin_of(&process)));
             assert_eq!(table.of_token(&token), table.current().filter(|l| l.worker.token == token).count());
         }
         let tokens: BTreeSet<_> = table.current().map(|lease| &lease.worker.token).collect();
@@ -231,14 +247,15 @@ mod tests {
                     assert!(table.get(path).is_none_or(|lease| lease.deadline == current.deadline));
                 }
                 (3, Some(current)) => {
-                    let of = table.following(path).cloned().filter(|_| step % 2 == 0).unwrap_or(current);
+                    let of =
+                        table.following(path).cloned().filter(|_| step.is_multiple_of(2)).unwrap_or(current);
                     assert!(table.renew(&of.claim(), of.taken + step % 2, second * 2, second * 3));
                     let other = ProcessId::local("stranger");
                     let foreign = LeaseClaim { worker: other, ..of.claim() };
                     assert!(!table.renew(&foreign, 99, Duration::MAX, Duration::MAX));
                 }
                 (4, current) => assert_eq!(table.remove(path), current),
-                (5, _) if step % 7 == 0 => {
+                (5, _) if step.is_multiple_of(7) => {
                     let expected: Vec<_> =
                         table.current().filter(|lease| end(lease) <= second).cloned().collect();
                     assert_eq!(table.expire(second), expected);

@@ -21,7 +21,7 @@ pub enum Reason {
         fragment: FragmentId,
         /// True if its module has other fragments.
         cut: bool,
-        /// The first paths for which it waits, with the worker of their lease.
+        /// The first paths for which it waits, with the worker of their lease. None if it waits for others of very many.
         paths: Vec<(PathId, Option<String>)>,
     },
     /// The worker has as many leases as a process may have.
@@ -83,6 +83,9 @@ impl fmt::Display for Reason {
             }
             Self::UnitWaits { fragment, cut, paths } => {
                 named(f, *fragment, *cut)?;
+                if paths.is_empty() {
+                    return f.write_str(" waits for some of its paths");
+                }
                 f.write_str(" waits for ")?;
                 for (i, (path, worker)) in paths.iter().enumerate() {
                     let comma = if i == 0 { "" } else { ", " };

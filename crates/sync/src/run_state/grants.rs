@@ -11,9 +11,6 @@ use crate::{
     Reason,
 };
 
-/// Speed up to which a worker counts as the fastest, as a multiple of the median speed.
-const FASTEST: f64 = 16.0;
-
 impl RunState {
     /// Grants a lease to a worker: on the path that is furthest behind among the paths that can run. Among equals a
     /// path of `held` (paths whose state the worker holds) goes before the lowest number. With shard sampling, on the
@@ -29,9 +26,7 @@ impl RunState {
         for path in self.holders.asks(now, worker, &held) {
             self.look_at(path);
         }
-        debug_assert!(self.topology.path_ids().all(|path| self.task(path) == self.ready.task(path)));
-        debug_assert!(self.topology.path_ids().all(|path| self.ready.is_open(path)
-            == (self.ready.place(path).is_some() && !self.holders.are_waited_for(path))));
+        debug_assert!(self.index_agrees());
         if let Some(reason) = self.has_enough(worker) {
             return Grant::Wait(reason);
         }
@@ -144,6 +139,7 @@ impl RunState {
         let request = LeaseRequest { worker: &lease.worker, held: &[], secret };
         let next = self.draw_up(now, path, lease.to, LeaseTask::Train, &request);
         self.leases.follow(next.clone());
+        self.look_at(path);
         Ok(Grant::Lease(Box::new(next)))
     }
 
@@ -191,13 +187,28 @@ impl RunState {
         for path in self.holders.forget(now, self.plan.limits.silence) {
             self.look_at(path);
         }
-        // Every process has a name of its own, so the speeds of processes that are gone would add up. Each grant comes
-        // here, so the speeds of all workers are looked at only after somebody has left.
-        let holders = &self.holders;
-        if self.forgotten != holders.forgotten() {
-            self.forgotten = holders.forgotten();
-            self.speeds.retain(|worker, _| holders.knows(worker));
+        // Every process has a name of its own, so the speeds of processes that are gone would add up.
+        for worker in self.holders.take_forgotten() {
+            self.speeds.forget(&worker);
         }
+    }
+
+    /// True if the indexes say what a look at every path says.
+    fn index_agrees(&self) -> bool {
+        #[cfg(test)]
+        let looks = self.looks.get();
+        let agrees = self.topology.path_ids().all(|path| {
+            let open = self.ready.place(path).is_some() && !self.holders.are_waited_for(path);
+            self.task(path) == self.ready.task(path)
+                && self.ready.is_open(path) == open
+                && self.needed.is(path, &self.needs(path))
+        });
+        let paths = &self.progress.paths;
+        let finished = paths.iter().all(|path| path.measured) == self.finished();
+        let least = paths.iter().map(|path| path.steps).min().unwrap_or(0) == self.least_steps();
+        #[cfg(test)]
+        self.looks.set(looks);
+        agrees && finished && least
     }
 
     /// Last inner step of a lease that starts after `from` inner steps.
@@ -205,22 +216,13 @@ impl RunState {
         if !self.plan.scheme.dynamic_steps() {
             return self.plan.schedule.next_stop(from);
         }
-        let fastest = self.fastest();
+        let fastest = self.speeds.fastest();
         let steps = dynamic_steps(self.plan.schedule.inner_steps(), self.speed(worker, fastest), fastest);
         (from + steps).min(self.end())
     }
 
-    /// Inner steps per second of the fastest worker, and at most [`FASTEST`] times the median. Workers state their
-    /// seconds themselves: an impossible speed must not shorten the leases of all others to one step.
-    pub(super) fn fastest(&self) -> f64 {
-        let mut speeds: Vec<f64> = self.speeds.values().copied().collect();
-        speeds.sort_by(f64::total_cmp);
-        let median = speeds.get(speeds.len().saturating_sub(1) / 2).copied();
-        speeds.last().map_or(1.0, |&fastest| median.map_or(fastest, |median| fastest.min(FASTEST * median)))
-    }
-
     /// Inner steps per second of a worker; an unmeasured worker counts as fast as the fastest.
     pub(super) fn speed(&self, worker: &ProcessId, fastest: f64) -> f64 {
-        self.speeds.get(worker).copied().unwrap_or(fastest)
+        self.speeds.of(worker).unwrap_or(fastest)
     }
 }

@@ -28,7 +28,7 @@ impl RunState {
             return None;
         }
         let others = self.holders.after(&self.compared, COMPARED);
-        let fastest = self.fastest();
+        let fastest = self.speeds.fastest();
         // Work of a worker with this many paths: seconds for one inner step of each.
         let busy = |worker: &ProcessId, paths: usize| seconds(paths, self.speed(worker, fastest));
         let to_do = busy(worker, own);

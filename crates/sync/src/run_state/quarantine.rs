@@ -99,9 +99,7 @@ impl RunState {
         for (slot, version) in received {
             progress.adopted[slot] = version;
         }
-        progress.steps = to;
-        progress.measured |= task == LeaseTask::Measure;
-        self.arrived(path);
+        self.move_on(path, to, task == LeaseTask::Measure);
     }
 
     /// Ends the current lease of a path and the lease that follows it.

@@ -3,6 +3,7 @@ use dipaco_topology::{LevelConfig, ModuleId, Modules, TopologyConfig};
 use super::*;
 use crate::{LeaseKey, LeaseRequest, LeaseSecret, LeaseTask};
 
+mod costs;
 mod early_sends;
 mod following_leases;
 mod holders;
