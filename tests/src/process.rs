@@ -54,6 +54,9 @@ pub fn clean(mut command: Command, args: impl IntoIterator<Item = impl AsRef<OsS
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("DIPACO_")) {
         command.env_remove(name);
     }
+    // Keys of runs do not go to the caller's home folder.
+    let keys = std::env::current_exe().unwrap().with_file_name("keys-of-tests");
+    command.env("DIPACO_SECRETS", keys);
     command
 }
 

@@ -51,6 +51,10 @@ impl Run {
         for name in names {
             fs::rename(self.file(name), moved.file(name)).unwrap();
         }
+        // Both machines have the key of the run's authority.
+        if self.keys().exists() {
+            fs::rename(self.keys(), moved.keys()).unwrap();
+        }
         moved
     }
 
@@ -64,6 +68,11 @@ impl Run {
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// The folder of the keys of the run's authority.
+    fn keys(&self) -> PathBuf {
+        self.folder().join("keys")
     }
 
     /// The configuration file that the run begins with.
@@ -88,6 +97,8 @@ impl Run {
     #[must_use]
     pub fn command(&self, words: &str) -> Command {
         let mut command = command(words.split_whitespace());
+        // Copies of a run have its name: each needs keys of its own.
+        command.env("DIPACO_SECRETS", self.keys());
         command.arg("--run").arg(self.directory()).envs(self.environment.clone());
         if !self.file("config.toml").exists() {
             command.arg("--config").arg(self.config());

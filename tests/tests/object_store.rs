@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use dipaco_store::{ManifestSchema, ManifestSequence, RemoteCause, RunStore, StoreError, StoreOptions};
+use dipaco_store::{
+    ManifestSchema, ManifestSequence, ObjectRef, RemoteCause, RunStore, StoreError, StoreOptions,
+};
 use dipaco_tests::object_store::{BUCKET, Fault, FaultyProxy, ObjectStore, Seen, environment};
 use dipaco_tests::process::{Process, Signal, command, output};
 use dipaco_tests::run::{Run, snapshot};
@@ -94,6 +96,9 @@ async fn large_objects_travel_in_parts_in_both_directions() {
     let small = store.put("modules/c", Bytes::new()).await.unwrap();
     assert!(store.get(&small).await.unwrap().is_empty());
     let other = store.put("modules/b", content.slice(1..)).await.unwrap_err();
+    assert!(matches!(other, StoreError::Exists { .. }), "{other}");
+    let reference = ObjectRef { name: "modules/b".into(), ..ObjectRef::of("", &content.slice(1..)) };
+    let other = store.put_referenced(&reference, [content.slice(1..)]).await.unwrap_err();
     assert!(matches!(other, StoreError::Exists { .. }), "{other}");
     let seen = proxy.seen();
     assert!(seen.iter().all(|seen| seen.sent <= PART && seen.received <= PART), "{seen:?}");

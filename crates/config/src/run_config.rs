@@ -252,6 +252,8 @@ pub struct TrainConfig {
     pub lease_seconds: u64,
     /// Key `train.max_workers`.
     pub max_workers: usize,
+    /// Key `train.token_leases`.
+    pub token_leases: usize,
     /// Key `train.numerics`.
     pub numerics: Numerics,
     /// Key `train.standstill_seconds`.
@@ -294,6 +296,7 @@ impl Default for TrainConfig {
             packing: false,
             lease_seconds: 60,
             max_workers: 1024,
+            token_leases: 0,
             numerics: Numerics::default(),
             standstill_seconds: 1800,
             quarantine_after: 2,
@@ -319,6 +322,7 @@ impl TrainConfig {
             validation_documents,
             lease_seconds,
             max_workers,
+            token_leases,
             numerics,
             standstill_seconds,
             quarantine_after,
@@ -334,6 +338,7 @@ impl TrainConfig {
             validation_documents,
             lease_seconds,
             max_workers,
+            token_leases,
             numerics,
             standstill_seconds,
             quarantine_after,

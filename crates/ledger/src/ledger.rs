@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dipaco_sync::{
-    Fence, FragmentId, Grant, Guard, Lease, LeaseClaim, LeaseError, LeaseRequest, LeaseSecret, ProcessId,
-    RunPlan, RunState, fragment_ids_of,
+    Fence, FragmentId, Grant, Guard, Lease, LeaseClaim, LeaseError, LeaseRequest, LeaseSecret,
+    NeededVersions, ProcessId, RunPlan, RunState, fragment_ids_of,
 };
 use dipaco_topology::{PathId, Topology};
 
@@ -62,6 +62,10 @@ pub struct Ledger {
     obsolete: Vec<String>,
     /// Results of the granted leases that are in the store, without their numbers of tokens.
     received: BTreeMap<(PathId, Fence), BTreeMap<LeaseResult, ReceivedResult>>,
+    /// Versions of the early-stopping bests, and of the leases that a worker replays.
+    recorded: NeededVersions,
+    /// Each path's factor in the merged outer gradient of its module of each level, in this phase.
+    shares: Vec<Vec<f32>>,
     /// Refuses outer gradients that are far larger than those that count.
     guard: Guard,
     /// Fragments with contributions that their synchronizer has not been told of.
@@ -143,11 +147,17 @@ impl Ledger {
             polled: 0,
             obsolete: Vec::new(),
             received: BTreeMap::new(),
+            recorded: NeededVersions::default(),
+            shares: Vec::new(),
             guard: Guard::new(plan.guard),
             checkpoints: Checkpoints::new(plan.checkpoints, checkpoints),
             closed: false,
             plan,
         };
+        ledger.begin_shares()?;
+        for path in ledger.state.topology().path_ids() {
+            ledger.note_recorded(path)?;
+        }
         // Objects that a crashed coordinator left behind.
         ledger.delete_unused(names);
         Ok(ledger)
@@ -196,9 +206,7 @@ impl Ledger {
 
     /// The names to which neither the manifest nor a checkpoint refers.
     fn unused(&self, names: impl IntoIterator<Item = String>) -> Vec<String> {
-        let used: BTreeSet<_> = self.objects.all().map(|object| &object.name).collect();
-        let unused = |name: &String| !used.contains(name) && !self.checkpoints.need(name);
-        names.into_iter().filter(unused).collect()
+        names.into_iter().filter(|name| !self.objects.holds(name) && !self.checkpoints.need(name)).collect()
     }
 
     /// Deletes objects that do not count with the next write. Keeps objects that the manifest or a checkpoint needs: a
@@ -234,8 +242,7 @@ impl Ledger {
     /// Rounds that every path has completed.
     #[must_use]
     pub fn rounds_done(&self) -> u32 {
-        let steps = self.state.progress().paths.iter().map(|path| path.steps).min().unwrap_or(0);
-        u32::try_from(steps / self.objects.inner_steps.max(1)).unwrap_or(u32::MAX)
+        u32::try_from(self.state.least_steps() / self.objects.inner_steps.max(1)).unwrap_or(u32::MAX)
     }
 
     /// The shard of a path in this phase.
@@ -306,9 +313,16 @@ impl Ledger {
         self.state.check(claim).is_ok()
     }
 
-    /// Ends the leases of the selected processes unfinished, and deletes their results. Returns the leases.
-    pub fn release(&mut self, selected: impl Fn(&ProcessId) -> bool) -> Vec<Lease> {
-        let leases: Vec<_> = self.state.leases().filter(|lease| selected(&lease.worker)).cloned().collect();
+    /// Ends the leases of the selected processes with a token, and with a name if one is given, unfinished, and deletes
+    /// their results. Returns the leases.
+    pub fn release(
+        &mut self,
+        token: &str,
+        name: Option<&str>,
+        selected: impl Fn(&ProcessId) -> bool,
+    ) -> Vec<Lease> {
+        let leases = self.state.leases_of(token, name).filter(|lease| selected(&lease.worker));
+        let leases: Vec<_> = leases.cloned().collect();
         for lease in &leases {
             self.state.release(lease.path, lease.fence);
             self.discard_received(lease.path);
@@ -354,17 +368,26 @@ impl Ledger {
     /// Drops the earlier versions of a fragment that no path needs to train on, to replay, or as its early-stopping best.
     /// Returns the names of their objects.
     fn prune(&mut self, fragment: FragmentId) -> Result<Vec<String>, LedgerError> {
-        let slot = self.slot(fragment);
-        let mut needed = self.state.needed_versions(fragment);
-        for path in self.state.topology().paths_through(fragment.module) {
-            let path = self.objects.path(path)?;
-            needed.extend(path.best.as_ref().and_then(|best| best.versions.get(slot)));
-            needed.extend(path.replay.iter().filter_map(|lease| lease.versions.get(slot)));
-        }
+        let (state, recorded) = (&self.state, &self.recorded);
+        let is_needed =
+            |version| state.needs_version(fragment, version) || recorded.contains(fragment, version);
         let objects = self.objects.fragment_mut(fragment)?;
         let (kept, dropped): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut objects.kept).into_iter().partition(|kept| needed.contains(&kept.version));
+            std::mem::take(&mut objects.kept).into_iter().partition(|kept| is_needed(kept.version));
         objects.kept = kept;
         Ok(dropped.into_iter().map(|kept| kept.weights.name).collect())
+    }
+
+    /// Counts the versions that the records of a path name: its early-stopping best, and the leases that a worker replays.
+    fn note_recorded(&mut self, path: PathId) -> Result<(), LedgerError> {
+        let objects = self.objects.path(path)?;
+        let best = objects.best.as_ref().map(|best| &best.versions);
+        let replay = objects.replay.iter().map(|lease| &lease.versions);
+        let fragments = self.fragment_ids_of(path);
+        let of_record =
+            |versions: &Vec<u32>| fragments.iter().copied().zip(versions.iter().copied()).collect::<Vec<_>>();
+        let needed = best.into_iter().chain(replay).flat_map(of_record).collect();
+        self.recorded.set(path, needed);
+        Ok(())
     }
 }

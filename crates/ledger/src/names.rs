@@ -97,7 +97,7 @@ pub fn router(phase: u32) -> String {
 /// What an object of the training belongs to, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// A fragment: weights, momentum or a change of weights.
+    /// A fragment: weights, momentum, a change of weights or an outer gradient.
     Fragment(FragmentId),
     /// A path: its state.
     Path(PathId),
@@ -108,7 +108,7 @@ pub enum Owner {
 pub fn owner(name: &str) -> Option<Owner> {
     let mut parts = name.split('/');
     match parts.next()? {
-        MODULES | MOMENTA | CHANGES => {
+        MODULES | MOMENTA | CHANGES | OUTER_GRADIENTS => {
             let module = ModuleId { level: parts.next()?.parse().ok()?, index: parts.next()?.parse().ok()? };
             Some(Owner::Fragment(FragmentId { module, index: parts.next()?.parse().ok()? }))
         }
@@ -137,7 +137,10 @@ mod tests {
     fn a_name_says_what_the_object_belongs_to() {
         let module = ModuleId { level: 1, index: 15 };
         let of_fragment = Some(Owner::Fragment(FragmentId { module, index: 2 }));
-        for name in [weights(module, 2, 42, 5), momentum(module, 2, 42, 5), change(module, 2, 42, 5)] {
+        let gradient = outer_gradient(module, 2, 7, PathId(255), 3);
+        for name in
+            [weights(module, 2, 42, 5), momentum(module, 2, 42, 5), change(module, 2, 42, 5), gradient]
+        {
             assert_eq!(owner(&name), of_fragment);
         }
         let state = format!("{}-{}", path_state(PathId(255), 70, 3), "ab".repeat(32));

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dipaco_sync::{Contribution, FragmentId, PathProgress, TrainingProgress};
 use dipaco_topology::PathId;
 
+use crate::names::{self, Owner};
 use crate::{
     ChangeRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest, FragmentRecord,
     GradientRecord, KeptVersion, LedgerError, ModuleRecord, ObjectRef, PathRecord, QuarantineRecord,
@@ -92,6 +93,21 @@ impl TrainingObjects {
     /// Tokens in the shard of each path.
     pub(crate) fn shard_tokens(&self) -> Vec<u64> {
         self.shards.iter().map(|shard| shard.tokens).collect()
+    }
+
+    /// True if the training refers to an object of this name.
+    pub(crate) fn holds(&self, name: &str) -> bool {
+        let is = |object: &ObjectRef| object.name == name;
+        match names::owner(name) {
+            Some(Owner::Fragment(fragment)) => {
+                self.fragments.get(&fragment).is_some_and(|objects| objects.all().any(is))
+            }
+            Some(Owner::Path(path)) => {
+                self.paths.get(path.index()).and_then(|path| path.state.as_ref()).is_some_and(is)
+            }
+            // A name of another form, such as that of weights that the run began with.
+            None => self.all().any(is),
+        }
     }
 
     /// All objects of the training.

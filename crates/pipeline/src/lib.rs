@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod advertised;
+mod authority_file;
 mod error;
 mod imported_files;
 mod path_source;

@@ -103,13 +103,13 @@ impl RunDirectory {
         self.root.join("metrics.jsonl")
     }
 
-    /// The folder of private keys. Only the owner may enter it. A copy of the run must not contain it.
+    /// The folder of tokens. Only the owner may enter it. A copy of the run must not contain it.
     pub fn secrets(&self) -> PathBuf {
         self.root.join("secrets")
     }
 
-    /// Key and certificate of the run's own authority.
-    pub fn authority(&self) -> PathBuf {
+    /// Key and certificate of the run's own authority, in a run that began when they had their place here.
+    pub(crate) fn earlier_authority(&self) -> PathBuf {
         self.secrets().join("authority.pem")
     }
 

@@ -154,7 +154,7 @@ impl RunStore {
         let content = encode(manifest, sequence, &probe::unique());
         let content = content.map_err(|source| self.payload_error::<M>(&name, source))?;
         let path = Path::from(name.as_str());
-        match self.create_exclusive(&path, content).await {
+        match self.create_exclusive(&path, content.into()).await {
             Ok(()) => {}
             Err(Error::AlreadyExists { .. }) => {
                 let current = self.newest().await?;

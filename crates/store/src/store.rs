@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::signer::Signer;
-use object_store::{Error, GetOptions, GetResult, ObjectStore, ObjectStoreExt};
+use object_store::{Error, GetOptions, GetResult, ObjectStore, ObjectStoreExt, PutPayload};
 use tokio::sync::Semaphore;
 
 use crate::ObjectRef;
@@ -122,23 +122,39 @@ impl RunStore {
     /// [`StoreError::Exists`] if the name has different content, [`StoreError::Full`] if the disk is full, and
     /// [`StoreError::Name`] for an invalid name.
     pub async fn put(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
-        let path = object_path(name)?;
         let reference = reference(name, &content).await;
+        self.put_referenced(&reference, [content]).await?;
+        Ok(reference)
+    }
+
+    /// [`RunStore::put`] for content with a known reference. The content may lie in several parts of memory. The caller is
+    /// responsible for the hash in the reference.
+    ///
+    /// # Errors
+    /// As [`RunStore::put`].
+    pub async fn put_referenced(
+        &self,
+        reference: &ObjectRef,
+        content: impl IntoIterator<Item = Bytes>,
+    ) -> Result<(), StoreError> {
+        let name = reference.name.as_str();
+        let path = object_path(name)?;
+        let content: PutPayload = content.into_iter().collect();
         let exists = || StoreError::Exists { object: name.to_owned(), store: self.address.to_string() };
-        if self.is_remote() && content.len() > PART {
-            return match self.verify(&reference).await {
-                Ok(()) => Ok(reference),
+        if self.is_remote() && content.content_length() > PART {
+            return match self.verify(reference).await {
                 Err(StoreError::Missing { .. }) => {
-                    self.put_referenced(&reference, [content]).await.map(|()| reference)
+                    let written = self.overwrite(&path, content).await;
+                    written.map_err(|source| self.failed("write", name, source))
                 }
                 Err(StoreError::Cut { .. } | StoreError::Damaged { .. }) => Err(exists()),
-                Err(error) => Err(error),
+                verified => verified,
             };
         }
         // Only a conditional write is safe here: a look-up before the write would leave a gap in which another writer
         // publishes the name.
         match self.create_exclusive(&path, content).await {
-            Ok(()) => Ok(reference),
+            Ok(()) => Ok(()),
             Err(Error::AlreadyExists { .. }) => Err(exists()),
             Err(source) => Err(self.failed("write", name, source)),
         }
@@ -152,24 +168,11 @@ impl RunStore {
     /// # Errors
     /// [`StoreError::Full`] if the disk is full, and [`StoreError::Name`] for an invalid name.
     pub async fn put_replacing(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
+        let path = object_path(name)?;
         let reference = reference(name, &content).await;
-        self.put_referenced(&reference, [content]).await?;
+        let written = self.overwrite(&path, content.into()).await;
+        written.map_err(|source| self.failed("write", name, source))?;
         Ok(reference)
-    }
-
-    /// [`RunStore::put_replacing`] for content with a known reference. The content may lie in several parts of memory.
-    /// The caller is responsible for the hash in the reference.
-    ///
-    /// # Errors
-    /// As [`RunStore::put_replacing`].
-    pub async fn put_referenced(
-        &self,
-        reference: &ObjectRef,
-        content: impl IntoIterator<Item = Bytes>,
-    ) -> Result<(), StoreError> {
-        let path = object_path(&reference.name)?;
-        let written = self.overwrite(&path, content).await;
-        written.map_err(|source| self.failed("write", &reference.name, source))
     }
 
     /// Reads an object and verifies its length and hash.

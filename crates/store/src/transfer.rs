@@ -26,19 +26,13 @@ const ATTEMPTS: u32 = 3;
 
 impl RunStore {
     /// Writes `content` under `path` in place of any old content. A reader sees all of it or nothing.
-    pub(crate) async fn overwrite(
-        &self,
-        path: &Path,
-        content: impl IntoIterator<Item = Bytes>,
-    ) -> Result<(), Error> {
-        let content: Vec<Bytes> = content.into_iter().collect();
-        let bytes: usize = content.iter().map(Bytes::len).sum();
-        if self.is_remote() && bytes > PART {
-            return self.overwrite_in_parts(path, content).await;
+    pub(crate) async fn overwrite(&self, path: &Path, content: PutPayload) -> Result<(), Error> {
+        if self.is_remote() && content.content_length() > PART {
+            return self.overwrite_in_parts(path, content.into_iter().collect()).await;
         }
         let _slot = self.slot().await;
         let mode = PutOptions::from(PutMode::Overwrite);
-        self.objects.put_opts(path, content.into_iter().collect(), mode).await.map(|_| ())
+        self.objects.put_opts(path, content, mode).await.map(|_| ())
     }
 
     async fn overwrite_in_parts(&self, path: &Path, content: Vec<Bytes>) -> Result<(), Error> {
@@ -78,13 +72,13 @@ impl RunStore {
     ///
     /// # Errors
     /// [`Error::AlreadyExists`] if the name has other content.
-    pub(crate) async fn create_exclusive(&self, path: &Path, content: Bytes) -> Result<(), Error> {
+    pub(crate) async fn create_exclusive(&self, path: &Path, content: PutPayload) -> Result<(), Error> {
         let mut attempt = 1;
         loop {
             let written = {
                 let _slot = self.slot().await;
                 let mode = PutOptions::from(PutMode::Create);
-                self.objects.put_opts(path, content.clone().into(), mode).await
+                self.objects.put_opts(path, content.clone(), mode).await
             };
             let Err(error) = written else { return Ok(()) };
             let exists = matches!(error, Error::AlreadyExists { .. });
@@ -104,16 +98,23 @@ impl RunStore {
     }
 
     /// Returns whether the object has exactly this content; `None` if there is no object.
-    async fn holds(&self, path: &Path, content: &Bytes) -> Result<Option<bool>, Error> {
+    async fn holds(&self, path: &Path, content: &PutPayload) -> Result<Option<bool>, Error> {
         let found = match self.objects.get(path).await {
             Ok(found) => found,
             Err(Error::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
-        if found.meta.size != content.len() as u64 {
+        if found.meta.size != content.content_length() as u64 {
             return Ok(Some(false));
         }
-        Ok(Some(found.bytes().await? == content))
+        let mut expected = content.into_iter().flatten();
+        let mut found = found.into_stream();
+        while let Some(part) = found.try_next().await? {
+            if !part.iter().eq(expected.by_ref().take(part.len())) {
+                return Ok(Some(false));
+            }
+        }
+        Ok(Some(expected.next().is_none()))
     }
 
     /// Reads `range` of an object, if the object has the length in its reference.

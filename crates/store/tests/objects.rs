@@ -53,6 +53,27 @@ async fn the_same_content_may_be_put_again_different_content_may_not() {
 }
 
 #[tokio::test]
+async fn a_result_in_parts_of_memory_never_replaces_another_content_of_its_name() {
+    let (_directory, on_disk) = directory();
+    let parts = |content: &'static str, cut: usize| {
+        let (first, second) = content.as_bytes().split_at(cut);
+        [first, second].map(Bytes::from_static)
+    };
+    for store in [on_disk, RunStore::in_memory()] {
+        let first = ObjectRef::of("paths/3/10-7", b"state");
+        store.put_referenced(&first, parts("state", 2)).await.unwrap();
+        // A repetition after a lost answer, cut in another place.
+        store.put_referenced(&first, parts("state", 4)).await.unwrap();
+        for other in ["stale", "states", "stat"] {
+            let reference = ObjectRef::of(&first.name, other.as_bytes());
+            let error = store.put_referenced(&reference, parts(other, 1)).await.unwrap_err();
+            assert!(matches!(error, StoreError::Exists { .. }), "{error}");
+        }
+        assert_eq!(store.get(&first).await.unwrap(), "state");
+    }
+}
+
+#[tokio::test]
 async fn an_empty_object_is_an_object() {
     let (_directory, store) = directory();
     let reference = store.put("router/0", Bytes::new()).await.unwrap();

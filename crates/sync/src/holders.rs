@@ -18,13 +18,15 @@ pub(crate) struct Holders {
     heard: BTreeMap<ProcessId, Duration>,
     /// The same, ordered by time.
     silent_since: BTreeSet<(Duration, ProcessId)>,
+    /// Number of workers of each token in `heard`.
+    tokens: BTreeMap<String, usize>,
     held: BTreeMap<PathId, BTreeSet<ProcessId>>,
     /// Paths that each worker holds, as it reported.
     said: BTreeMap<ProcessId, BTreeSet<PathId>>,
     /// Last worker of each path. States of the path at other workers are older.
     trained: BTreeMap<PathId, ProcessId>,
-    /// Number of workers that have been forgotten.
-    forgotten: u64,
+    /// Workers that have been forgotten since the last [`Holders::take_forgotten`].
+    forgotten: Vec<ProcessId>,
 }
 
 impl Holders {
@@ -65,6 +67,8 @@ impl Holders {
     fn note(&mut self, now: Duration, worker: &ProcessId) {
         if let Some(before) = self.heard.insert(worker.clone(), now) {
             self.silent_since.remove(&(before, worker.clone()));
+        } else {
+            *self.tokens.entry(worker.token.clone()).or_default() += 1;
         }
         self.silent_since.insert((now, worker.clone()));
     }
@@ -96,8 +100,14 @@ impl Holders {
     fn forget_worker(&mut self, worker: &ProcessId) -> Vec<PathId> {
         if let Some(heard) = self.heard.remove(worker) {
             self.silent_since.remove(&(heard, worker.clone()));
+            if let Some(workers) = self.tokens.get_mut(&worker.token) {
+                *workers -= 1;
+                if *workers == 0 {
+                    self.tokens.remove(&worker.token);
+                }
+            }
         }
-        self.forgotten += 1;
+        self.forgotten.push(worker.clone());
         let held: Vec<_> = self.said.remove(worker).into_iter().flatten().collect();
         self.drop_holder(worker, &held);
         held
@@ -106,6 +116,16 @@ impl Holders {
     /// True if a worker has not been forgotten.
     pub(crate) fn knows(&self, worker: &ProcessId) -> bool {
         self.heard.contains_key(worker)
+    }
+
+    /// Number of tokens with a worker that has not been forgotten.
+    pub(crate) fn tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// True if a worker with this token has not been forgotten.
+    pub(crate) fn knows_token(&self, token: &str) -> bool {
+        self.tokens.contains_key(token)
     }
 
     /// Number of workers that have not been forgotten.
@@ -118,9 +138,9 @@ impl Holders {
         self.heard.keys()
     }
 
-    /// Number of workers that have been forgotten so far.
-    pub(crate) fn forgotten(&self) -> u64 {
-        self.forgotten
+    /// The workers that have been forgotten since the last call.
+    pub(crate) fn take_forgotten(&mut self) -> Vec<ProcessId> {
+        std::mem::take(&mut self.forgotten)
     }
 
     fn drop_holder(&mut self, worker: &ProcessId, paths: &[PathId]) {

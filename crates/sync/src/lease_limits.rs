@@ -15,6 +15,8 @@ pub struct LeaseLimits {
     pub standstill: Duration,
     /// Number of leases that a process has at a time.
     pub per_worker: usize,
+    /// Number of paths that all processes with one token train at a time.
+    pub per_token: usize,
     /// Number of paths whose states a worker keeps between two of their leases.
     pub held_paths: usize,
     /// Largest number of tokens in an inner step.
@@ -29,6 +31,7 @@ impl LeaseLimits {
             silence,
             standstill: Duration::MAX,
             per_worker: usize::MAX,
+            per_token: usize::MAX,
             held_paths: usize::MAX,
             step_tokens: u64::MAX,
         }

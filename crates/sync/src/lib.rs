@@ -31,7 +31,10 @@ pub mod learner;
 mod lease;
 mod lease_claim;
 mod lease_limits;
+mod lease_table;
 mod merge;
+mod needed_versions;
+mod places;
 mod process_id;
 mod progress;
 mod ready;
@@ -42,6 +45,7 @@ mod run_state;
 mod sampling;
 mod schedule;
 mod scheme;
+mod speeds;
 mod trimming;
 
 pub use clipping::Clipping;
@@ -57,6 +61,7 @@ pub use lease::{Fence, Lease, LeaseError, LeaseTask, ScheduledReceive, Scheduled
 pub use lease_claim::{LeaseClaim, LeaseKey, LeaseSecret};
 pub use lease_limits::{LeaseLimits, LeaseRequest};
 pub use merge::Merge;
+pub use needed_versions::NeededVersions;
 pub use process_id::ProcessId;
 pub use progress::{Contribution, PathProgress, ProgressError, TrainingProgress};
 pub use reason::Reason;

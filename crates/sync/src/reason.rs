@@ -21,13 +21,20 @@ pub enum Reason {
         fragment: FragmentId,
         /// True if its module has other fragments.
         cut: bool,
-        /// The first paths for which it waits, with the worker of their lease.
+        /// The first paths for which it waits, with the worker of their lease. None if it waits for others of very many.
         paths: Vec<(PathId, Option<String>)>,
     },
     /// The worker has as many leases as a process may have.
     Enough {
         /// Number of leases of the worker.
         leases: usize,
+    },
+    /// The processes with the worker's token have as many leases as they may have now.
+    TokenEnough {
+        /// Number of paths on which they have leases.
+        leases: usize,
+        /// Number of paths on which they may have leases now.
+        most: usize,
     },
     /// A path waits for the worker that holds its newest state.
     Held {
@@ -76,6 +83,9 @@ impl fmt::Display for Reason {
             }
             Self::UnitWaits { fragment, cut, paths } => {
                 named(f, *fragment, *cut)?;
+                if paths.is_empty() {
+                    return f.write_str(" waits for some of its paths");
+                }
                 f.write_str(" waits for ")?;
                 for (i, (path, worker)) in paths.iter().enumerate() {
                     let comma = if i == 0 { "" } else { ", " };
@@ -88,6 +98,13 @@ impl fmt::Display for Reason {
             }
             Self::Enough { leases } => {
                 write!(f, "the worker has {leases} leases, and a process has at most as many at a time")
+            }
+            Self::TokenEnough { leases, most } => {
+                write!(
+                    f,
+                    "the workers with this token train {leases} paths, and the run leaves them at most {most} now: \
+                     train.token_leases limits them, and each other token whose workers wait gets a path"
+                )
             }
             Self::Held { path, worker } => {
                 write!(f, "path {path} waits for {worker}, which holds what it was trained to")

@@ -7,11 +7,15 @@ use dipaco_topology::{PathId, Topology};
 
 use crate::fragment_id::fragment_ids_of;
 use crate::holders::Holders;
+use crate::lease_table::LeaseTable;
+use crate::places::Places;
 use crate::ready::Ready;
 use crate::sampling::Sampling;
+use crate::speeds::Speeds;
 use crate::{
-    Contribution, Fence, FragmentId, Grace, Lease, LeaseClaim, LeaseError, LeaseLimits, PathProgress,
-    ProcessId, ProgressError, Quorum, Reason, Schedule, ScheduledSend, Scheme, TrainingProgress,
+    Contribution, Fence, FragmentId, Grace, Lease, LeaseClaim, LeaseError, LeaseLimits, NeededVersions,
+    PathProgress, ProcessId, ProgressError, Quorum, Reason, Schedule, ScheduledSend, Scheme,
+    TrainingProgress,
 };
 
 mod contributions;
@@ -22,6 +26,7 @@ mod hand_over;
 mod outer_steps;
 mod quarantine;
 mod tasks;
+mod token_limits;
 
 use outer_steps::Gathering;
 pub use quarantine::FailedTraining;
@@ -112,10 +117,8 @@ pub struct RunState {
     topology: Topology,
     plan: RunPlan,
     progress: TrainingProgress,
-    /// Current leases by path: at most one per path.
-    leases: BTreeMap<PathId, Lease>,
-    /// Granted leases that follow a current lease on the same path.
-    following: BTreeMap<PathId, Lease>,
+    /// The granted leases.
+    leases: LeaseTable,
     /// For each path, the lease that its current lease has followed.
     followed: BTreeMap<PathId, LeaseClaim>,
     /// Each path's last completed lease. It tells a retry from the worker of a lost lease.
@@ -126,10 +129,7 @@ pub struct RunState {
     /// Time at which each fragment's last outer step was due.
     stepped_at: BTreeMap<FragmentId, Duration>,
     grace: Grace,
-    /// Inner steps per second, by worker.
-    speeds: BTreeMap<ProcessId, f64>,
-    /// Number of forgotten workers when `speeds` was looked through last.
-    forgotten: u64,
+    speeds: Speeds,
     /// Fragments whose outer step was reported as due and is not recorded yet.
     stepping: BTreeSet<FragmentId>,
     holders: Holders,
@@ -137,6 +137,10 @@ pub struct RunState {
     compared: ProcessId,
     /// The possible task of each path.
     ready: Ready,
+    /// Where the paths stand.
+    places: Places,
+    /// Versions that the paths train from or take over next.
+    needed: NeededVersions,
     /// Draws the next path in proportion to the untrained part of its shard. Without it, the path that is furthest
     /// behind is next.
     sampling: Option<Sampling>,
@@ -144,6 +148,9 @@ pub struct RunState {
     resting: BTreeSet<PathId>,
     /// Workers for which the training of a path has failed since the path's last completed lease.
     failed: BTreeMap<PathId, BTreeSet<ProcessId>>,
+    /// Number of looks at the progress of a path: the cost of requests in tests.
+    #[cfg(test)]
+    looks: std::cell::Cell<u64>,
 }
 
 impl RunState {
@@ -162,28 +169,31 @@ impl RunState {
             Scheme::Synchronous => (Duration::ZERO, 0.0),
             Scheme::Quorum(Quorum { grace, grace_share, .. }) => (grace, grace_share),
         };
+        let places = Places::new(&topology, &progress.paths, plan.schedule.total());
         let grace = Grace::new(longest, share, plan.schedule.overlap());
         let mut rounds = Self {
             topology,
             plan,
             progress,
-            leases: BTreeMap::new(),
-            following: BTreeMap::new(),
+            leases: LeaseTable::default(),
             followed: BTreeMap::new(),
             committed: BTreeMap::new(),
             next_fence: u64::from(incarnation) << 32,
             gathering: BTreeMap::new(),
             stepped_at: BTreeMap::new(),
             grace,
-            speeds: BTreeMap::new(),
-            forgotten: 0,
+            speeds: Speeds::default(),
             stepping: BTreeSet::new(),
             holders: Holders::default(),
             compared: ProcessId::local(""),
             ready: Ready::default(),
+            places,
+            needed: NeededVersions::default(),
             sampling: None,
             resting: BTreeSet::new(),
             failed: BTreeMap::new(),
+            #[cfg(test)]
+            looks: std::cell::Cell::default(),
         };
         rounds.look_at_all();
         Ok(rounds)
@@ -209,17 +219,48 @@ impl RunState {
 
     /// All current leases.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
-        self.leases.values()
+        self.leases.current()
+    }
+
+    /// The current leases of the processes with a token, and with a name if one is given.
+    pub fn leases_of(&self, token: &str, name: Option<&str>) -> impl Iterator<Item = &Lease> {
+        self.leases.of_kin(token, name)
     }
 
     /// The current lease of a path.
     #[must_use]
     pub fn lease(&self, path: PathId) -> Option<&Lease> {
-        self.leases.get(&path)
+        self.leases.get(path)
     }
 
     fn path(&self, path: PathId) -> &PathProgress {
+        #[cfg(test)]
+        self.looks.set(self.looks.get() + 1);
         &self.progress.paths[path.index()]
+    }
+
+    /// Moves a path on to `to` inner steps, and notes its final measurement. Its counters of sends and versions have been
+    /// updated.
+    fn move_on(&mut self, path: PathId, to: u64, measured: bool) {
+        let progress = &mut self.progress.paths[path.index()];
+        let from = std::mem::replace(&mut progress.steps, to);
+        self.places.moves(from, to);
+        if measured && !std::mem::replace(&mut progress.measured, true) {
+            self.places.measured();
+        }
+        let total = self.plan.schedule.total();
+        let finished = if from < total && to == total {
+            self.places.arrives(self.topology.modules_of(path))
+        } else {
+            Vec::new()
+        };
+        self.look_at(path);
+        if !self.plan.scheme.waits() {
+            // Other paths can measure their final weights once every path is at the end.
+            for module in finished {
+                self.look_at_learners(module);
+            }
+        }
     }
 
     /// The fragments of a path, in the order of its counters.
@@ -270,7 +311,7 @@ impl RunState {
 
     /// Fencing numbers of all granted leases: current leases and leases that follow them.
     pub fn fences(&self) -> impl Iterator<Item = Fence> {
-        self.leases.values().chain(self.following.values()).map(|lease| lease.fence)
+        self.leases.all().map(|lease| lease.fence)
     }
 
     /// Fencing number of the next lease. Later leases have higher numbers.
@@ -282,7 +323,13 @@ impl RunState {
     /// True if every path has taken its last step and measured its final weights.
     #[must_use]
     pub fn finished(&self) -> bool {
-        self.progress.paths.iter().all(|path| path.measured)
+        self.places.all_measured()
+    }
+
+    /// The fewest inner steps that a path has taken.
+    #[must_use]
+    pub fn least_steps(&self) -> u64 {
+        self.places.least()
     }
 
     /// True at the end of a phase that is not the last: every path has taken the last step of the phase, and all
@@ -290,9 +337,7 @@ impl RunState {
     #[must_use]
     pub fn at_boundary(&self) -> bool {
         let end = self.end();
-        end < self.plan.schedule.total()
-            && self.progress.paths.iter().all(|path| path.steps == end)
-            && self.progress.pending.is_empty()
+        end < self.plan.schedule.total() && self.places.all_at(end) && self.progress.pending.is_empty()
     }
 
     /// Begins `phase`: paths may train to its end.

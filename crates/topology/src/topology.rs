@@ -1,6 +1,6 @@
 //! The topology of a run: the modules of each path.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::parse_blocks;
 use crate::ids::level_number;
@@ -43,6 +43,8 @@ pub struct Topology {
     paths: u32,
     /// Modules of each path, if the paths are listed; empty for all combinations.
     listed: Vec<Vec<u32>>,
+    /// Paths through each module, in order, if the paths are listed.
+    listed_through: BTreeMap<ModuleId, Vec<PathId>>,
     /// Number of paths that nobody trains, the first of all.
     kept: u32,
     /// Modules of these paths.
@@ -107,7 +109,15 @@ impl Topology {
         if kept < paths && frozen.iter().all(|&frozen| frozen) {
             return Err(TopologyError::Frozen);
         }
-        let mut topology = Self { counts, parts, frozen, paths, listed, kept, kept_modules: BTreeSet::new() };
+        let (listed_through, kept_modules) = (BTreeMap::new(), BTreeSet::new());
+        let mut topology = Self { counts, parts, frozen, paths, listed, listed_through, kept, kept_modules };
+        if !topology.listed.is_empty() {
+            for path in topology.path_ids() {
+                for module in topology.modules_of(path) {
+                    topology.listed_through.entry(module).or_default().push(path);
+                }
+            }
+        }
         let kept_modules = (0..kept).flat_map(|path| topology.modules_of(PathId(path))).collect();
         topology.kept_modules = kept_modules;
         topology.check_kept()?;
@@ -240,10 +250,24 @@ impl Topology {
         modules
     }
 
-    /// Returns the paths through a module, in order; none for a module that does not exist.
+    /// Returns the paths through a module, in order; none for a module that does not exist. It looks at these paths only.
     pub fn paths_through(&self, module: ModuleId) -> impl Iterator<Item = PathId> + '_ {
-        let exists = module.index < self.modules_in(usize::from(module.level));
-        self.path_ids().filter(move |&path| exists && self.goes_through(path, module))
+        let level = usize::from(module.level);
+        let exists = module.index < self.modules_in(level);
+        let listed = self.listed_through.get(&module).filter(|_| exists);
+        // Without listed paths, the module's digit in the path id stays for a run of ids, and comes again after a period.
+        let (run, period) = match self.counts.get(level) {
+            Some(Some(count)) => {
+                let below: u32 = self.counts[level + 1..].iter().flatten().product();
+                (below, below * count)
+            }
+            Some(None) | None => (1, self.paths),
+        };
+        let combined = exists && self.listed.is_empty();
+        let from = if combined { module.index * run } else { self.paths };
+        let runs = (from..self.paths).step_by(period.max(1) as usize);
+        let ids = runs.flat_map(move |first| first..(first + run).min(self.paths));
+        listed.into_iter().flatten().copied().chain(ids.map(PathId))
     }
 
     /// Returns true if a path goes through a module.

@@ -186,6 +186,51 @@ async fn a_process_holds_at_most_two_leases() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_with_many_names_leaves_a_path_to_another_token() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let other = Puppet::welcome(&run.token_of("other", &token), "other").await;
+    let ask = Request::Lease { held: Vec::new(), wait_ms: 0 };
+    let mut greedy = Vec::new();
+    for name in 0..4 {
+        let puppet = Puppet::welcome(&token, &format!("greedy {name}")).await;
+        puppet.lease().await;
+        greedy.push(puppet);
+    }
+    assert!(matches!(other.ask(&ask, None).await.unwrap().0, Response::Wait { .. }), "all paths have leases");
+    // The lease of a worker ends, and the worker is first to ask for the path.
+    greedy[3].ask(&Request::Release, None).await.unwrap();
+    let again = greedy[3].ask(&ask, None).await.unwrap().0;
+    let at_most_three = |reason: &str| reason.contains("train 3 paths") && reason.contains("at most 3");
+    assert!(matches!(&again, Response::Wait { reason } if at_most_three(reason)), "{again:?}");
+    other.lease().await;
+    for puppet in greedy.iter().chain([&other]) {
+        puppet.ask(&Request::Release, None).await.unwrap();
+    }
+    drop((greedy, other));
+    ends_like_an_honest_run(&run, coordinator, &token).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_trains_at_most_the_paths_of_the_setting() {
+    let mut config = config();
+    config.train.token_leases = 2;
+    let Hostile { run, coordinator, token, liar } = Hostile::started(config).await;
+    liar.lease().await;
+    let second = Puppet::welcome(&token, "second name").await;
+    second.lease().await;
+    let third = Puppet::welcome(&token, "third name").await;
+    let answer = third.ask(&Request::Lease { held: Vec::new(), wait_ms: 0 }, None).await.unwrap().0;
+    let reason = |reason: &str| reason.contains("at most 2") && reason.contains("train.token_leases");
+    assert!(matches!(&answer, Response::Wait { reason: why } if reason(why)), "{answer:?}");
+    for puppet in [&liar, &second] {
+        puppet.ask(&Request::Release, None).await.unwrap();
+    }
+    drop((liar, second, third));
+    ends_like_an_honest_run(&run, coordinator, &token).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_tokens_than_a_lease_has_are_refused() {
     let mut config = config();
     config.outer.weighting = dipaco_sync::Weighting::Tokens;

@@ -12,7 +12,7 @@ use dipaco_train::{Revocations, TokenContributions};
 use crate::error::CliError;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
-use dipaco_pipeline::authority::{authority, helper_token};
+use dipaco_pipeline::authority::{helper_token, known_authority};
 use dipaco_pipeline::files;
 use dipaco_pipeline::rollback::contributions_of_token;
 use dipaco_pipeline::store::manifest;
@@ -118,7 +118,7 @@ fn issue(options: &IssueOptions) -> Result<(), CliError> {
     let manifest = runtime::run(async { Ok(manifest(&run).await?) })?;
     let id = manifest.ok_or(PipelineError::NoSeed)?.run;
     let now = SystemTime::now();
-    let authority = authority(&run, &id, now)?;
+    let authority = known_authority(&run, &id, now)?;
     let lifetime = DAY * options.days;
     let line = if options.synchronizer {
         format!("{}\n", helper_token(&authority, &options.name, addresses, now, lifetime)?)

@@ -74,6 +74,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
          eighth more may connect with other tokens.",
     ),
     free(
+        "train.token_leases",
+        "paths",
+        "Paths that the workers with one token train at a time; 0 for no number. Whatever the number, a token leaves a path \
+         to each other token whose workers ask and have none.",
+    ),
+    free(
         "train.numerics",
         "\"same\" or \"any\"",
         "Devices that may train together. \"same\" refuses a worker whose device computes other bits than that of the first \

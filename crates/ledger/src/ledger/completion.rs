@@ -86,6 +86,7 @@ impl Ledger {
         let bound = !self.objects.path(path)?.replay.is_empty();
         self.state.bind(path, bound);
         let best = self.note_loss(&lease, report)?;
+        self.note_recorded(lease.path)?;
         // Last: leases, states and bests decide which versions are still needed.
         for fragment in self.fragment_ids_of(path) {
             obsolete.extend(self.prune(fragment)?);

@@ -94,18 +94,34 @@ impl Ledger {
     /// The fragments of a path for the message of a lease.
     fn lease_fragments(&self, path: PathId) -> Result<LeaseFragments<'_>, LedgerError> {
         let ids = self.fragment_ids_of(path);
-        let tokens = self.objects.shard_tokens();
-        let shares = ids.iter().map(|&fragment| self.share(&tokens, fragment, path));
-        let shares = shares.collect::<Result<_, _>>()?;
+        let lacks = || LedgerError::Lacks { what: format!("the shares of path {path}") };
+        let of_levels = self.shares.get(path.index()).ok_or_else(lacks)?;
+        let share = |fragment: &FragmentId| of_levels.get(usize::from(fragment.module.level)).copied();
+        let shares = ids.iter().map(share).collect::<Option<_>>().ok_or_else(lacks)?;
         Ok(LeaseFragments { ledger: self, ids, shares })
     }
 
-    /// A path's factor in the merged outer gradient of a fragment: its weight in the mean times the rescaling factor.
-    fn share(&self, shard_tokens: &[u64], fragment: FragmentId, path: PathId) -> Result<f32, LedgerError> {
-        let tokens = |path: PathId| (path, shard_tokens.get(path.index()).copied().unwrap_or(0));
-        let sizes: Vec<_> = self.state.topology().paths_through(fragment.module).map(tokens).collect();
-        let weights = merge_weights(self.plan.weighting, &sizes)?;
-        let own = weights.iter().find(|(other, _)| *other == path).map_or(0.0, |&(_, weight)| weight);
-        Ok(own * self.plan.rescale.factor(sizes.len()))
+    /// Computes each path's factor in the merged outer gradients of its modules, from the shards of the current phase: its
+    /// weight in the mean times the rescaling factor. No lease then has to look at the other paths of its modules.
+    pub(super) fn begin_shares(&mut self) -> Result<(), LedgerError> {
+        let (tokens, topology) = (self.objects.shard_tokens(), self.state.topology());
+        let size = |path: PathId| (path, tokens.get(path.index()).copied().unwrap_or(0));
+        let mut shares = vec![vec![0.0; topology.levels()]; topology.paths() as usize];
+        for module in topology.module_ids() {
+            let sizes: Vec<_> = topology.paths_through(module).map(size).collect();
+            if sizes.is_empty() {
+                // A listed topology may have modules without a path.
+                continue;
+            }
+            let factor = self.plan.rescale.factor(sizes.len());
+            for (path, weight) in merge_weights(self.plan.weighting, &sizes)? {
+                let of_levels = shares.get_mut(path.index());
+                if let Some(share) = of_levels.and_then(|levels| levels.get_mut(usize::from(module.level))) {
+                    *share = weight * factor;
+                }
+            }
+        }
+        self.shares = shares;
+        Ok(())
     }
 }

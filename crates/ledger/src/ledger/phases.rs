@@ -51,6 +51,10 @@ impl Ledger {
         for path in &mut self.objects.paths {
             (path.best, path.last) = (None, None);
         }
+        for path in self.state.topology().path_ids() {
+            self.note_recorded(path)?;
+        }
+        self.begin_shares()?;
         if let Some(seed) = self.plan.sampling {
             self.state.sample_shards(seed, self.objects.shard_tokens());
         }

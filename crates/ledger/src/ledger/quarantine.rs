@@ -70,6 +70,7 @@ impl Ledger {
         // The path stays at its last stored state, so nobody replays the leases after it.
         objects.replay.clear();
         self.state.quarantine(path);
+        self.note_recorded(path)?;
         self.discard_received(path);
         self.state.pass_over_idle();
         self.note_change(Vec::new());

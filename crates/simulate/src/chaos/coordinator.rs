@@ -218,7 +218,8 @@ impl SimulatedCoordinator {
             return false;
         }
         if newest != Some(process.instance) {
-            self.ledger.release(|other| process.replaces(other));
+            let ProcessId { token, name, .. } = process;
+            self.ledger.release(token, Some(name), |other| process.replaces(other));
         }
         true
     }

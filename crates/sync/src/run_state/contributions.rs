@@ -137,20 +137,14 @@ impl RunState {
         for (slot, version) in slots {
             progress.adopted[slot] = version;
         }
-        progress.steps = lease.to;
-        progress.measured |= lease.task == LeaseTask::Measure;
         if lease.to > lease.from && done.seconds.is_finite() && done.seconds > 0.0 {
             let steps = (lease.to - lease.from) as f64;
             self.grace.inner_step(path, done.seconds / steps);
             if self.holders.knows(&lease.worker) {
-                self.speeds.insert(lease.worker.clone(), steps / done.seconds);
+                self.speeds.note(&lease.worker, steps / done.seconds);
             }
         }
-        self.leases.remove(&path);
-        if let Some(following) = self.following.remove(&path) {
-            // The worker's heartbeats named the lease that ends here, so the next one begins with the time they gave.
-            let stands_still = now.saturating_add(self.plan.limits.standstill);
-            self.leases.insert(path, Lease { deadline: lease.deadline, stands_still, ..following });
+        if self.leases.complete(path, now.saturating_add(self.plan.limits.standstill)) {
             self.followed.insert(path, claim.clone());
         }
         self.committed.insert(path, claim.clone());
@@ -158,18 +152,8 @@ impl RunState {
         if lease.task == LeaseTask::Train {
             self.failed.remove(&path);
         }
-        self.arrived(path);
+        self.move_on(path, lease.to, lease.task == LeaseTask::Measure);
         Commit::Accepted(accepted)
-    }
-
-    /// Updates the index after a path has moved on.
-    pub(super) fn arrived(&mut self, path: PathId) {
-        self.look_at(path);
-        if !self.plan.scheme.waits() && self.path(path).steps == self.plan.schedule.total() {
-            // Other paths can measure their final weights once every path is at the end.
-            let fragments: Vec<_> = self.trained_fragments_of(path).collect();
-            fragments.into_iter().for_each(|fragment| self.look_at_learners(fragment));
-        }
     }
 
     /// Number of sends and drops of each fragment of a path up to the end of a lease at step `to`.

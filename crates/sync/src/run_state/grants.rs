@@ -11,9 +11,6 @@ use crate::{
     Reason,
 };
 
-/// Speed up to which a worker counts as the fastest, as a multiple of the median speed.
-const FASTEST: f64 = 16.0;
-
 impl RunState {
     /// Grants a lease to a worker: on the path that is furthest behind among the paths that can run. Among equals a
     /// path of `held` (paths whose state the worker holds) goes before the lowest number. With shard sampling, on the
@@ -29,9 +26,7 @@ impl RunState {
         for path in self.holders.asks(now, worker, &held) {
             self.look_at(path);
         }
-        debug_assert!(self.topology.path_ids().all(|path| self.task(path) == self.ready.task(path)));
-        debug_assert!(self.topology.path_ids().all(|path| self.ready.is_open(path)
-            == (self.ready.place(path).is_some() && !self.holders.are_waited_for(path))));
+        debug_assert!(self.index_agrees());
         if let Some(reason) = self.has_enough(worker) {
             return Grant::Wait(reason);
         }
@@ -40,16 +35,17 @@ impl RunState {
         };
         let lease = self.draw_up(now, path, self.path(path).steps, task, request);
         self.followed.remove(&path);
-        self.leases.insert(path, lease.clone());
+        self.leases.insert(lease.clone());
         self.look_at(path);
         Grant::Lease(Box::new(lease))
     }
 
-    /// The reason not to grant a worker a further lease; `None` if it may have one.
+    /// The reason not to grant a process a further lease; `None` if it may have one.
     fn has_enough(&self, worker: &ProcessId) -> Option<Reason> {
-        let all = self.leases.values().chain(self.following.values());
-        let leases = all.filter(|lease| lease.worker == *worker).count();
-        (leases >= self.plan.limits.per_worker).then_some(Reason::Enough { leases })
+        let leases = self.leases.of_process(worker);
+        (leases >= self.plan.limits.per_worker)
+            .then_some(Reason::Enough { leases })
+            .or_else(|| self.token_has_enough(&worker.token))
     }
 
     /// A new lease on a path from inner step `from`.
@@ -106,18 +102,18 @@ impl RunState {
         secret: LeaseSecret,
     ) -> Result<Grant, LeaseError> {
         let path = claim.key.path;
-        if let Some(current) = self.leases.get(&path)
+        if let Some(current) = self.leases.get(path)
             && self.followed.get(&path).is_some_and(|followed| claim.matches(followed))
         {
             // The worker lost the answer, and its lease has completed since then.
             return Ok(Grant::Lease(Box::new(current.clone())));
         }
-        if self.following.get(&path).is_some_and(|following| following.admits(claim)) {
+        if self.leases.following(path).is_some_and(|following| following.admits(claim)) {
             // The worker already trains this lease while it uploads the results of the lease before it.
             return Ok(Grant::Wait(Reason::Follows { path }));
         }
         let lease = self.check(claim)?.clone();
-        if let Some(following) = self.following.get(&path) {
+        if let Some(following) = self.leases.following(path) {
             return Ok(Grant::Lease(Box::new(following.clone())));
         }
         let goes_on = lease.task == LeaseTask::Train && lease.hands_over.is_none() && lease.to < self.end();
@@ -128,8 +124,13 @@ impl RunState {
         if self.first_for(&lease.worker).is_some_and(|(steps, _)| steps < lease.to) {
             return Ok(Grant::Finished);
         }
-        if let Some(reason) = self.has_enough(&lease.worker) {
-            return Ok(Grant::Wait(reason));
+        let leases = self.leases.of_process(&lease.worker);
+        if leases >= self.plan.limits.per_worker {
+            return Ok(Grant::Wait(Reason::Enough { leases }));
+        }
+        if self.token_has_too_many(&lease.worker.token) {
+            // The path then becomes free for a worker of another token.
+            return Ok(Grant::Finished);
         }
         let receives = self.receives(path, lease.to, LeaseTask::Train);
         if let Some((receive, _)) = receives.iter().find(|(receive, needed)| receive.version < *needed) {
@@ -137,7 +138,8 @@ impl RunState {
         }
         let request = LeaseRequest { worker: &lease.worker, held: &[], secret };
         let next = self.draw_up(now, path, lease.to, LeaseTask::Train, &request);
-        self.following.insert(path, next.clone());
+        self.leases.follow(next.clone());
+        self.look_at(path);
         Ok(Grant::Lease(Box::new(next)))
     }
 
@@ -162,6 +164,7 @@ impl RunState {
                 sampling.draw(&candidates, &steps, self.next_fence)
             }
         };
+        let best = best.or_else(|| self.left_over_for(worker));
         best.and_then(|path| Some((path, self.ready.task(path).ok()?)))
     }
 
@@ -176,7 +179,7 @@ impl RunState {
     /// True if a path is open to a worker whose held paths are known.
     #[must_use]
     pub fn has_work(&self, worker: &ProcessId) -> bool {
-        self.first_for(worker).is_some()
+        self.first_for(worker).is_some() || self.left_over_for(worker).is_some()
     }
 
     /// Frees the paths of workers that were silent for the duration of a lease.
@@ -184,13 +187,28 @@ impl RunState {
         for path in self.holders.forget(now, self.plan.limits.silence) {
             self.look_at(path);
         }
-        // Every process has a name of its own, so the speeds of processes that are gone would add up. Each grant comes
-        // here, so the speeds of all workers are looked at only after somebody has left.
-        let holders = &self.holders;
-        if self.forgotten != holders.forgotten() {
-            self.forgotten = holders.forgotten();
-            self.speeds.retain(|worker, _| holders.knows(worker));
+        // Every process has a name of its own, so the speeds of processes that are gone would add up.
+        for worker in self.holders.take_forgotten() {
+            self.speeds.forget(&worker);
         }
+    }
+
+    /// True if the indexes say what a look at every path says.
+    fn index_agrees(&self) -> bool {
+        #[cfg(test)]
+        let looks = self.looks.get();
+        let agrees = self.topology.path_ids().all(|path| {
+            let open = self.ready.place(path).is_some() && !self.holders.are_waited_for(path);
+            self.task(path) == self.ready.task(path)
+                && self.ready.is_open(path) == open
+                && self.needed.is(path, &self.needs(path))
+        });
+        let paths = &self.progress.paths;
+        let finished = paths.iter().all(|path| path.measured) == self.finished();
+        let least = paths.iter().map(|path| path.steps).min().unwrap_or(0) == self.least_steps();
+        #[cfg(test)]
+        self.looks.set(looks);
+        agrees && finished && least
     }
 
     /// Last inner step of a lease that starts after `from` inner steps.
@@ -198,22 +216,13 @@ impl RunState {
         if !self.plan.scheme.dynamic_steps() {
             return self.plan.schedule.next_stop(from);
         }
-        let fastest = self.fastest();
+        let fastest = self.speeds.fastest();
         let steps = dynamic_steps(self.plan.schedule.inner_steps(), self.speed(worker, fastest), fastest);
         (from + steps).min(self.end())
     }
 
-    /// Inner steps per second of the fastest worker, and at most [`FASTEST`] times the median. Workers state their
-    /// seconds themselves: an impossible speed must not shorten the leases of all others to one step.
-    pub(super) fn fastest(&self) -> f64 {
-        let mut speeds: Vec<f64> = self.speeds.values().copied().collect();
-        speeds.sort_by(f64::total_cmp);
-        let median = speeds.get(speeds.len().saturating_sub(1) / 2).copied();
-        speeds.last().map_or(1.0, |&fastest| median.map_or(fastest, |median| fastest.min(FASTEST * median)))
-    }
-
     /// Inner steps per second of a worker; an unmeasured worker counts as fast as the fastest.
     pub(super) fn speed(&self, worker: &ProcessId, fastest: f64) -> f64 {
-        self.speeds.get(worker).copied().unwrap_or(fastest)
+        self.speeds.of(worker).unwrap_or(fastest)
     }
 }

@@ -24,14 +24,11 @@ impl RunState {
         let own = self.unfinished(worker).filter(|&other| other != path).count() + 1;
         let open = self.ready.open().next().map(|(steps, _)| steps);
         // One path at a time: the other worker must ask for this path before the next one changes hands.
-        if own < 2
-            || open.is_some_and(|steps| steps <= from)
-            || self.leases.values().any(|lease| lease.hands_over.is_some())
-        {
+        if own < 2 || open.is_some_and(|steps| steps <= from) || self.leases.hands_over() {
             return None;
         }
         let others = self.holders.after(&self.compared, COMPARED);
-        let fastest = self.fastest();
+        let fastest = self.speeds.fastest();
         // Work of a worker with this many paths: seconds for one inner step of each.
         let busy = |worker: &ProcessId, paths: usize| seconds(paths, self.speed(worker, fastest));
         let to_do = busy(worker, own);

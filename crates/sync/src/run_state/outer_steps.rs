@@ -6,7 +6,7 @@ use std::time::Duration;
 use dipaco_topology::PathId;
 
 use super::{OuterStep, RunState};
-use crate::{FragmentId, LeaseTask, Scheme};
+use crate::{FragmentId, Scheme};
 
 /// Progress of the quorum of an outer step.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ impl RunState {
         };
         self.stepped_at.insert(fragment, now);
         self.stepping.insert(fragment);
-        self.look_at_learners(fragment);
+        self.look_at_learners(fragment.module);
         Some(OuterStep { fragment, version, contributions })
     }
 
@@ -90,7 +90,7 @@ impl RunState {
         }
         self.gathering.remove(&step.fragment);
         self.stepping.remove(&step.fragment);
-        self.look_at_learners(step.fragment);
+        self.look_at_learners(step.fragment.module);
         self.grace.outer_step(took);
         true
     }
@@ -99,28 +99,13 @@ impl RunState {
     /// versions that they take over next.
     #[must_use]
     pub fn needed_versions(&self, fragment: FragmentId) -> BTreeSet<u32> {
-        let slot = self.slot(fragment);
         let newest = self.progress.versions.get(&fragment).copied().unwrap_or(0);
-        let mut needed = BTreeSet::new();
-        for path in self.topology.paths_through(fragment.module) {
-            let done = self.path(path);
-            let leases = self.leases.get(&path).into_iter().chain(self.following.get(&path));
-            let receives =
-                leases.flat_map(|lease| &lease.receives).filter(|receive| receive.fragment == fragment);
-            needed.extend(receives.map(|receive| receive.version));
-            if done.steps == self.plan.schedule.total() {
-                continue;
-            }
-            let next = self
-                .receives(path, done.steps, LeaseTask::Train)
-                .into_iter()
-                .find(|(r, _)| r.fragment == fragment);
-            match next {
-                Some((receive, _)) => needed.insert(receive.version),
-                None => needed.insert(done.adopted[slot]),
-            };
-        }
-        needed.remove(&newest);
-        needed
+        self.needed.of(fragment).filter(|&version| version < newest).collect()
+    }
+
+    /// True if paths may still need a version of a fragment that is not the newest.
+    #[must_use]
+    pub fn needs_version(&self, fragment: FragmentId, version: u32) -> bool {
+        self.needed.contains(fragment, version)
     }
 }

@@ -22,7 +22,7 @@ impl RunState {
     /// When the claim names no granted lease.
     pub fn fail(&mut self, claim: &LeaseClaim) -> Result<FailedTraining, LeaseError> {
         let path = claim.key.path;
-        let of_path = [self.leases.get(&path), self.following.get(&path)];
+        let of_path = [self.leases.get(path), self.leases.following(path)];
         if !of_path.into_iter().flatten().any(|lease| lease.admits(claim)) {
             return Err(self.lost(claim.key.path, claim.key.fence));
         }
@@ -99,15 +99,12 @@ impl RunState {
         for (slot, version) in received {
             progress.adopted[slot] = version;
         }
-        progress.steps = to;
-        progress.measured |= task == LeaseTask::Measure;
-        self.arrived(path);
+        self.move_on(path, to, task == LeaseTask::Measure);
     }
 
     /// Ends the current lease of a path and the lease that follows it.
     pub fn end_leases(&mut self, path: PathId) {
-        self.leases.remove(&path);
-        self.following.remove(&path);
+        self.leases.remove(path);
         self.look_at(path);
     }
 }

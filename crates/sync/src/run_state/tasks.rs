@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_topology::PathId;
+use dipaco_topology::{ModuleId, PathId};
 
 use super::RunState;
+use crate::ready::Standing;
 use crate::{FragmentId, LeaseTask, ProcessId, Reason, ScheduledReceive, ScheduledSend};
+
+/// Number of paths through a module that a message looks at for names: a run may have a module with very many paths.
+const NAMED_AMONG: usize = 16;
 
 impl RunState {
     /// Fragments that a path takes over after `from` inner steps, each with the version that must exist.
@@ -65,10 +69,9 @@ impl RunState {
     /// The task of a path, or the first fragment for which it waits.
     pub(super) fn task(&self, path: PathId) -> Result<LeaseTask, Option<FragmentId>> {
         let done = self.path(path);
-        let total = self.plan.schedule.total();
         let task = if done.steps < self.end() {
             LeaseTask::Train
-        } else if done.steps == total && !done.measured {
+        } else if done.steps == self.plan.schedule.total() && !done.measured {
             LeaseTask::Measure
         } else {
             return Err(None);
@@ -76,8 +79,7 @@ impl RunState {
         if task == LeaseTask::Measure && !self.plan.scheme.waits() {
             // Weights are final when all learners are at their end and all contributions are merged.
             let open = |fragment: &FragmentId| {
-                self.progress.pending.contains_key(fragment)
-                    || self.topology.paths_through(fragment.module).any(|path| self.path(path).steps < total)
+                self.progress.pending.contains_key(fragment) || self.places.is_under_way(fragment.module)
             };
             return self
                 .trained_fragments_of(path)
@@ -103,9 +105,33 @@ impl RunState {
         if rests {
             self.resting.insert(path);
         }
-        let taken = rests || self.leases.contains_key(&path) || self.progress.quarantined.contains(&path);
+        let leased = self.leases.get(path).is_some();
+        let taken = rests || leased || self.progress.quarantined.contains(&path);
         let reserved = self.holders.are_waited_for(path);
-        self.ready.set(path, steps, task, taken, reserved);
+        self.ready.set(path, steps, task, Standing { leased, taken, reserved });
+        self.needed.set(path, self.needs(path));
+    }
+
+    /// Versions that a path needs: those from which it trains, and those that it takes over next.
+    pub(super) fn needs(&self, path: PathId) -> Vec<(FragmentId, u32)> {
+        let leases = self.leases.get(path).into_iter().chain(self.leases.following(path));
+        let receives = leases.flat_map(|lease| &lease.receives);
+        let mut needs: Vec<_> = receives.map(|receive| (receive.fragment, receive.version)).collect();
+        let done = self.path(path);
+        if done.steps == self.plan.schedule.total() {
+            return needs;
+        }
+        let next = self.receives(path, done.steps, LeaseTask::Train);
+        for (fragment, &adopted) in self.fragment_ids_of(path).into_iter().zip(&done.adopted) {
+            match next.iter().find(|(receive, _)| receive.fragment == fragment) {
+                // The version may not exist yet: then the path needs the newest until it does.
+                Some(&(_, version)) if self.waits() => needs.push((fragment, version)),
+                // It takes over the newest of the time.
+                Some(_) => {}
+                None => needs.push((fragment, adopted)),
+            }
+        }
+        needs
     }
 
     pub(super) fn look_at_all(&mut self) {
@@ -114,9 +140,9 @@ impl RunState {
         }
     }
 
-    /// Updates the index for the learners of a fragment.
-    pub(super) fn look_at_learners(&mut self, fragment: FragmentId) {
-        let learners: Vec<PathId> = self.topology.paths_through(fragment.module).collect();
+    /// Updates the index for the paths through a module.
+    pub(super) fn look_at_learners(&mut self, module: ModuleId) {
+        let learners: Vec<PathId> = self.topology.paths_through(module).collect();
         learners.into_iter().for_each(|path| self.look_at(path));
     }
 
@@ -125,23 +151,18 @@ impl RunState {
         if self.at_boundary() {
             return Reason::PhaseEnds { steps: self.end() };
         }
-        let left = |path: &PathId| !self.leases.contains_key(path) && self.leaves_to_others(*path, worker);
-        if let Some(path) = self.topology.path_ids().find(left) {
+        let left = |path: &PathId| self.leases.get(*path).is_none() && self.leaves_to_others(*path, worker);
+        if let Some(path) = self.failed.keys().copied().find(left) {
             return Reason::Failed { path };
         }
-        let idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
-        let waiting =
-            idle.filter_map(|path| Some((self.path(path).steps, path, self.ready.task(path).err()??)));
-        let Some((_, _, fragment)) = waiting.min() else {
-            let mut idle = self.topology.path_ids().filter(|path| !self.leases.contains_key(path));
-            if let Some((path, holder)) =
-                idle.find_map(|path| self.holders.other(path, worker).map(|holder| (path, holder)))
-            {
-                return Reason::Held { path, worker: holder.name.clone() };
-            }
-            return Reason::AllLeased { leases: self.leases.len() };
-        };
-        self.reason_of(fragment)
+        if let Some(fragment) = self.ready.first_waiting() {
+            return self.reason_of(fragment);
+        }
+        let held = |path| self.holders.other(path, worker).map(|holder| (path, holder));
+        if let Some((path, holder)) = self.ready.reserved().find_map(held) {
+            return Reason::Held { path, worker: holder.name.clone() };
+        }
+        Reason::AllLeased { leases: self.leases.len() }
     }
 
     /// The reason why a fragment waits.
@@ -151,7 +172,9 @@ impl RunState {
         if self.stepping.contains(&fragment) {
             return Reason::OuterStep { fragment, cut };
         }
-        let missing = self.topology.paths_through(fragment.module).filter(|&path| {
+        let mut learners = self.topology.paths_through(fragment.module);
+        let looked_at: Vec<PathId> = learners.by_ref().take(NAMED_AMONG).collect();
+        let missing = looked_at.into_iter().filter(|&path| {
             let done = self.path(path);
             if self.plan.scheme.waits() {
                 done.sent[slot] <= version
@@ -161,9 +184,9 @@ impl RunState {
         });
         let paths: Vec<_> = missing
             .take(4)
-            .map(|path| (path, self.leases.get(&path).map(|l| l.worker.name.clone())))
+            .map(|path| (path, self.leases.get(path).map(|l| l.worker.name.clone())))
             .collect();
-        if paths.is_empty() {
+        if paths.is_empty() && learners.next().is_none() {
             Reason::OuterStep { fragment, cut }
         } else {
             Reason::UnitWaits { fragment, cut, paths }

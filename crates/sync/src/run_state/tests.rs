@@ -3,12 +3,14 @@ use dipaco_topology::{LevelConfig, ModuleId, Modules, TopologyConfig};
 use super::*;
 use crate::{LeaseKey, LeaseRequest, LeaseSecret, LeaseTask};
 
+mod costs;
 mod early_sends;
 mod following_leases;
 mod holders;
 mod leases;
 mod quorum;
 mod rests;
+mod token_limits;
 
 const LEASE: Duration = Duration::from_secs(60);
 /// H.

@@ -8,6 +8,7 @@ use dipaco_config::Numerics;
 use dipaco_ledger::{Ledger, StoredResult};
 use dipaco_net::NetError;
 use dipaco_store::ShardRecord;
+use dipaco_sync::ProcessId;
 use dipaco_telemetry::Event;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -85,7 +86,8 @@ impl RequestHandler for CoordinatorRequests {
     /// gone.
     async fn welcome(&self, peer: &Peer, returning: bool) -> Result<Answer, CoordinatorError> {
         if !returning && peer.role == Role::Worker {
-            self.release_all(|worker| peer.process.replaces(worker));
+            let ProcessId { token, name, .. } = &peer.process;
+            self.release_all(token, Some(name), |worker| peer.process.replaces(worker));
             self.progress.event_of_peer(Event::WorkerJoined {
                 worker: peer.process.name.clone(),
                 numerics: peer.numerics.clone(),
@@ -133,7 +135,8 @@ impl RequestHandler for CoordinatorRequests {
                 self.run_detached(move |requests| async move { requests.diverged(&claim, step).await }).await
             }
             Request::Release => {
-                self.release_all(|worker| *worker == peer.process);
+                let ProcessId { token, name, .. } = &peer.process;
+                self.release_all(token, Some(name), |worker| *worker == peer.process);
                 Ok((Response::Done, None))
             }
             Request::Orders { modules, address, revoked, wait_ms } => {
@@ -162,7 +165,7 @@ impl RequestHandler for CoordinatorRequests {
 
     async fn expel(&self, peer: &Peer) -> Result<(), CoordinatorError> {
         self.take_modules_back(&peer.process, "its token has been revoked");
-        self.release_all(|worker| worker.token == peer.process.token);
+        self.release_all(&peer.process.token, None, |_| true);
         Ok(())
     }
 

@@ -22,6 +22,7 @@ pub(super) fn ledger_plan(plan: &WorkerPlan) -> Result<LedgerPlan, CoordinatorEr
             silence: Duration::from_secs(train.lease_seconds),
             standstill: Duration::from_secs(train.standstill_seconds),
             per_worker: LEASES_OF_A_PROCESS,
+            per_token: if train.token_leases == 0 { usize::MAX } else { train.token_leases },
             held_paths: train.held_paths,
             step_tokens: train.batch.saturating_mul(train.sequence_tokens) as u64,
         },

@@ -229,7 +229,7 @@ impl ResultIntake {
             }
         };
         let ContentDigest { hash, bytes } = content.digest.clone();
-        // The name contains the hash, so this never replaces another content.
+        // The name contains the hash, and the store replaces no content.
         let object = ObjectRef { name: item.object_name(claim.key, to, &content.digest.hash), hash, bytes };
         self.store.put_referenced(&object, content.pieces().cloned()).await?;
         // After the store has the object: a restart finds there what it does not find in memory.

@@ -125,9 +125,9 @@ fn a_worker_that_states_an_impossible_speed_does_not_shorten_the_leases_of_other
         rounds.commit(at(0), &lease.claim(), &LeaseOutcome { seconds, ..LeaseOutcome::default() });
     }
     step_all(&mut rounds, at(0));
-    assert!(rounds.fastest() <= 16.0 * 10.0, "{}", rounds.fastest());
+    assert!(rounds.speeds.fastest() <= 16.0 * 10.0, "{}", rounds.speeds.fastest());
     let lies = LeaseOutcome { seconds: f64::INFINITY, ..LeaseOutcome::default() };
     let next = lease(rounds.grant(at(0), &request(&workers[1], &[])));
     rounds.commit(at(0), &next.claim(), &lies);
-    assert!(rounds.fastest().is_finite() && rounds.fastest() > 0.0);
+    assert!(rounds.speeds.fastest().is_finite() && rounds.speeds.fastest() > 0.0);
 }

@@ -132,9 +132,9 @@ impl CoordinatorRequests {
         }
     }
 
-    /// Ends the leases of the selected processes unfinished.
-    pub(super) fn release_all(&self, selected: impl Fn(&ProcessId) -> bool) {
-        let released = self.change(|ledger| ledger.release(selected));
+    /// Ends the leases of the selected processes with a token, and with a name if one is given, unfinished.
+    pub(super) fn release_all(&self, token: &str, name: Option<&str>, selected: impl Fn(&ProcessId) -> bool) {
+        let released = self.change(|ledger| ledger.release(token, name, selected));
         for lease in &released {
             self.progress.lost(lease.path, lease.fence);
         }

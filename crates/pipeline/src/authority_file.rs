@@ -1,0 +1,130 @@
+//! The place of the key of a run's authority: outside of the run's folder, which people copy.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::error::PipelineError;
+use crate::run_directory::RunDirectory;
+
+/// Environment variable with the folder of the keys of all runs of this machine.
+pub const SECRETS: &str = "DIPACO_SECRETS";
+
+/// Name of the file with a run's key.
+const FILE: &str = "authority.pem";
+
+/// Returns the file with the key of a run's authority, which need not exist: `FOLDER/ID/authority.pem`. `id` is the identity
+/// of the run in its manifest. The folder is the first of these that the environment names:
+///
+/// 1. `$DIPACO_SECRETS`,
+/// 2. `$XDG_STATE_HOME/dipaco`, if the variable is an absolute path,
+/// 3. `$HOME/.local/state/dipaco`, likewise.
+///
+/// A run that began before this rule has its key in its own folder. That file is used while there is none at the place of
+/// the rule.
+///
+/// # Errors
+/// [`PipelineError::NoSecretsFolder`] when the environment names no folder, [`PipelineError::RunId`] when the identity can't
+/// be the name of a folder.
+pub fn authority_file(run: &RunDirectory, id: &str) -> Result<PathBuf, PipelineError> {
+    choose(run, place(id, |variable| std::env::var_os(variable)))
+}
+
+/// The file at the place of the rule, or the one in the folder of an earlier run.
+fn choose(run: &RunDirectory, place: Result<PathBuf, PipelineError>) -> Result<PathBuf, PipelineError> {
+    let inside = run.earlier_authority();
+    if !inside.exists() {
+        return place;
+    }
+    match place {
+        Ok(outside) if outside.exists() => {
+            tracing::warn!(
+                "{} is a key that goes with every copy of the run's folder, and is not in use: remove it; {} is in use",
+                inside.display(),
+                outside.display()
+            );
+            Ok(outside)
+        }
+        Ok(outside) => {
+            tracing::warn!(
+                "{} goes with every copy of the run's folder, and lets its reader pose as the coordinator: move it to {} \
+                 (mkdir -p -m 700 {})",
+                inside.display(),
+                outside.display(),
+                outside.parent().unwrap_or(Path::new(".")).display()
+            );
+            Ok(inside)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "{} goes with every copy of the run's folder: move it", inside.display());
+            Ok(inside)
+        }
+    }
+}
+
+/// The file that the rule names, in an environment.
+fn place(id: &str, variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, PipelineError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if id.is_empty() || id.starts_with('.') || id.len() > 128 || !id.chars().all(plain) {
+        return Err(PipelineError::RunId { id: id.to_owned() });
+    }
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let absolute = |name: &str| set(name).filter(|folder| folder.is_absolute());
+    let folder = set(SECRETS)
+        .or_else(|| absolute("XDG_STATE_HOME").map(|state| state.join("dipaco")))
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state/dipaco")))
+        .ok_or(PipelineError::NoSecretsFolder)?;
+    Ok(folder.join(id).join(FILE))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn place_in(environment: &[(&str, &str)]) -> Result<PathBuf, PipelineError> {
+        let find = |name: &str| environment.iter().find(|(set, _)| *set == name);
+        place("mine-1a2b", |name| find(name).map(|(_, value)| value.into()))
+    }
+
+    #[test]
+    fn the_first_variable_of_the_rule_names_the_folder() {
+        let all = [("HOME", "/home/a"), ("XDG_STATE_HOME", "/state"), (SECRETS, "keys")];
+        let expected = ["/home/a/.local/state/dipaco", "/state/dipaco", "keys"];
+        for (count, folder) in (1..).zip(expected) {
+            let file = place_in(&all[..count]).unwrap();
+            assert_eq!(file, Path::new(folder).join("mine-1a2b/authority.pem"));
+        }
+        // The specification of XDG: a relative path is none. An empty variable is none either.
+        for unset in [("XDG_STATE_HOME", "state"), ("XDG_STATE_HOME", ""), (SECRETS, "")] {
+            let file = place_in(&[("HOME", "/home/a"), unset]).unwrap();
+            assert!(file.starts_with("/home/a"), "{unset:?}: {}", file.display());
+        }
+        let error = place_in(&[("HOME", "")]).unwrap_err();
+        assert!(error.to_string().contains(SECRETS), "{error}");
+    }
+
+    #[test]
+    fn a_key_in_the_folder_of_an_earlier_run_is_used_until_it_is_moved() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path().join("run"));
+        let outside = folder.path().join("keys/mine/authority.pem");
+        let chosen = || choose(&run, Ok(outside.clone())).unwrap();
+        assert_eq!(chosen(), outside, "a new run keeps no key in its folder");
+        let inside = folder.path().join("run/secrets/authority.pem");
+        std::fs::create_dir_all(inside.parent().unwrap()).unwrap();
+        std::fs::write(&inside, "key").unwrap();
+        assert_eq!(chosen(), inside);
+        assert_eq!(choose(&run, Err(PipelineError::NoSecretsFolder)).unwrap(), inside);
+        std::fs::create_dir_all(outside.parent().unwrap()).unwrap();
+        std::fs::copy(&inside, &outside).unwrap();
+        assert_eq!(chosen(), outside);
+    }
+
+    #[test]
+    fn no_identity_leaves_the_folder() {
+        for id in ["", "..", "a/../../b", "/etc", ".ssh", "a\\b", "a\n", &"a".repeat(129)] {
+            let error = place(id, |_| Some("/keys".into())).unwrap_err();
+            assert!(matches!(error, PipelineError::RunId { .. }), "{id}: {error}");
+        }
+    }
+}
