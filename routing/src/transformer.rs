@@ -168,6 +168,12 @@ impl TransformerRouter {
         &self.header.fitted_on
     }
 
+    /// BLAKE3 of the file with its weights, in hexadecimal.
+    #[must_use]
+    pub fn weights_hash(&self) -> &str {
+        &self.header.weights_hash
+    }
+
     /// Largest number of tokens that it reads.
     #[must_use]
     pub fn context(&self) -> usize {

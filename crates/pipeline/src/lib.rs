@@ -13,6 +13,7 @@
 
 mod advertised;
 mod error;
+mod fingerprint;
 mod imported_files;
 mod path_source;
 mod pinned;

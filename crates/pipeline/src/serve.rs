@@ -5,18 +5,20 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use dipaco_config::RunConfig;
-use dipaco_infer::{BoxError, Engine, ModuleMemory, NoObserver, PrefixRouter, RoutedModel, RunModel};
+use dipaco_infer::{
+    BoxError, Engine, ModuleMemory, NoObserver, PrefixRouter, RoutedModel, RunModel, TextCodec,
+};
 use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
 use dipaco_routing::{Router, TextRouter, TransformerRouter};
 use dipaco_server::{ServeConfig, ServedRun, ServerState, start_engine};
 use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
+pub use crate::fingerprint::{FixedParts, fingerprint};
 use crate::prepared::tokenizer;
 use crate::reload::{Source, follow};
 use crate::route::router;
 use crate::run_directory::RunDirectory;
-pub use crate::served_modules::fingerprint;
 use crate::served_modules::{ServedModules, format};
 use crate::text_codec::RunTextCodec;
 use crate::transformer_router;
@@ -76,16 +78,9 @@ async fn opened(
     version: Version,
     weights: Weights,
 ) -> Result<Opened, PipelineError> {
-    let phase = weights.manifest().phase();
-    let router = router(&run.routing(phase))?;
-    let codec = Arc::new(RunTextCodec::new(tokenizer(run)?, run.imported().end_tokens()?));
-    let modules = ServedModules::new(format(config.serve.format), config.serve.memory());
-    let source = Source { run: run.clone(), config: config.clone(), version, modules, phase };
-    let source = Arc::new(source);
-    let own = Arc::clone(&source);
-    let model = tokio::task::spawn_blocking(move || load(&own, weights, router)).await;
-    let model = Arc::new(model.map_err(|source| PipelineError::Task { source })??);
-    Ok(Opened { source, model, codec })
+    let (run, config) = (run.clone(), config.clone());
+    let opened = tokio::task::spawn_blocking(move || load(run, config, version, weights)).await;
+    opened.map_err(|source| PipelineError::Task { source })?
 }
 
 /// Describes the served weights to clients.
@@ -120,36 +115,42 @@ fn best_path(router: &TransformerRouter, tokens: &[u32], vocabulary: usize) -> R
     Ok(best.ok_or("the transformer router gave scores that are no numbers: fit it again")?.0)
 }
 
-/// Loads the router and the paths, and the seed if the router reads its features. Blocks on the store.
-fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
-    let (model, topology) = (weights.model().clone(), weights.topology().clone());
-    router.check_paths(topology.paths())?;
-    let (prefix_tokens, vocabulary) = (router.prefix_tokens(), model.vocab_size);
-    let router = TextRouter::new(router, &model, weights.seed_hash()?, || weights.seed())?;
-    let prefix = PrefixRouter {
-        prefix_tokens,
-        route: Box::new(move |prefixes| {
-            // Prefixes of one length make a pass. Others would have to be padded.
-            let mut lengths: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-            for (number, prefix) in prefixes.iter().enumerate() {
-                lengths.entry(prefix.len()).or_default().push(number);
-            }
-            let mut found = BTreeMap::new();
-            for (length, numbers) in lengths {
-                let ids: Vec<u32> = numbers.iter().flat_map(|&number| prefixes[number]).copied().collect();
-                let tokens = TokenRows::new(ids, numbers.len(), vocabulary)?;
-                let routes = router.route(&tokens, &vec![length; numbers.len()])?;
-                found.extend(numbers.into_iter().zip(routes));
-            }
-            Ok(found.into_values().map(|route| (route.path, route.distances)).collect())
-        }),
-    };
-    let token_router = match transformer_router::open(&source.run, &weights) {
+/// Loads tokenizer, routers and paths, and the seed if the router reads its features. Blocks on the store.
+fn load(
+    run: RunDirectory,
+    config: RunConfig,
+    version: Version,
+    weights: Weights,
+) -> Result<Opened, PipelineError> {
+    let phase = weights.manifest().phase();
+    let router = router(&run.routing(phase))?;
+    router.check_paths(weights.topology().paths())?;
+    let token_router = match transformer_router::open(&run, &weights) {
         Ok(router) => Some(router),
         // Without `serve.route_every` the server has no need of it.
-        Err(PipelineError::NoTransformer { .. }) if source.config.serve.route_every == 0 => None,
+        Err(PipelineError::NoTransformer { .. }) if config.serve.route_every == 0 => None,
         Err(error) => return Err(error),
     };
+    let tokenizer = tokenizer(&run)?;
+    let codec = RunTextCodec::new(tokenizer.clone(), run.imported().end_tokens()?);
+    let fixed = FixedParts::new(&tokenizer, &codec.end_tokens(), &router, token_router.as_ref());
+    let modules = ServedModules::new(format(config.serve.format), config.serve.memory());
+    let source = Source { run, config, version, modules, phase, fixed };
+    let model = run_model(&source, weights, router, token_router)?;
+    Ok(Opened { source: Arc::new(source), model: Arc::new(model), codec: Arc::new(codec) })
+}
+
+/// The model of a run: its paths behind its routers. Blocks on the store.
+fn run_model(
+    source: &Source,
+    weights: Weights,
+    router: Router,
+    token_router: Option<TransformerRouter>,
+) -> Result<RunModel, PipelineError> {
+    let (model, topology) = (weights.model().clone(), weights.topology().clone());
+    let vocabulary = model.vocab_size;
+    let router = TextRouter::new(router, &model, weights.seed_hash()?, || weights.seed())?;
+    let prefix = prefix_router(router, vocabulary);
     let paths = source.load(weights)?;
     // Also without `serve.preload`: a path that exceeds `serve.memory` is an error of the start.
     let path_bytes = paths.path(PathId(0))?.bytes();
@@ -165,4 +166,26 @@ fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, P
         format = %format(source.config.serve.format), path_bytes, weight_bytes = bytes, modules, "the weights are loaded"
     );
     Ok(model)
+}
+
+/// The paths of first tokens as the engine asks for them.
+fn prefix_router(router: TextRouter, vocabulary: usize) -> PrefixRouter {
+    PrefixRouter {
+        prefix_tokens: router.router().prefix_tokens(),
+        route: Box::new(move |prefixes| {
+            // Prefixes of one length make a pass. Others would have to be padded.
+            let mut lengths: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+            for (number, prefix) in prefixes.iter().enumerate() {
+                lengths.entry(prefix.len()).or_default().push(number);
+            }
+            let mut found = BTreeMap::new();
+            for (length, numbers) in lengths {
+                let ids: Vec<u32> = numbers.iter().flat_map(|&number| prefixes[number]).copied().collect();
+                let tokens = TokenRows::new(ids, numbers.len(), vocabulary)?;
+                let routes = router.route(&tokens, &vec![length; numbers.len()])?;
+                found.extend(numbers.into_iter().zip(routes));
+            }
+            Ok(found.into_values().map(|route| (route.path, route.distances)).collect())
+        }),
+    }
 }

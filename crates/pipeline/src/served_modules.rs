@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use dipaco_config::RunConfig;
 use dipaco_infer::{ModuleCache, ModuleKey, PathModules, PathVersion, RunPaths};
 use dipaco_model::{PackedModule, WeightFormat};
-use dipaco_server::{KvType, WeightType};
+use dipaco_server::WeightType;
 use dipaco_store::ObjectRef;
 use dipaco_topology::PathId;
 
@@ -67,19 +66,6 @@ fn content(objects: &[&ObjectRef]) -> [u8; 32] {
         hasher.update(object.hash.as_bytes());
     }
     hasher.finalize().into()
-}
-
-/// Fingerprint of the served weights and of the program: the same fingerprint and seed give the same text.
-///
-/// # Errors
-/// [`PipelineError::NotTrained`] when the paths have not been trained.
-pub fn fingerprint(config: &RunConfig, weights: &Weights) -> Result<String, PipelineError> {
-    let kv = match config.serve.kv_type {
-        KvType::F32 => "",
-        KvType::Bf16 => "-kv16",
-    };
-    let (format, version) = (format(config.serve.format), env!("CARGO_PKG_VERSION"));
-    Ok(format!("fp_{}_{format}{kv}_{version}", &weights.served_hash()?[..12]))
 }
 
 /// The format of packed modules for a setting.
