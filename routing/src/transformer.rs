@@ -156,6 +156,12 @@ impl TransformerRouter {
         Ok(Some(Self { header, path }))
     }
 
+    /// True if the folder has a router, whole or damaged.
+    #[must_use]
+    pub fn exists(folder: &FilePath) -> bool {
+        folder.join(HEADER).exists()
+    }
+
     /// P, the number of paths.
     #[must_use]
     pub fn paths(&self) -> u32 {

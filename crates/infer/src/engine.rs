@@ -52,6 +52,23 @@ impl EngineConfig {
     pub const KV_BYTES: usize = 2 << 30;
     /// Longest step with prompts by default. It leaves room below 2 for the noise of a machine.
     pub const PROMPT_SLOWDOWN: f64 = 1.75;
+
+    /// Number of sequences that run at a time.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        if self.slots == 0 { Self::SLOTS } else { self.slots }
+    }
+
+    /// Number of pages of keys and values, for sequences of at most `context` tokens and pages of `page_bytes` bytes.
+    #[must_use]
+    pub fn pages(&self, context: usize, page_bytes: usize) -> usize {
+        let (sequence, page) = (context.div_ceil(PAGE_TOKENS), page_bytes.max(1));
+        let wanted = match self.kv_bytes {
+            0 => self.places().saturating_mul(sequence).min(Self::KV_BYTES / page),
+            bytes => bytes / page,
+        };
+        wanted.max(sequence)
+    }
 }
 
 impl Default for EngineConfig {
@@ -87,8 +104,8 @@ impl Engine {
         observer: Arc<dyn Observer>,
         config: &EngineConfig,
     ) -> std::io::Result<Self> {
-        let slots = if config.slots == 0 { EngineConfig::SLOTS } else { config.slots };
-        let pages = pages(model.as_ref(), slots, config);
+        let slots = config.places();
+        let pages = config.pages(model.context(), model.page_bytes(config.kv_type));
         let scheduler = Scheduler::new(Limits {
             sequences: slots,
             step_tokens: config.step_tokens,
@@ -277,17 +294,6 @@ impl Engine {
         }
         self.shared.changed(&state);
     }
-}
-
-/// Pages of the pool.
-fn pages(model: &dyn RoutedModel, slots: usize, config: &EngineConfig) -> usize {
-    let sequence = model.context().div_ceil(PAGE_TOKENS);
-    let page = model.page_bytes(config.kv_type).max(1);
-    let wanted = match config.kv_bytes {
-        0 => slots.saturating_mul(sequence).min(EngineConfig::KV_BYTES / page),
-        bytes => bytes / page,
-    };
-    wanted.max(sequence)
 }
 
 impl Drop for Engine {

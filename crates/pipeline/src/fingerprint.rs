@@ -6,7 +6,7 @@ use dipaco_server::KvType;
 use dipaco_shards::Tokenizer;
 
 use crate::error::PipelineError;
-use crate::served_modules::format;
+use crate::served_format::format;
 use crate::weights::Weights;
 
 /// Hexadecimal digits of a fingerprint's hash.

@@ -9,17 +9,21 @@ use dipaco_infer::{
     BoxError, Engine, ModuleMemory, NoObserver, PrefixRouter, RoutedModel, RunModel, TextCodec,
 };
 use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
-use dipaco_routing::{Router, TextRouter, TransformerRouter};
-use dipaco_server::{ServeConfig, ServedRun, ServerState, start_engine};
+use dipaco_routing::{Router, RouterKind, TextRouter, TransformerRouter};
+use dipaco_server::{LoadProgress, ServeConfig, ServedRun, ServerState, start_engine};
 use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
 pub use crate::fingerprint::{FixedParts, fingerprint};
+use crate::machine_memory::machine_memory;
 use crate::prepared::tokenizer;
 use crate::reload::{Source, follow};
 use crate::route::router;
 use crate::run_directory::RunDirectory;
-use crate::served_modules::{ServedModules, format};
+use crate::serve_memory::modules_at_start;
+pub use crate::serve_memory::{RouterModels, ServeMemory, ServerTooLarge};
+use crate::served_format::format;
+use crate::served_modules::{ServedModules, all_paths};
 use crate::text_codec::RunTextCodec;
 use crate::transformer_router;
 use crate::weights::{Version, Weights};
@@ -31,22 +35,26 @@ use crate::weights::{Version, Weights};
 /// `serve.reload_seconds`, a task of the runtime takes up new weights until the server is gone.
 ///
 /// # Errors
-/// [`PipelineError::NotTrained`] and [`PipelineError::NotRouted`] when the run is not ready, and the errors of the store,
-/// the router and the tokenizer.
+/// [`PipelineError::NotTrained`] and [`PipelineError::NotRouted`] when the run is not ready, [`PipelineError::ServeMemory`]
+/// when it does not fit, and the errors of the store, the router and the tokenizer.
 pub async fn open(
     run: &RunDirectory,
     config: &RunConfig,
     serve: ServeConfig,
     version: Version,
+    progress: &LoadProgress,
 ) -> Result<Arc<ServerState>, PipelineError> {
     let weights = Weights::open(run, config, version).await?;
     let served = served_run(config, &weights).await?;
-    let Opened { source, model, codec } = opened(run, config, version, weights).await?;
+    let start = Start { run: run.clone(), config: config.clone(), version, progress: progress.clone() };
+    let Opened { source, model, codec } = opened(start, weights).await?;
     if config.serve.reload_seconds > 0.0 {
         let every = Duration::try_from_secs_f64(config.serve.reload_seconds).unwrap_or(Duration::MAX);
         tokio::spawn(follow(source, Arc::downgrade(&model), every));
     }
-    Ok(ServerState::start(serve, served, model, codec)?)
+    // The engine's first step takes a while. Probes get their answers meanwhile.
+    let started = tokio::task::spawn_blocking(move || ServerState::start(serve, served, model, codec)).await;
+    Ok(started.map_err(|source| PipelineError::Task { source })??)
 }
 
 /// Opens a run and starts the engine of a server for callers in this process, without HTTP. It keeps the weights of this
@@ -61,7 +69,9 @@ pub async fn engine(
     version: Version,
 ) -> Result<Engine, PipelineError> {
     let weights = Weights::open(run, config, version).await?;
-    let Opened { model, codec, .. } = opened(run, config, version, weights).await?;
+    let progress = LoadProgress::default();
+    let start = Start { run: run.clone(), config: config.clone(), version, progress };
+    let Opened { model, codec, .. } = opened(start, weights).await?;
     Ok(start_engine(serve, model, codec, Arc::new(NoObserver))?)
 }
 
@@ -72,14 +82,16 @@ struct Opened {
     codec: Arc<RunTextCodec>,
 }
 
-async fn opened(
-    run: &RunDirectory,
-    config: &RunConfig,
+/// What is to be opened.
+struct Start {
+    run: RunDirectory,
+    config: RunConfig,
     version: Version,
-    weights: Weights,
-) -> Result<Opened, PipelineError> {
-    let (run, config) = (run.clone(), config.clone());
-    let opened = tokio::task::spawn_blocking(move || load(run, config, version, weights)).await;
+    progress: LoadProgress,
+}
+
+async fn opened(start: Start, weights: Weights) -> Result<Opened, PipelineError> {
+    let opened = tokio::task::spawn_blocking(move || load(start, weights)).await;
     opened.map_err(|source| PipelineError::Task { source })?
 }
 
@@ -116,15 +128,13 @@ fn best_path(router: &TransformerRouter, tokens: &[u32], vocabulary: usize) -> R
 }
 
 /// Loads tokenizer, routers and paths, and the seed if the router reads its features. Blocks on the store.
-fn load(
-    run: RunDirectory,
-    config: RunConfig,
-    version: Version,
-    weights: Weights,
-) -> Result<Opened, PipelineError> {
+fn load(start: Start, weights: Weights) -> Result<Opened, PipelineError> {
+    let Start { run, config, version, progress } = start;
     let phase = weights.manifest().phase();
     let router = router(&run.routing(phase))?;
     router.check_paths(weights.topology().paths())?;
+    check_memory(&run, &config, &weights, &router)?;
+    progress.expect(modules_at_start(&config, weights.topology(), &all_paths(&weights)?)?);
     let token_router = match transformer_router::open(&run, &weights) {
         Ok(router) => Some(router),
         // Without `serve.route_every` the server has no need of it.
@@ -134,10 +144,30 @@ fn load(
     let tokenizer = tokenizer(&run)?;
     let codec = RunTextCodec::new(tokenizer.clone(), run.imported().end_tokens()?);
     let fixed = FixedParts::new(&tokenizer, &codec.end_tokens(), &router, token_router.as_ref());
-    let modules = ServedModules::new(format(config.serve.format), config.serve.memory());
+    let modules = ServedModules::new(format(config.serve.format), config.serve.memory(), progress);
     let source = Source { run, config, version, modules, phase, fixed };
     let model = run_model(&source, weights, router, token_router)?;
     Ok(Opened { source: Arc::new(source), model: Arc::new(model), codec: Arc::new(codec) })
+}
+
+/// Refuses a server that needs more memory than there is. Nothing of the size of a model is in memory yet.
+fn check_memory(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    router: &Router,
+) -> Result<(), PipelineError> {
+    let (kind, fitted) = (router.kind(), &router.fitted_on().config);
+    let routers = RouterModels {
+        seed: !fitted.needs_token_vectors(kind) && !matches!(kind, RouterKind::Random | RouterKind::Labels),
+        transformer: TransformerRouter::exists(run.routing(weights.manifest().phase()).root()),
+    };
+    let memory = ServeMemory::new(config, weights.topology(), &all_paths(weights)?, routers)?;
+    tracing::info!("the server needs at most {memory}");
+    match machine_memory() {
+        Some(machine) if config.serve.check_memory => Ok(memory.check(machine)?),
+        _ => Ok(()),
+    }
 }
 
 /// The model of a run: its paths behind its routers. Blocks on the store.

@@ -115,7 +115,8 @@ mod tests {
             let (before, after) = tokens.split_at(cut);
             // A character that begins in the prompt belongs to the continuation.
             let before_text = codec.decode(before).unwrap();
-            let expected = before_text.trim_end_matches('\u{FFFD}').to_owned() + &continuation(&codec, before, after);
+            let expected =
+                before_text.trim_end_matches('\u{FFFD}').to_owned() + &continuation(&codec, before, after);
             assert_eq!(expected, whole, "cut at {cut}");
         }
         assert_eq!(continuation(&codec, &[6, 1], &[6]), " a", "a special token is no beginning");

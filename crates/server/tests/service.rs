@@ -196,13 +196,22 @@ async fn while_the_run_is_loaded_every_request_is_503() {
         stream.read_to_string(&mut answer).await.unwrap();
         answer
     };
-    let answer = dipaco_server::while_loading(&listener, probe, &never).await.unwrap();
+    let progress = dipaco_server::LoadProgress::default();
+    progress.expect(32);
+    progress.loaded();
+    let answer = dipaco_server::while_loading(&listener, probe, &progress, &never).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
-    for part in ["retry-after: 1", "unavailable_error", "\"loading\"", "0 s so far"] {
+    for part in
+        ["retry-after: 1", "unavailable_error", "\"code\":\"loading\"", "1 of 32 modules", "0 s after"]
+    {
         assert!(answer.contains(part), "{part}: {answer}");
     }
+    let body: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    assert_eq!(body["loading"], json!({"modules_loaded": 1, "modules": 32, "seconds": 0}));
     never.cancel();
-    assert_eq!(dipaco_server::while_loading(&listener, std::future::pending::<()>(), &never).await, None);
+    let ended =
+        dipaco_server::while_loading(&listener, std::future::pending::<()>(), &progress, &never).await;
+    assert_eq!(ended, None);
 }
 
 #[tokio::test]

@@ -59,6 +59,8 @@ pub struct ServeConfig {
     pub format: WeightType,
     /// Key `serve.memory`.
     pub memory: usize,
+    /// Key `serve.check_memory`.
+    pub check_memory: bool,
     /// Key `serve.preload`.
     pub preload: Preload,
     /// Key `serve.route_every`.
@@ -111,6 +113,7 @@ impl Default for ServeConfig {
             address: SocketAddr::from(([127, 0, 0, 1], 8000)),
             format: WeightType::F32,
             memory: 0,
+            check_memory: true,
             preload: Preload::All,
             route_every: 0,
             reload_seconds: 0.0,

@@ -25,6 +25,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
          memory twice besides.",
     ),
     free(
+        "serve.check_memory",
+        "true or false",
+        "Refuses to start a server that would need more memory than there is: that of the machine, or less in a container with \
+         a limit. The message names each part. `false` starts it all the same.",
+    ),
+    free(
         "serve.preload",
         "name",
         "Modules that are loaded before the server answers: \"all\", as many as `serve.memory` has room for, or \"none\" but \
