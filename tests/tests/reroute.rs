@@ -44,7 +44,8 @@ fn a_scored_text_has_the_scores_of_the_evaluation() {
     let expected =
         evaluated.as_array().unwrap().iter().find(|row| row["model"] == name.as_str()).unwrap().clone();
 
-    let server = run.serve("");
+    // The evaluation does not round keys and values.
+    let server = run.serve("--set serve.kv_type=f32");
     assert_eq!(get(&server.address, "/info").json()["reroutes"], true);
     let (mut sum, mut count, mut changes) = (0.0, 0, 0);
     for (path, tokens) in sequences(&run) {
@@ -75,7 +76,7 @@ fn a_scored_text_has_the_scores_of_the_evaluation() {
     let ask = json!({"prompt": "fn main() {", "max_tokens": 50, "ignore_eos": true, "seed": 1, "return_route": true});
     let plain = post(&server.address, "/v1/completions", &ask).json()["choices"].clone();
     drop(server);
-    let server = run.serve(&format!("--set serve.route_every={EVERY}"));
+    let server = run.serve(&format!("--set serve.kv_type=f32 --set serve.route_every={EVERY}"));
     let mut asked = ask.clone();
     asked["route_every"] = 0.into();
     assert_eq!(post(&server.address, "/v1/completions", &asked).json()["choices"], plain);

@@ -31,10 +31,10 @@ pub enum WeightType {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvType {
-    /// 32 bits.
-    #[default]
+    /// 32 bits: log-probabilities are those of an evaluation to 1e-5.
     F32,
     /// 16 bits: half the memory, rounded.
+    #[default]
     Bf16,
 }
 
@@ -117,7 +117,7 @@ impl Default for ServeConfig {
             preload: Preload::All,
             route_every: 0,
             reload_seconds: 0.0,
-            kv_type: KvType::F32,
+            kv_type: KvType::Bf16,
             kv_bytes: 0,
             step_tokens: 64,
             prompt_slowdown: 1.75,

@@ -53,7 +53,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.kv_type",
         "name",
-        "Number type of keys and values: \"f32\", or \"bf16\" with half the memory and a small rounding error.",
+        "Number type of keys and values: \"bf16\", or \"f32\" with twice the memory and no rounding. With \"f32\" and \
+         `serve.format = \"f32\"` log-probabilities are those of `evaluate` to 1e-5.",
     ),
     free(
         "serve.kv_bytes",
