@@ -156,6 +156,12 @@ impl TransformerRouter {
         Ok(Some(Self { header, path }))
     }
 
+    /// True if the folder has a router, whole or damaged.
+    #[must_use]
+    pub fn exists(folder: &FilePath) -> bool {
+        folder.join(HEADER).exists()
+    }
+
     /// P, the number of paths.
     #[must_use]
     pub fn paths(&self) -> u32 {
@@ -166,6 +172,12 @@ impl TransformerRouter {
     #[must_use]
     pub fn fitted_on(&self) -> &TransformerFittedOn {
         &self.header.fitted_on
+    }
+
+    /// BLAKE3 of the file with its weights, in hexadecimal.
+    #[must_use]
+    pub fn weights_hash(&self) -> &str {
+        &self.header.weights_hash
     }
 
     /// Largest number of tokens that it reads.

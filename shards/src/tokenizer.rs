@@ -35,6 +35,8 @@ const END_OF_TEXT_NAMES: [&str; 4] = [END_OF_TEXT, "</s>", "<|end_of_text|>", "<
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     bytes: Option<Arc<TokenBytes>>,
+    /// A token of letters, for tokenizers that write a token otherwise at the beginning of a text.
+    anchor: Option<u32>,
     json: Arc<[u8]>,
     hash: String,
     end_of_text: u32,
@@ -98,9 +100,11 @@ impl Tokenizer {
         let vocab = inner.get_vocab(true);
         let vocab_size = vocab.values().max().map_or(0, |&max| max.saturating_add(1));
         let bytes = TokenBytes::new(&inner, vocab_size).map(Arc::new);
+        let anchor = if bytes.is_none() { anchor(&inner, vocab_size) } else { None };
         Ok(Self {
             inner: Arc::new(inner),
             bytes,
+            anchor,
             json: json.into(),
             hash: dipaco_files::content_hash(json),
             end_of_text: id,
@@ -155,15 +159,30 @@ impl Tokenizer {
         IncrementalDecoder::new(self.clone())
     }
 
-    /// Bytes of a token, empty for special tokens and unknown ids. A token may be part of a character.
+    /// Bytes of a token within a text, empty for special tokens and unknown ids. A token may be part of a character. Some
+    /// tokenizers leave out a space at the beginning of a text; here it is not left out.
     ///
     /// # Errors
     /// As [`Self::decode`].
     pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ShardsError> {
-        match &self.bytes {
-            Some(table) => Ok(table.of(id).to_vec()),
-            None => Ok(self.decode(&[id])?.into_bytes()),
+        if let Some(table) = &self.bytes {
+            return Ok(table.of(id).to_vec());
         }
+        let alone = self.decode(&[id])?;
+        if let Some(byte) = self.inner.id_to_token(id).and_then(|token| fallback_byte(&token))
+            && alone.chars().count() == 1
+        {
+            return Ok(vec![byte]);
+        }
+        let Some(anchor) = self.anchor else { return Ok(alone.into_bytes()) };
+        let (before, all) = (self.decode(&[anchor])?, self.decode(&[anchor, id])?);
+        Ok(all.strip_prefix(&before).unwrap_or(&alone).as_bytes().to_vec())
+    }
+
+    /// False for special tokens and unknown ids, which [`Self::decode`] leaves out.
+    fn has_text(&self, id: u32) -> bool {
+        let special = |token: &str| self.inner.get_added_vocabulary().is_special_token(token);
+        self.inner.id_to_token(id).is_some_and(|token| !special(&token))
     }
 
     /// The end-of-text token's id.
@@ -195,6 +214,18 @@ impl Tokenizer {
     fn table(&self) -> Option<&TokenBytes> {
         self.bytes.as_deref()
     }
+}
+
+/// The first token of nothing but ASCII letters. `None` if there is none.
+fn anchor(tokenizer: &tokenizers::Tokenizer, vocab_size: u32) -> Option<u32> {
+    let is_word = |text: String| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphabetic());
+    (0..vocab_size).find(|&id| tokenizer.decode(&[id], true).is_ok_and(is_word))
+}
+
+/// The byte that a token `<0x0A>` of a tokenizer with byte fallback stands for.
+fn fallback_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
 }
 
 /// Encodes texts in which the text of a special token stands for that token.

@@ -10,9 +10,9 @@ use serde_json::json;
 const TEXTS: u64 = 24;
 const TOKENS: u64 = 60;
 
-/// What a server says about the text: the mean negative log-probability of a token, and the memory of its weights.
-fn measured(run: &Run, format: &str) -> (f64, u64) {
-    let server = run.serve(&format!("--set serve.format={format}"));
+/// What a server says about the text: the log-probability of each token, and the memory of its weights.
+fn measured(run: &Run, format: &str, kv: &str) -> (Vec<f64>, u64) {
+    let server = run.serve(&format!("--set serve.format={format} --set serve.kv_type={kv}"));
     let file = TokenSet::open(run.file("data/train.json")).unwrap();
     let text = |number: u64| {
         let start = number * (file.tokens() - TOKENS) / TEXTS;
@@ -33,22 +33,46 @@ fn measured(run: &Run, format: &str) -> (f64, u64) {
     let bytes = info["weight_bytes"].as_u64().unwrap();
     let metrics = get(&server.address, "/metrics").body;
     assert!(metrics.contains(&format!("dipaco_weight_bytes{{model_name=\"e2e\"}} {bytes}\n")), "{metrics}");
-    (-scores.iter().sum::<f64>() / scores.len() as f64, bytes)
+    (scores, bytes)
+}
+
+/// The mean negative log-probability of a token.
+fn loss(scores: &[f64]) -> f64 {
+    -scores.iter().sum::<f64>() / scores.len() as f64
 }
 
 #[test]
 fn weights_of_fewer_bits_cost_little_perplexity() {
     let run = trained();
-    let (exact, whole) = measured(run, "f32");
+    let (exact, whole) = measured(run, "f32", "f32");
+    let exact = loss(&exact);
     assert!(exact < 0.9 * 384f64.ln(), "the model has learnt nothing: {exact}");
     for (format, bound, memory) in [("bf16", 0.001, 0.52), ("q8_0", 0.001, 0.29), ("q4_0", 0.03, 0.25)] {
-        let (loss, bytes) = measured(run, format);
+        let (scores, bytes) = measured(run, format, "bf16");
+        let loss = loss(&scores);
         let rise = (loss - exact).exp() - 1.0;
         println!("{format}: perplexity {:+.4} %, memory {:.3}", 100.0 * rise, bytes as f64 / whole as f64);
         assert!(rise < bound, "{format}: perplexity rises by {:.3} %", 100.0 * rise);
         assert!(loss != exact, "{format} is not another format");
         assert!((bytes as f64) < memory * whole as f64, "{format}: {bytes} of {whole} bytes");
     }
+}
+
+#[test]
+fn keys_and_values_of_half_the_bits_hardly_change_log_probabilities() {
+    let run = trained();
+    let (exact, _) = measured(run, "f32", "f32");
+    let (rounded, _) = measured(run, "f32", "bf16");
+    let differences: Vec<f64> = exact.iter().zip(&rounded).map(|(one, other)| (one - other).abs()).collect();
+    let mean = differences.iter().sum::<f64>() / differences.len() as f64;
+    let most = differences.iter().fold(0.0, |most: f64, &difference| most.max(difference));
+    let rise = (loss(&rounded) - loss(&exact)).exp() - 1.0;
+    println!(
+        "bf16: log-probabilities differ by {mean:.2e}, at most {most:.2e}, perplexity {:+.5} %",
+        100.0 * rise
+    );
+    assert!(mean > 0.0, "nothing was rounded");
+    assert!(mean < 1e-3 && most < 1e-2 && rise.abs() < 1e-4, "{mean} {most} {rise}");
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn own_router_serves_as_it_evaluates(run: &Run, routing: &str, header: [&str; 2]
     let by_features = format!("re-routed every {EVERY} by features");
     assert_eq!(names, ["seed", "routed", "routed by window", &by_features]);
 
-    let server = run.serve("--set serve.reroute_by=features");
+    let server = run.serve("--set serve.reroute_by=features --set serve.kv_type=f32");
     let info = get(&server.address, "/info").json();
     assert_eq!((&info["reroutes"], &info["reroute_by"]), (&true.into(), &"features".into()));
     let (texts, expected) = (sequences(run, routing), row(&evaluated, &by_features));
@@ -143,7 +143,8 @@ fn a_scored_text_has_the_scores_of_the_evaluation() {
     assert_eq!(names, ["seed", "routed", "routed by window", &format!("{name} by features"), &name]);
     let expected = row(&evaluated, &name);
 
-    let server = run.serve("");
+    // The evaluation does not round keys and values.
+    let server = run.serve("--set serve.kv_type=f32");
     assert_eq!(get(&server.address, "/info").json()["reroutes"], true);
     let changes = compare(&server, &sequences(&run, "routing"), rerouted, &expected);
     assert_eq!(expected["reroute"]["switches"], changes);
@@ -157,7 +158,7 @@ fn a_scored_text_has_the_scores_of_the_evaluation() {
     let ask = json!({"prompt": "fn main() {", "max_tokens": 50, "ignore_eos": true, "seed": 1, "return_route": true});
     let plain = post(&server.address, "/v1/completions", &ask).json()["choices"].clone();
     drop(server);
-    let server = run.serve(&format!("--set serve.route_every={EVERY}"));
+    let server = run.serve(&format!("--set serve.kv_type=f32 --set serve.route_every={EVERY}"));
     let mut asked = ask.clone();
     asked["route_every"] = 0.into();
     assert_eq!(post(&server.address, "/v1/completions", &asked).json()["choices"], plain);

@@ -57,6 +57,15 @@ fn all_paths_answer_under_a_limit_of_one_path() {
 }
 
 #[test]
+fn a_server_that_does_not_fit_says_what_it_needs() {
+    let run = trained();
+    // A petabyte of keys and values.
+    let words = format!("serve --address 127.0.0.1:0 --set serve.kv_bytes={}", 1_u64 << 50);
+    let parts = ["keys and values 1.1 PB", "modules", "available here", "serve.check_memory"];
+    let _ = run.dipaco(&words).failed(2, &parts);
+}
+
+#[test]
 fn a_damaged_module_is_named_and_the_other_paths_answer() {
     let run = trained().copy();
     let status = run.status();

@@ -1,25 +1,10 @@
-//! Memory of the machine and of processes, where the system reports it, and the program's allocator.
+//! Memory of processes, where the system reports it, and the program's allocator.
 
 /// Returns freed memory to the system. A coordinator, a synchronizer and a server free many buffers of some megabytes,
 /// which the allocator of glibc would keep.
 #[cfg(unix)]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
-
-/// Memory of the machine in bytes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MachineMemory {
-    /// All of it.
-    pub(crate) total: u64,
-    /// Memory that programs can still allocate.
-    pub(crate) available: u64,
-}
-
-/// Memory of the machine; `None` where the system does not report it.
-pub(crate) fn of_machine() -> Option<MachineMemory> {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    Some(MachineMemory { total: bytes(&text, "MemTotal:")?, available: bytes(&text, "MemAvailable:")? })
-}
 
 /// Peak resident memory of this process, in bytes.
 pub(crate) fn peak() -> Option<u64> {

@@ -31,7 +31,7 @@ pub trait TextCodec: Send + Sync {
     fn token_text(&self, token: u32) -> String;
 
     /// Returns a decoder for the tokens that follow `after`. It returns text as soon as a character is complete, and never
-    /// the text of `after` itself.
+    /// the text of `after` itself. A character that begins in `after` and does not end there belongs to what follows.
     fn stream(&self, after: &[u32]) -> Box<dyn TextStream>;
 
     /// Returns the token that ends a document.

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dipaco_model::PAGE_TOKENS;
+use dipaco_topology::PathId;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -52,6 +53,23 @@ impl EngineConfig {
     pub const KV_BYTES: usize = 2 << 30;
     /// Longest step with prompts by default. It leaves room below 2 for the noise of a machine.
     pub const PROMPT_SLOWDOWN: f64 = 1.75;
+
+    /// Number of sequences that run at a time.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        if self.slots == 0 { Self::SLOTS } else { self.slots }
+    }
+
+    /// Number of pages of keys and values, for sequences of at most `context` tokens and pages of `page_bytes` bytes.
+    #[must_use]
+    pub fn pages(&self, context: usize, page_bytes: usize) -> usize {
+        let (sequence, page) = (context.div_ceil(PAGE_TOKENS), page_bytes.max(1));
+        let wanted = match self.kv_bytes {
+            0 => self.places().saturating_mul(sequence).min(Self::KV_BYTES / page),
+            bytes => bytes / page,
+        };
+        wanted.max(sequence)
+    }
 }
 
 impl Default for EngineConfig {
@@ -87,8 +105,8 @@ impl Engine {
         observer: Arc<dyn Observer>,
         config: &EngineConfig,
     ) -> std::io::Result<Self> {
-        let slots = if config.slots == 0 { EngineConfig::SLOTS } else { config.slots };
-        let pages = pages(model.as_ref(), slots, config);
+        let slots = config.places();
+        let pages = config.pages(model.context(), model.page_bytes(config.kv_type));
         let scheduler = Scheduler::new(Limits {
             sequences: slots,
             step_tokens: config.step_tokens,
@@ -252,6 +270,22 @@ impl Engine {
         *self.shared.load.borrow()
     }
 
+    /// Number of waiting sequences of each path. Sequences whose path is not known yet are left out.
+    #[must_use]
+    pub fn waiting_by_path(&self) -> BTreeMap<PathId, usize> {
+        let state = self.shared.lock();
+        let routed: BTreeMap<SequenceId, PathId> =
+            state.unloaded.iter().map(|routed| (routed.id, routed.path)).collect();
+        let mut paths = BTreeMap::new();
+        for (id, job) in &state.waiting {
+            let placed = job.place.as_ref().map(|(path, _)| *path);
+            if let Some(path) = placed.or_else(|| routed.get(id).copied()).or(job.request.path) {
+                *paths.entry(path).or_insert(0) += 1;
+            }
+        }
+        paths
+    }
+
     /// The load of the engine, for waiting on its changes.
     #[must_use]
     pub fn watch_load(&self) -> watch::Receiver<Load> {
@@ -277,17 +311,6 @@ impl Engine {
         }
         self.shared.changed(&state);
     }
-}
-
-/// Pages of the pool.
-fn pages(model: &dyn RoutedModel, slots: usize, config: &EngineConfig) -> usize {
-    let sequence = model.context().div_ceil(PAGE_TOKENS);
-    let page = model.page_bytes(config.kv_type).max(1);
-    let wanted = match config.kv_bytes {
-        0 => slots.saturating_mul(sequence).min(EngineConfig::KV_BYTES / page),
-        bytes => bytes / page,
-    };
-    wanted.max(sequence)
 }
 
 impl Drop for Engine {

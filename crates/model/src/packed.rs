@@ -89,6 +89,29 @@ impl PackedModule {
         Ok(own)
     }
 
+    /// Returns the memory of a module of `level` in bytes, before it is packed.
+    ///
+    /// # Errors
+    /// The configuration is incomplete.
+    pub fn bytes_of(
+        config: &ModelConfig,
+        topology: &Topology,
+        level: usize,
+        format: WeightFormat,
+    ) -> Result<usize, ModelError> {
+        config.check_complete()?;
+        let (shape, width) = (block_shape(config, 1)?, config.hidden_size);
+        let table = |rows| PackedRows::bytes_of(rows, width, format.of_ends());
+        let bytes = topology.parts(level).iter().map(|part| match part {
+            // A tied embedding is the projection of the head.
+            Part::Embedding if config.tie_embeddings => 0,
+            Part::Embedding => table(config.vocab_size),
+            Part::Block(_) => PackedBlock::bytes_of(&shape, format),
+            Part::Head => width * size_of::<f32>() + table(config.head_size()),
+        });
+        Ok(bytes.sum())
+    }
+
     /// Returns the memory of the weights in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -269,6 +269,20 @@ fn weights_in_a_format_are_those_of_an_exported_file() {
 }
 
 #[test]
+fn the_memory_of_a_module_is_known_before_it_is_packed() {
+    let tied = ModelConfig { tie_embeddings: true, kv_heads: Some(2), ..of_blocks() };
+    for config in [of_blocks(), tied] {
+        for format in [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Q8_0, WeightFormat::Q4_0] {
+            let grid = Grid::with_format(config.clone(), format);
+            for (level, module) in grid.packed[0].iter().enumerate() {
+                let bytes = PackedModule::bytes_of(&config, &grid.topology, level, format).unwrap();
+                assert_eq!(bytes, module.bytes(), "level {level}, {format}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_format_whose_blocks_do_not_fit_is_refused() {
     let config = ModelConfig { hidden_size: 48, ..of_blocks() };
     let topology = Topology::new(&TopologyConfig::dense(4), 4).unwrap();

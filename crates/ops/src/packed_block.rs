@@ -47,6 +47,15 @@ impl PackedBlock {
         })
     }
 
+    /// Memory of the weights of a block in bytes, before it is packed.
+    #[must_use]
+    pub fn bytes_of(shape: &BlockShape, format: WeightFormat) -> usize {
+        let (width, attention, ffn) = (shape.width, shape.attention(), shape.ffn);
+        let matrices = [(shape.qkv(), width), (width, attention), (ffn, width), (ffn, width), (width, ffn)];
+        let matrices = matrices.map(|(rows, depth)| PackedRows::bytes_of(rows, depth, format));
+        2 * width * size_of::<f32>() + matrices.iter().sum::<usize>()
+    }
+
     /// Memory of the weights in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {

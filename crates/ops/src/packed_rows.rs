@@ -104,6 +104,17 @@ impl PackedRows {
         Ok(Self { panels, rows: weights.len() / depth, depth })
     }
 
+    /// Memory of a packed matrix (`rows`, `depth`) in bytes, before there is one.
+    #[must_use]
+    pub fn bytes_of(rows: usize, depth: usize, format: WeightFormat) -> usize {
+        let elements = packed_len(Group::Single, depth, rows, NR);
+        match format {
+            WeightFormat::F32 => elements * size_of::<f32>(),
+            WeightFormat::Bf16 => bf16::room(elements) * size_of::<f32>(),
+            WeightFormat::Q8_0 | WeightFormat::Q4_0 => QuantizedPanels::bytes_of(rows, depth, format),
+        }
+    }
+
     /// N.
     #[must_use]
     pub fn rows(&self) -> usize {

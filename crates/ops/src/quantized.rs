@@ -59,6 +59,12 @@ impl Layout {
     }
 }
 
+impl From<WeightFormat> for Layout {
+    fn from(format: WeightFormat) -> Self {
+        if format == WeightFormat::Q4_0 { Self::Q4 } else { Self::Q8 }
+    }
+}
+
 /// W (N, K) in panels of [`NR`] rows. A panel has K / 32 blocks of all its rows.
 #[derive(Debug)]
 pub(crate) struct QuantizedPanels {
@@ -75,11 +81,11 @@ impl QuantizedPanels {
     /// # Errors
     /// K is no multiple of 32.
     pub(crate) fn new(weights: &[f32], depth: usize, format: WeightFormat) -> Result<Self, OpsError> {
-        let layout = if format == WeightFormat::Q4_0 { Layout::Q4 } else { Layout::Q8 };
+        let layout = Layout::from(format);
         let (rows, blocks) = (weights.len() / depth, depth / BLOCK);
         let panel = blocks * layout.block();
         let mut memory = Buffer::default();
-        memory.resize((rows.div_ceil(NR) * panel).div_ceil(size_of::<f32>()));
+        memory.resize(Self::bytes_of(rows, depth, format) / size_of::<f32>());
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
         weights.par_chunks(NR * depth).zip(bytes.par_chunks_mut(panel.max(1))).try_for_each(
             |(weights, panel)| {
@@ -89,6 +95,12 @@ impl QuantizedPanels {
             },
         )?;
         Ok(Self { memory, layout, rows, blocks })
+    }
+
+    /// Memory of the panels of a matrix (`rows`, `depth`) in bytes.
+    pub(crate) fn bytes_of(rows: usize, depth: usize, format: WeightFormat) -> usize {
+        let panel = depth / BLOCK * Layout::from(format).block();
+        (rows.div_ceil(NR) * panel).next_multiple_of(size_of::<f32>())
     }
 
     /// Memory of the panels in bytes.

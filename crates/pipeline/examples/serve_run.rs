@@ -6,6 +6,7 @@ use std::error::Error;
 use std::io::Write;
 
 use dipaco_pipeline::{Run, Version, serve};
+use dipaco_server::LoadProgress;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +18,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let Run { directory, config } = Run::open(directory)?;
     let listener = TcpListener::bind(address).await?;
-    let state = serve::open(&directory, &config, config.serve.clone(), Version::Current).await?;
+    let state =
+        serve::open(&directory, &config, config.serve.clone(), Version::Current, &LoadProgress::default())
+            .await?;
     writeln!(std::io::stdout(), "http://{}", listener.local_addr()?)?;
 
     let stop = CancellationToken::new();

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::extend_error::ExtendError;
 use crate::label_error::LabelError;
+use crate::serve_memory::ServerTooLarge;
 
 /// Why a step failed.
 #[derive(Debug, Error)]
@@ -401,6 +402,9 @@ pub enum PipelineError {
     /// The event file.
     #[error(transparent)]
     Events(#[from] dipaco_telemetry::EventsError),
+    /// A server that needs more memory than there is.
+    #[error(transparent)]
+    ServeMemory(#[from] ServerTooLarge),
     /// The run as a model for inference.
     #[error(transparent)]
     RunModel(#[from] dipaco_infer::RunModelError),
@@ -452,6 +456,7 @@ impl PipelineError {
             | Self::FolderBusy { .. }
             | Self::RunBusy { .. }
             | Self::OtherDefaults { .. }
+            | Self::ServeMemory(_)
             | Self::Model(dipaco_model::ModelError::Config { .. })
             | Self::Routing(dipaco_routing::RoutingError::Config { .. })
             | Self::Eval(dipaco_eval::EvalError::Config { .. })

@@ -8,8 +8,9 @@ use dipaco_infer::{BoxError, Generation, RunModel, RunPaths};
 use dipaco_server::Preload;
 
 use crate::error::PipelineError;
+use crate::fingerprint::{FixedParts, fingerprint};
 use crate::run_directory::RunDirectory;
-use crate::served_modules::{ServedModules, fingerprint};
+use crate::served_modules::ServedModules;
 use crate::weights::{Version, Weights};
 
 /// Where the weights of a server come from.
@@ -21,12 +22,14 @@ pub(crate) struct Source {
     pub(crate) modules: ServedModules,
     /// The phase of the server's router.
     pub(crate) phase: u32,
+    /// Tokenizer and routers, for the fingerprints.
+    pub(crate) fixed: FixedParts,
 }
 
 impl Source {
     /// All paths with these weights, as far as `serve.preload` and `serve.memory` have them loaded. Blocks on the store.
     pub(crate) fn load(&self, weights: Weights) -> Result<RunPaths, PipelineError> {
-        let fingerprint = fingerprint(&self.config, &weights)?;
+        let fingerprint = fingerprint(&self.config, &weights, &self.fixed)?;
         let paths = self.modules.paths(weights, &fingerprint)?;
         if self.config.serve.preload == Preload::All {
             paths.preload()?;
@@ -37,7 +40,7 @@ impl Source {
     /// The paths of the newest manifest, or `None` if they are those that are served.
     async fn newer(self: &Arc<Self>, served: &str) -> Result<Option<RunPaths>, PipelineError> {
         let weights = Weights::open(&self.run, &self.config, self.version).await?;
-        if fingerprint(&self.config, &weights)? == served {
+        if fingerprint(&self.config, &weights, &self.fixed)? == served {
             return Ok(None);
         }
         let phase = weights.manifest().phase();

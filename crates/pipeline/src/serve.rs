@@ -6,19 +6,25 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use dipaco_config::RunConfig;
 use dipaco_eval::TokenRouter;
-use dipaco_infer::{BoxError, Engine, ModuleMemory, NoObserver, PrefixRouter, RoutedModel, RunModel};
+use dipaco_infer::{
+    BoxError, Engine, ModuleMemory, NoObserver, PrefixRouter, RoutedModel, RunModel, TextCodec,
+};
 use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
-use dipaco_routing::{RecentRouter, Router, TextRouter};
-use dipaco_server::{RerouteBy, ServeConfig, ServedRun, ServerState, start_engine};
+use dipaco_routing::{RecentRouter, Router, RouterKind, TextRouter, TransformerRouter};
+use dipaco_server::{LoadProgress, RerouteBy, ServeConfig, ServedRun, ServerState, start_engine};
 use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
+pub use crate::fingerprint::{FixedParts, fingerprint};
+use crate::machine_memory::machine_memory;
 use crate::prepared::tokenizer;
 use crate::reload::{Source, follow};
 use crate::route::router;
 use crate::run_directory::RunDirectory;
-pub use crate::served_modules::fingerprint;
-use crate::served_modules::{ServedModules, format};
+use crate::serve_memory::modules_at_start;
+pub use crate::serve_memory::{RouterModels, ServeMemory, ServerTooLarge};
+use crate::served_format::format;
+use crate::served_modules::{ServedModules, all_paths};
 use crate::text_codec::RunTextCodec;
 use crate::transformer_router;
 use crate::weights::{Version, Weights};
@@ -30,22 +36,26 @@ use crate::weights::{Version, Weights};
 /// `serve.reload_seconds`, a task of the runtime takes up new weights until the server is gone.
 ///
 /// # Errors
-/// [`PipelineError::NotTrained`] and [`PipelineError::NotRouted`] when the run is not ready, and the errors of the store,
-/// the router and the tokenizer.
+/// [`PipelineError::NotTrained`] and [`PipelineError::NotRouted`] when the run is not ready, [`PipelineError::ServeMemory`]
+/// when it does not fit, and the errors of the store, the router and the tokenizer.
 pub async fn open(
     run: &RunDirectory,
     config: &RunConfig,
     serve: ServeConfig,
     version: Version,
+    progress: &LoadProgress,
 ) -> Result<Arc<ServerState>, PipelineError> {
     let weights = Weights::open(run, config, version).await?;
     let served = served_run(config, &weights).await?;
-    let Opened { source, model, codec } = opened(run, config, version, weights).await?;
+    let start = Start { run: run.clone(), config: config.clone(), version, progress: progress.clone() };
+    let Opened { source, model, codec } = opened(start, weights).await?;
     if config.serve.reload_seconds > 0.0 {
         let every = Duration::try_from_secs_f64(config.serve.reload_seconds).unwrap_or(Duration::MAX);
         tokio::spawn(follow(source, Arc::downgrade(&model), every));
     }
-    Ok(ServerState::start(serve, served, model, codec)?)
+    // The engine's first step takes a while. Probes get their answers meanwhile.
+    let started = tokio::task::spawn_blocking(move || ServerState::start(serve, served, model, codec)).await;
+    Ok(started.map_err(|source| PipelineError::Task { source })??)
 }
 
 /// Opens a run and starts the engine of a server for callers in this process, without HTTP. It keeps the weights of this
@@ -60,7 +70,9 @@ pub async fn engine(
     version: Version,
 ) -> Result<Engine, PipelineError> {
     let weights = Weights::open(run, config, version).await?;
-    let Opened { model, codec, .. } = opened(run, config, version, weights).await?;
+    let progress = LoadProgress::default();
+    let start = Start { run: run.clone(), config: config.clone(), version, progress };
+    let Opened { model, codec, .. } = opened(start, weights).await?;
     Ok(start_engine(serve, model, codec, Arc::new(NoObserver))?)
 }
 
@@ -71,22 +83,17 @@ struct Opened {
     codec: Arc<RunTextCodec>,
 }
 
-async fn opened(
-    run: &RunDirectory,
-    config: &RunConfig,
+/// What is to be opened.
+struct Start {
+    run: RunDirectory,
+    config: RunConfig,
     version: Version,
-    weights: Weights,
-) -> Result<Opened, PipelineError> {
-    let phase = weights.manifest().phase();
-    let router = router(&run.routing(phase))?;
-    let codec = Arc::new(RunTextCodec::new(tokenizer(run)?, run.imported().end_tokens()?));
-    let modules = ServedModules::new(format(config.serve.format), config.serve.memory());
-    let source = Source { run: run.clone(), config: config.clone(), version, modules, phase };
-    let source = Arc::new(source);
-    let own = Arc::clone(&source);
-    let model = tokio::task::spawn_blocking(move || load(&own, weights, router)).await;
-    let model = Arc::new(model.map_err(|source| PipelineError::Task { source })??);
-    Ok(Opened { source, model, codec })
+    progress: LoadProgress,
+}
+
+async fn opened(start: Start, weights: Weights) -> Result<Opened, PipelineError> {
+    let opened = tokio::task::spawn_blocking(move || load(start, weights)).await;
+    opened.map_err(|source| PipelineError::Task { source })?
 }
 
 /// Describes the served weights to clients.
@@ -121,49 +128,77 @@ fn best_path(router: &dyn TokenRouter, tokens: &[u32], vocabulary: usize) -> Res
     Ok(best.ok_or("the router gave scores that are no numbers: fit it again")?.0)
 }
 
-/// The router that chooses paths within a text, if the run has it. `own` is the router of prompts.
-fn token_router(
-    source: &Source,
+/// The transformer router, where the run has one and the server reads it.
+fn transformer_router(
+    run: &RunDirectory,
+    config: &RunConfig,
     weights: &Weights,
-    own: Arc<TextRouter>,
-) -> Result<Option<Box<dyn TokenRouter + Send>>, PipelineError> {
-    match source.config.serve.reroute_by {
-        RerouteBy::Features => Ok(Some(Box::new(RecentRouter::new(own)))),
-        RerouteBy::Transformer => match transformer_router::open(&source.run, weights) {
-            Ok(router) => Ok(Some(Box::new(router))),
+) -> Result<Option<TransformerRouter>, PipelineError> {
+    match config.serve.reroute_by {
+        RerouteBy::Features => Ok(None),
+        RerouteBy::Transformer => match transformer_router::open(run, weights) {
+            Ok(router) => Ok(Some(router)),
             // Without `serve.route_every` the server has no need of it.
-            Err(PipelineError::NoTransformer { .. }) if source.config.serve.route_every == 0 => Ok(None),
+            Err(PipelineError::NoTransformer { .. }) if config.serve.route_every == 0 => Ok(None),
             Err(error) => Err(error),
         },
     }
 }
 
-/// Loads the router and the paths, and the seed if the router reads its features. Blocks on the store.
-fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, PipelineError> {
-    let (model, topology) = (weights.model().clone(), weights.topology().clone());
-    router.check_paths(topology.paths())?;
-    let (prefix_tokens, vocabulary) = (router.prefix_tokens(), model.vocab_size);
-    let router = Arc::new(TextRouter::new(router, &model, weights.seed_hash()?, || weights.seed())?);
-    let own = Arc::clone(&router);
-    let prefix = PrefixRouter {
-        prefix_tokens,
-        route: Box::new(move |prefixes| {
-            // Prefixes of one length make a pass. Others would have to be padded.
-            let mut lengths: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-            for (number, prefix) in prefixes.iter().enumerate() {
-                lengths.entry(prefix.len()).or_default().push(number);
-            }
-            let mut found = BTreeMap::new();
-            for (length, numbers) in lengths {
-                let ids: Vec<u32> = numbers.iter().flat_map(|&number| prefixes[number]).copied().collect();
-                let tokens = TokenRows::new(ids, numbers.len(), vocabulary)?;
-                let routes = router.route(&tokens, &vec![length; numbers.len()])?;
-                found.extend(numbers.into_iter().zip(routes));
-            }
-            Ok(found.into_values().map(|route| (route.path, route.distances)).collect())
-        }),
+/// Loads tokenizer, routers and paths, and the seed if the router reads its features. Blocks on the store.
+fn load(start: Start, weights: Weights) -> Result<Opened, PipelineError> {
+    let Start { run, config, version, progress } = start;
+    let phase = weights.manifest().phase();
+    let router = router(&run.routing(phase))?;
+    router.check_paths(weights.topology().paths())?;
+    check_memory(&run, &config, &weights, &router)?;
+    progress.expect(modules_at_start(&config, weights.topology(), &all_paths(&weights)?)?);
+    let transformer = transformer_router(&run, &config, &weights)?;
+    let tokenizer = tokenizer(&run)?;
+    let codec = RunTextCodec::new(tokenizer.clone(), run.imported().end_tokens()?);
+    let fixed = FixedParts::new(&tokenizer, &codec.end_tokens(), &router, transformer.as_ref());
+    let modules = ServedModules::new(format(config.serve.format), config.serve.memory(), progress);
+    let source = Source { run, config, version, modules, phase, fixed };
+    let model = run_model(&source, weights, router, transformer)?;
+    Ok(Opened { source: Arc::new(source), model: Arc::new(model), codec: Arc::new(codec) })
+}
+
+/// Refuses a server that needs more memory than there is. Nothing of the size of a model is in memory yet.
+fn check_memory(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+    router: &Router,
+) -> Result<(), PipelineError> {
+    let (kind, fitted) = (router.kind(), &router.fitted_on().config);
+    let routers = RouterModels {
+        seed: !fitted.needs_token_vectors(kind) && !matches!(kind, RouterKind::Random | RouterKind::Labels),
+        transformer: config.serve.reroute_by == RerouteBy::Transformer
+            && TransformerRouter::exists(run.routing(weights.manifest().phase()).root()),
     };
-    let token_router = token_router(source, &weights, own)?;
+    let memory = ServeMemory::new(config, weights.topology(), &all_paths(weights)?, routers)?;
+    tracing::info!("the server needs at most {memory}");
+    match machine_memory() {
+        Some(machine) if config.serve.check_memory => Ok(memory.check(machine)?),
+        _ => Ok(()),
+    }
+}
+
+/// The model of a run: its paths behind its routers. Blocks on the store.
+fn run_model(
+    source: &Source,
+    weights: Weights,
+    router: Router,
+    transformer: Option<TransformerRouter>,
+) -> Result<RunModel, PipelineError> {
+    let (model, topology) = (weights.model().clone(), weights.topology().clone());
+    let vocabulary = model.vocab_size;
+    let router = Arc::new(TextRouter::new(router, &model, weights.seed_hash()?, || weights.seed())?);
+    let token_router: Option<Box<dyn TokenRouter + Send>> = match source.config.serve.reroute_by {
+        RerouteBy::Features => Some(Box::new(RecentRouter::new(Arc::clone(&router)))),
+        RerouteBy::Transformer => transformer.map(|router| Box::new(router) as Box<dyn TokenRouter + Send>),
+    };
+    let prefix = prefix_router(router, vocabulary);
     let paths = source.load(weights)?;
     // Also without `serve.preload`: a path that exceeds `serve.memory` is an error of the start.
     let path_bytes = paths.path(PathId(0))?.bytes();
@@ -179,4 +214,26 @@ fn load(source: &Source, weights: Weights, router: Router) -> Result<RunModel, P
         format = %format(source.config.serve.format), path_bytes, weight_bytes = bytes, modules, "the weights are loaded"
     );
     Ok(model)
+}
+
+/// The paths of first tokens as the engine asks for them.
+fn prefix_router(router: Arc<TextRouter>, vocabulary: usize) -> PrefixRouter {
+    PrefixRouter {
+        prefix_tokens: router.router().prefix_tokens(),
+        route: Box::new(move |prefixes| {
+            // Prefixes of one length make a pass. Others would have to be padded.
+            let mut lengths: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+            for (number, prefix) in prefixes.iter().enumerate() {
+                lengths.entry(prefix.len()).or_default().push(number);
+            }
+            let mut found = BTreeMap::new();
+            for (length, numbers) in lengths {
+                let ids: Vec<u32> = numbers.iter().flat_map(|&number| prefixes[number]).copied().collect();
+                let tokens = TokenRows::new(ids, numbers.len(), vocabulary)?;
+                let routes = router.route(&tokens, &vec![length; numbers.len()])?;
+                found.extend(numbers.into_iter().zip(routes));
+            }
+            Ok(found.into_values().map(|route| (route.path, route.distances)).collect())
+        }),
+    }
 }

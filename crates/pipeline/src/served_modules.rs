@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use dipaco_config::RunConfig;
 use dipaco_infer::{ModuleCache, ModuleKey, PathModules, PathVersion, RunPaths};
 use dipaco_model::{PackedModule, WeightFormat};
-use dipaco_server::{KvType, WeightType};
+use dipaco_server::LoadProgress;
 use dipaco_store::ObjectRef;
 use dipaco_topology::PathId;
 
@@ -17,22 +16,31 @@ use crate::weights::{PathModule, Weights};
 pub(crate) struct ServedModules {
     format: WeightFormat,
     cache: Arc<ModuleCache>,
+    progress: LoadProgress,
 }
 
 impl ServedModules {
-    /// `memory` is the largest number of bytes of modules.
-    pub(crate) fn new(format: WeightFormat, memory: Option<usize>) -> Self {
-        Self { format, cache: ModuleCache::new(memory) }
+    /// `memory` is the largest number of bytes of modules. `progress` counts each module that is loaded.
+    pub(crate) fn new(format: WeightFormat, memory: Option<usize>, progress: LoadProgress) -> Self {
+        Self { format, cache: ModuleCache::new(memory), progress }
     }
 
     /// All paths with these weights, without loading them.
     pub(crate) fn paths(&self, weights: Weights, fingerprint: &str) -> Result<RunPaths, PipelineError> {
-        let paths = weights.topology().path_ids().map(|path| path_modules(&weights, path));
-        let paths = paths.collect::<Result<_, _>>()?;
-        let format = self.format;
-        let load = move |path, level| Ok(load(&weights, path, level, format)?);
+        let paths = all_paths(&weights)?;
+        let (format, progress) = (self.format, self.progress.clone());
+        let load = move |path, level| {
+            let module = load(&weights, path, level, format)?;
+            progress.loaded();
+            Ok(module)
+        };
         Ok(RunPaths::new(fingerprint, &self.cache, paths, Box::new(load)))
     }
+}
+
+/// The modules of all paths.
+pub(crate) fn all_paths(weights: &Weights) -> Result<Vec<PathModules>, PipelineError> {
+    weights.topology().path_ids().map(|path| path_modules(weights, path)).collect()
 }
 
 /// The modules of a path. Its version is a hash over their objects.
@@ -67,27 +75,4 @@ fn content(objects: &[&ObjectRef]) -> [u8; 32] {
         hasher.update(object.hash.as_bytes());
     }
     hasher.finalize().into()
-}
-
-/// Fingerprint of the served weights and of the program: the same fingerprint and seed give the same text.
-///
-/// # Errors
-/// [`PipelineError::NotTrained`] when the paths have not been trained.
-pub fn fingerprint(config: &RunConfig, weights: &Weights) -> Result<String, PipelineError> {
-    let kv = match config.serve.kv_type {
-        KvType::F32 => "",
-        KvType::Bf16 => "-kv16",
-    };
-    let (format, version) = (format(config.serve.format), env!("CARGO_PKG_VERSION"));
-    Ok(format!("fp_{}_{format}{kv}_{version}", &weights.served_hash()?[..12]))
-}
-
-/// The format of packed modules for a setting.
-pub(crate) fn format(weights: WeightType) -> WeightFormat {
-    match weights {
-        WeightType::F32 => WeightFormat::F32,
-        WeightType::Bf16 => WeightFormat::Bf16,
-        WeightType::Q8_0 => WeightFormat::Q8_0,
-        WeightType::Q4_0 => WeightFormat::Q4_0,
-    }
 }

@@ -38,9 +38,8 @@ impl TextCodec for RunTextCodec {
             .map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn stream(&self, _after: &[u32]) -> Box<dyn TextStream> {
-        // Byte-level tokens decode the same at every position, so the tokens before do not matter.
-        Box::new(TokenStream { decoder: self.tokenizer.incremental_decoder() })
+    fn stream(&self, after: &[u32]) -> Box<dyn TextStream> {
+        Box::new(TokenStream { before: after.to_vec(), decoder: self.tokenizer.incremental_decoder() })
     }
 
     fn end_of_text(&self) -> u32 {
@@ -65,15 +64,62 @@ impl TextCodec for RunTextCodec {
 
 /// Decodes the tokens of one generated text.
 struct TokenStream {
+    /// The tokens before, until the first token comes. Their text is not returned.
+    before: Vec<u32>,
     decoder: IncrementalDecoder,
+}
+
+impl TokenStream {
+    fn read_before(&mut self) -> Result<(), BoxError> {
+        for token in self.before.drain(..) {
+            self.decoder.push(token)?;
+        }
+        Ok(())
+    }
 }
 
 impl TextStream for TokenStream {
     fn push(&mut self, token: u32) -> Result<String, BoxError> {
+        self.read_before()?;
         Ok(self.decoder.push(token)?)
     }
 
     fn finish(&mut self) -> String {
-        self.decoder.flush().unwrap_or_default()
+        self.read_before().and_then(|()| Ok(self.decoder.flush()?)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tokenizer of Llama 2's shape: a text begins without the space of its first token.
+    const PIECES: &str = r#"{"version":"1.0","added_tokens":[{"id":1,"content":"</s>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
+        "normalizer":{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":{"String":" "},"content":"▁"}]},
+        "decoder":{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]},
+        "model":{"type":"BPE","unk_token":"<unk>","byte_fallback":true,"vocab":{"<unk>":0,"</s>":1,"<0xC3>":2,"<0xA9>":3,"a":4,"▁":5,"▁a":6,"s":7},"merges":["▁ a"]}}"#;
+
+    fn continuation(codec: &RunTextCodec, before: &[u32], after: &[u32]) -> String {
+        let mut stream = codec.stream(before);
+        let text: String = after.iter().map(|&token| stream.push(token).unwrap()).collect();
+        text + &stream.finish()
+    }
+
+    #[test]
+    fn prompt_and_continuation_are_the_text_of_all_tokens() {
+        let codec = RunTextCodec::new(Tokenizer::from_bytes(PIECES.as_bytes(), None, "t").unwrap(), vec![]);
+        let tokens = [6, 6, 4, 1, 6, 2, 3, 5, 7, 6, 6];
+        let whole = codec.decode(&tokens).unwrap();
+        assert_eq!(whole, "a aa aé s a a");
+        for cut in 0..=tokens.len() {
+            let (before, after) = tokens.split_at(cut);
+            // A character that begins in the prompt belongs to the continuation.
+            let before_text = codec.decode(before).unwrap();
+            let expected =
+                before_text.trim_end_matches('\u{FFFD}').to_owned() + &continuation(&codec, before, after);
+            assert_eq!(expected, whole, "cut at {cut}");
+        }
+        assert_eq!(continuation(&codec, &[6, 1], &[6]), " a", "a special token is no beginning");
+        assert_eq!(codec.token_text(6), " a");
     }
 }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dipaco_config::RunConfig;
-use dipaco_pipeline::serve::{fingerprint, served_run};
+use dipaco_pipeline::serve::{FixedParts, fingerprint, served_run};
 use dipaco_pipeline::{RunDirectory, Version, Weights, save_config};
 use dipaco_server::WeightType;
 use dipaco_store::{
@@ -66,13 +66,27 @@ impl TrainedRun {
     }
 
     async fn fingerprint(&self, version: Version) -> String {
+        self.fingerprint_with(version, &fixed()).await
+    }
+
+    async fn fingerprint_with(&self, version: Version, fixed: &FixedParts) -> String {
         let weights = Weights::open(&self.directory, &self.config, version).await.unwrap();
-        fingerprint(&self.config, &weights).unwrap()
+        fingerprint(&self.config, &weights, fixed).unwrap()
     }
 
     async fn served(&self, version: Version) -> dipaco_server::ServedRun {
         let weights = Weights::open(&self.directory, &self.config, version).await.unwrap();
         served_run(&self.config, &weights).await.unwrap()
+    }
+}
+
+/// Tokenizer and routers of a server.
+fn fixed() -> FixedParts {
+    FixedParts {
+        tokenizer: "tokenizer".to_owned(),
+        end_tokens: vec![0, 1],
+        router: "router".to_owned(),
+        transformer_router: Some("transformer".to_owned()),
     }
 }
 
@@ -103,6 +117,28 @@ async fn the_fingerprint_is_of_the_served_version_and_of_its_number_types() {
     let run = TrainedRun::new(2).await;
     let (current, best) = (run.fingerprint(Version::Current).await, run.fingerprint(Version::Best).await);
     assert_eq!(current, best, "the same weights have the same fingerprint");
+}
+
+#[tokio::test]
+async fn the_fingerprint_is_of_the_routers_and_of_the_tokenizer_too() {
+    let run = TrainedRun::new(2).await;
+    let other = || "other".to_owned();
+    let changed = [
+        FixedParts { tokenizer: other(), ..fixed() },
+        FixedParts { end_tokens: vec![0], ..fixed() },
+        FixedParts { router: other(), ..fixed() },
+        FixedParts { transformer_router: Some(other()), ..fixed() },
+        FixedParts { transformer_router: None, ..fixed() },
+        // The same bytes in another place.
+        FixedParts { tokenizer: fixed().router, router: fixed().tokenizer, ..fixed() },
+    ];
+    let mut seen = vec![run.fingerprint(Version::Current).await];
+    for parts in &changed {
+        seen.push(run.fingerprint_with(Version::Current, parts).await);
+    }
+    let distinct: std::collections::BTreeSet<_> = seen.iter().collect();
+    assert_eq!(distinct.len(), seen.len(), "{seen:?}");
+    assert_eq!(seen[0], run.fingerprint(Version::Current).await);
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use futures::StreamExt;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::ServeConfig;
 use crate::error::ApiError;
 
 /// Bytes beyond the limit that are read and discarded. A client that is still sending when the connection closes would
@@ -23,6 +24,12 @@ const MAX_VALUES: usize = 1 << 18;
 const MAX_CONTAINERS: usize = 1 << 14;
 /// Number of bodies of the largest size whose bytes fit into memory at a time.
 const LARGE_BODIES: usize = 16;
+
+/// Most memory of the bodies of all requests together, in bytes.
+#[must_use]
+pub fn body_bytes(config: &ServeConfig) -> usize {
+    config.body_limit.saturating_mul(LARGE_BODIES)
+}
 
 /// Bytes of bodies that all requests together may hold.
 #[derive(Clone, Debug)]

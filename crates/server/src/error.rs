@@ -39,13 +39,18 @@ impl ApiError {
         }
     }
 
-    pub(crate) fn loading(seconds: u64) -> Self {
+    /// The answer while `loaded` of `modules` modules are in memory, `seconds` after the start.
+    pub(crate) fn loading(loaded: usize, modules: usize, seconds: u64) -> Self {
+        let done = match modules {
+            0 => "the server is loading the run".to_owned(),
+            _ => format!("the server is loading the run: {loaded} of {modules} modules are in memory"),
+        };
         Self {
             code: Some("loading"),
             retry_after: Some(1),
             ..Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
-                format!("the server is loading the run, for {seconds} s so far: try again soon"),
+                format!("{done}, {seconds} s after the start: try again soon"),
             )
         }
     }

@@ -35,10 +35,12 @@ mod tokenize;
 mod write_limit;
 
 pub use auth::ApiKeys;
+pub use body::body_bytes;
 pub use chat_template::{ChatTemplate, EncodeChat};
 pub use dipaco_settings::{KvType, Preload, RerouteBy, ServeConfig, WeightType};
-pub use loading::while_loading;
-pub use metrics::Metrics;
+pub use loading::{LoadProgress, while_loading};
+pub use metrics::{EngineState, Metrics};
 pub use sampling_defaults::SamplingDefaults;
 pub use serve::serve;
+pub use settings::engine_config;
 pub use state::{ServedRun, ServerError, ServerState, start_engine};

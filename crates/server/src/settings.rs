@@ -6,7 +6,8 @@ use dipaco_infer::EngineConfig;
 use dipaco_settings::{KvType, ServeConfig};
 
 /// The limits of the engine.
-pub(crate) fn engine(config: &ServeConfig) -> EngineConfig {
+#[must_use]
+pub fn engine_config(config: &ServeConfig) -> EngineConfig {
     EngineConfig {
         slots: config.slots,
         queued_requests: config.queued_requests,

@@ -123,7 +123,7 @@ pub fn start_engine(
     if codec.vocab_size() > model.vocab_size() {
         return Err(ServerError::Vocabulary { tokenizer: codec.vocab_size(), model: model.vocab_size() });
     }
-    Engine::start(model, codec, observer, &settings::engine(config))
+    Engine::start(model, codec, observer, &settings::engine_config(config))
         .map_err(|source| ServerError::Threads { slots: config.slots, source })
 }
 

@@ -31,10 +31,10 @@ pub enum WeightType {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvType {
-    /// 32 bits.
-    #[default]
+    /// 32 bits: log-probabilities are those of an evaluation to 1e-5.
     F32,
     /// 16 bits: half the memory, rounded.
+    #[default]
     Bf16,
 }
 
@@ -59,6 +59,8 @@ pub struct ServeConfig {
     pub format: WeightType,
     /// Key `serve.memory`.
     pub memory: usize,
+    /// Key `serve.check_memory`.
+    pub check_memory: bool,
     /// Key `serve.preload`.
     pub preload: Preload,
     /// Key `serve.route_every`.
@@ -113,11 +115,12 @@ impl Default for ServeConfig {
             address: SocketAddr::from(([127, 0, 0, 1], 8000)),
             format: WeightType::F32,
             memory: 0,
+            check_memory: true,
             preload: Preload::All,
             route_every: 0,
             reroute_by: RerouteBy::default(),
             reload_seconds: 0.0,
-            kv_type: KvType::F32,
+            kv_type: KvType::Bf16,
             kv_bytes: 0,
             step_tokens: 64,
             prompt_slowdown: 1.75,

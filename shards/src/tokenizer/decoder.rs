@@ -11,7 +11,7 @@ const MOST_PENDING: usize = 8;
 ///
 /// [`Self::push`] returns the text that the token completes, often empty after part of a character. [`Self::flush`]
 /// returns U+FFFD for a pending part of a character. All returned texts together equal [`Tokenizer::decode`] of all
-/// tokens.
+/// tokens. Only of bytes that are no UTF-8 a tokenizer with byte fallback may make another number of U+FFFD.
 pub struct IncrementalDecoder {
     tokenizer: Tokenizer,
     /// Bytes of an unfinished character (byte-level tokenizers).
@@ -57,6 +57,10 @@ impl IncrementalDecoder {
     /// For decoders that read neighbouring tokens (spaces at the start, byte fallback): decodes a short window again and
     /// returns the new text.
     fn push_by_window(&mut self, id: u32) -> Result<String, ShardsError> {
+        // Without text a token is no context for the next one either: a window of such tokens would look like a beginning.
+        if !self.tokenizer.has_text(id) {
+            return Ok(String::new());
+        }
         self.window.push(id);
         let text = self.pending_text()?;
         if text.ends_with(char::REPLACEMENT_CHARACTER) && self.window.len() - self.emitted < MOST_PENDING {

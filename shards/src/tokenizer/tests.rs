@@ -155,6 +155,41 @@ fn a_word_level_tokenizer_streams_its_text_too() {
     assert_eq!(decoder.flush().unwrap(), "\u{FFFD}");
 }
 
+/// A tokenizer of Llama 2's shape: a text begins without the space of its first token, and bytes stand for characters
+/// without a token.
+fn sentence_pieces() -> Tokenizer {
+    let json = r#"{"version":"1.0","added_tokens":[{"id":1,"content":"</s>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
+        "normalizer":{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":{"String":" "},"content":"▁"}]},
+        "decoder":{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]},
+        "model":{"type":"BPE","unk_token":"<unk>","byte_fallback":true,"vocab":{"<unk>":0,"</s>":1,"<0xC3>":2,"<0xA9>":3,"a":4,"▁":5,"▁a":6,"s":7},"merges":["▁ a"]}}"#;
+    Tokenizer::from_bytes(json.as_bytes(), None, "pieces.json").unwrap()
+}
+
+#[test]
+fn a_token_keeps_its_space_that_only_a_text_begins_without() {
+    let tokenizer = sentence_pieces();
+    let ids = tokenizer.encode("a aé").unwrap();
+    assert_eq!(ids, [6, 6, 2, 3]);
+    assert_eq!(tokenizer.decode(&ids).unwrap(), "a aé");
+    let bytes = |id| tokenizer.token_bytes(id).unwrap();
+    assert_eq!((bytes(6), bytes(5), bytes(4)), (b" a".to_vec(), b" ".to_vec(), b"a".to_vec()));
+    assert_eq!((bytes(2), bytes(3)), (vec![0xC3], vec![0xA9]));
+    assert_eq!((bytes(1), bytes(99)), (Vec::new(), Vec::new()), "special and unknown tokens");
+}
+
+proptest! {
+    #[test]
+    fn a_streamed_text_of_pieces_is_the_decoded_text(
+        ids in prop::collection::vec(prop_oneof![Just(vec![2, 3]), (0u32..9).prop_filter("bytes", |id| !matches!(id, 2 | 3)).prop_map(|id| vec![id])], 0..12),
+    ) {
+        let (tokenizer, ids) = (sentence_pieces(), ids.concat());
+        let mut decoder = tokenizer.incremental_decoder();
+        let mut text: String = ids.iter().map(|&id| decoder.push(id).unwrap()).collect();
+        text += &decoder.flush().unwrap();
+        prop_assert_eq!(text, tokenizer.decode(&ids).unwrap());
+    }
+}
+
 fn shared() -> &'static Tokenizer {
     static SHARED: std::sync::OnceLock<Tokenizer> = std::sync::OnceLock::new();
     SHARED.get_or_init(tokenizer)

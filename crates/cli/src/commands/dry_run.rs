@@ -7,10 +7,11 @@ use dipaco_telemetry::{Align, Progress, Table, human};
 
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
+use crate::output;
 use crate::run_options::RunOptions;
-use crate::{memory, output};
 use dipaco_pipeline::dry_run::{DryRun, Memory, measured};
 use dipaco_pipeline::limits;
+use dipaco_pipeline::machine_memory::machine_memory;
 use dipaco_pipeline::train::threads_per_worker;
 use dipaco_pipeline::vocabulary::{SizedConfig, of_run};
 
@@ -25,7 +26,7 @@ pub(crate) fn run(
     let (run, config) = options.open()?;
     let SizedConfig { config, source: vocabulary_from } = of_run(&run, &config)?;
     let threads = threads_per_worker(&config, workers);
-    let available = memory::of_machine().map(|memory| memory.available);
+    let available = machine_memory().map(|memory| memory.available);
     let plan = DryRun::new(&config, vocabulary_from, workers, threads, available)?;
     limits::threads(threads)?;
     let speed = measured(&config, available, progress, || interrupt.is_set())?;

@@ -335,8 +335,9 @@ impl Quickstart<'_> {
             let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
             let listener = commands::serve::listen(address).await?;
             let bound = listener.local_addr().map_err(|source| CliError::Listen { address, source })?;
+            let (serve, loading) = (config.serve.clone(), dipaco_server::LoadProgress::default());
             let state =
-                dipaco_pipeline::serve::open(&run, &config, config.serve.clone(), Version::Current).await?;
+                dipaco_pipeline::serve::open(&run, &config, serve, Version::Current, &loading).await?;
             let stop = tokio_util::sync::CancellationToken::new();
             let server = tokio::spawn(dipaco_server::serve(listener, state, stop.clone()));
             let model = config.run.name.clone();

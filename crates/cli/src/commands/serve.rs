@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use clap::Args;
 use dipaco_config::RunConfig;
-use dipaco_server::{ChatTemplate, EncodeChat, SamplingDefaults, serve, while_loading};
+use dipaco_server::{ChatTemplate, EncodeChat, LoadProgress, SamplingDefaults, serve, while_loading};
 use dipaco_telemetry::Progress;
 use tokio::net::TcpListener;
 
@@ -32,7 +32,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "DIPACO_ADDRESS", value_name = "ADDRESS")]
     address: Option<SocketAddr>,
     /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
-    #[arg(long)]
+    #[arg(long, env = "DIPACO_EARLY_STOPPING")]
     early_stopping: bool,
 }
 
@@ -52,8 +52,9 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
         let listener = listen(address).await?;
         let bound = listener.local_addr().unwrap_or(address);
         progress.line(&format!("loading {}: {bound} answers with 503 until then", config.run.name));
-        let opening = open(&run, &config, config.serve.clone(), version);
-        let Some(opened) = while_loading(&listener, opening, &interrupt.token()).await else {
+        let loading = LoadProgress::default();
+        let opening = open(&run, &config, config.serve.clone(), version, &loading);
+        let Some(opened) = while_loading(&listener, opening, &loading, &interrupt.token()).await else {
             return Err(CliError::Interrupted);
         };
         let state = opened?;

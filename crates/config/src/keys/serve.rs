@@ -25,6 +25,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
          memory twice besides.",
     ),
     free(
+        "serve.check_memory",
+        "true or false",
+        "Refuses to start a server that would need more memory than there is: that of the machine, or less in a container with \
+         a limit. The message names each part. `false` starts it all the same.",
+    ),
+    free(
         "serve.preload",
         "name",
         "Modules that are loaded before the server answers: \"all\", as many as `serve.memory` has room for, or \"none\" but \
@@ -55,7 +61,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.kv_type",
         "name",
-        "Number type of keys and values: \"f32\", or \"bf16\" with half the memory and a small rounding error.",
+        "Number type of keys and values: \"bf16\", or \"f32\" with twice the memory and no rounding. With \"f32\" and \
+         `serve.format = \"f32\"` log-probabilities are those of `evaluate` to 1e-5.",
     ),
     free(
         "serve.kv_bytes",

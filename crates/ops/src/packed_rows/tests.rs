@@ -23,6 +23,20 @@ fn rounded(packed: &PackedRows, depth: usize) -> Vec<f32> {
 }
 
 #[test]
+fn the_memory_of_a_matrix_is_known_before_it_is_packed() {
+    for (rows, depth) in [(1, 32), (32, 64), (150, 608)] {
+        for format in FORMATS {
+            let packed = PackedRows::with_format(&values(rows * depth, 37), depth, format).unwrap();
+            assert_eq!(
+                PackedRows::bytes_of(rows, depth, format),
+                packed.bytes(),
+                "{rows} x {depth}, {format}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_row_has_the_same_bits_alone_in_any_block_and_with_any_threads() {
     // Several depth parts, a last panel that is not full, and more rows than a tile.
     let (depth, outputs, rows) = (608, 150, 29);

@@ -160,9 +160,14 @@ impl Choice {
             characters += piece.chars().count();
             text.push_str(&piece);
         }
-        let rest = stream.finish();
-        self.prompt_characters = characters + rest.chars().count();
-        Ok(EchoedPrompt { text: text + &rest, offsets })
+        // A character that the prompt begins and does not end comes with the continuation, if there is one.
+        if self.max_tokens == 0 {
+            let rest = stream.finish();
+            characters += rest.chars().count();
+            text.push_str(&rest);
+        }
+        self.prompt_characters = characters;
+        Ok(EchoedPrompt { text, offsets })
     }
 
     fn push(&self, to: &mut LogProbs, scored: &TokenScore, offset: usize) {

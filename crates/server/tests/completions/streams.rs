@@ -55,6 +55,27 @@ async fn a_stream_has_the_content_of_the_whole_answer() {
 }
 
 #[tokio::test]
+async fn a_character_that_begins_in_the_prompt_comes_whole() {
+    let server = server().await;
+    let text = async |extra: Value| {
+        let mut body = json!({"prompt": [97, 0xC3], "path": 0, "temperature": 0, "logit_bias": {"169": 100}});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.complete(body).await.json()["choices"][0].clone()
+    };
+    assert_eq!(text(json!({"max_tokens": 1})).await["text"], "é");
+    for extra in [json!({}), json!({"logprobs": 1})] {
+        let mut ask = json!({"max_tokens": 1, "echo": true});
+        ask.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let choice = text(ask).await;
+        assert_eq!(choice["text"], "aé");
+        if let Some(offsets) = choice["logprobs"]["text_offset"].as_array() {
+            assert_eq!(offsets, &[0, 1, 1]);
+        }
+    }
+    assert_eq!(text(json!({"max_tokens": 0, "echo": true})).await["text"], "a\u{FFFD}");
+}
+
+#[tokio::test]
 async fn a_stream_has_one_chunk_per_token() {
     let server = server().await;
     for (extra, reason) in

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use dipaco_config::{RunConfig, Sources, TrainConfig};
 use dipaco_model::{Dtype, ModelConfig, kernel_choice, parameters, path_specs, trained_specs};
+use dipaco_pipeline::machine_memory::machine_memory;
 use dipaco_pipeline::product_rate::product_rate;
 use dipaco_pipeline::step_speed::{Effort, PhaseTimes, StepSpeed, StepSubject, measure};
 use dipaco_pipeline::vocabulary;
@@ -168,7 +169,7 @@ pub(super) fn run(options: &StepOptions, progress: &Progress) -> Result<(), CliE
     let (name, subject) = subject(options)?;
     let device = options.device.open()?;
     if device.is_cpu() {
-        check_memory(&subject, memory::of_machine().map(|memory| memory.available))?;
+        check_memory(&subject, machine_memory().map(|memory| memory.available))?;
     }
     let interrupt = Interrupt::listen()?;
     limits::threads(options.threads.unwrap_or(0))?;

@@ -1,11 +1,11 @@
 //! Checks of processor, memory and limits of the operating system.
 
 use dipaco_model::{KernelChoice, kernel_choice};
+use dipaco_pipeline::machine_memory::{MachineMemory, machine_memory};
 use dipaco_telemetry::human;
 use rustix::process::{Resource, getrlimit};
 
 use super::finding::Finding;
-use crate::memory::{MachineMemory, of_machine};
 
 /// Below this, the defaults do not fit beside an operating system.
 const LITTLE_MEMORY: u64 = 2_000_000_000;
@@ -63,7 +63,7 @@ fn describe(choice: &KernelChoice) -> String {
 }
 
 fn memory() -> Finding {
-    let Some(MachineMemory { total, available: free }) = of_machine() else {
+    let Some(MachineMemory { total, available: free }) = machine_memory() else {
         let remedy = "make sure of at least 2 GB by hand";
         return Finding::warn("memory", "its size is not known on this system", remedy);
     };

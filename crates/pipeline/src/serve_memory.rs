@@ -1,0 +1,258 @@
+//! The memory of a server, by formula, before anything is loaded.
+
+use std::collections::BTreeSet;
+
+use dipaco_config::RunConfig;
+use dipaco_infer::{ModuleKey, PathModules};
+use dipaco_model::{ModelError, PackedModule, Stepper, level_specs, parameters, path_specs};
+use dipaco_server::{Preload, body_bytes, engine_config};
+use dipaco_telemetry::human;
+use dipaco_topology::Topology;
+use thiserror::Error;
+
+use crate::machine_memory::MachineMemory;
+use crate::served_format::format;
+
+/// Bytes of an f32.
+const F32: usize = size_of::<f32>();
+
+/// Which models a server has besides its paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouterModels {
+    /// True if the router reads features of the seed.
+    pub seed: bool,
+    /// True if there is a transformer router.
+    pub transformer: bool,
+}
+
+/// The most memory of a server in bytes, part by part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServeMemory {
+    /// Modules: all of the run, or as many as `serve.memory` allows; twice all of them with `serve.reload_seconds`.
+    pub modules: usize,
+    /// Pages of keys and values.
+    pub pages: usize,
+    /// The seed of the router and the transformer router.
+    pub routers: usize,
+    /// The file and the f32 weights of the largest module, while it is read.
+    pub loading: usize,
+    /// Rows and logits of a step.
+    pub step: usize,
+    /// Bodies of requests.
+    pub bodies: usize,
+}
+
+/// A server needs more memory than there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "the server does not fit into the memory of {} that is available here. It needs {needed}. Limit serve.memory or \
+     serve.kv_bytes, choose a serve.format of fewer bits, or start it all the same with serve.check_memory = false",
+    human::bytes(*available)
+)]
+pub struct ServerTooLarge {
+    /// The parts of the server's memory.
+    pub needed: ServeMemory,
+    /// Memory that is available, in bytes.
+    pub available: u64,
+}
+
+impl ServeMemory {
+    /// The memory of a server for paths with these modules.
+    ///
+    /// # Errors
+    /// The configuration does not describe a model.
+    pub fn new(
+        config: &RunConfig,
+        topology: &Topology,
+        paths: &[PathModules],
+        routers: RouterModels,
+    ) -> Result<Self, ModelError> {
+        let (model, serve) = (&config.model, &config.serve);
+        let sizes = module_sizes(config, topology)?;
+        let distinct: BTreeSet<ModuleKey> = paths.iter().flat_map(|path| &path.modules).copied().collect();
+        let all = total(distinct.iter().map(|key| size_of_key(&sizes, key)));
+        let modules = match serve.memory() {
+            Some(limit) => limit.min(all),
+            // The weights of the next round are loaded beside those that running sequences use.
+            None if serve.reload_seconds > 0.0 => all.saturating_mul(2),
+            None => all,
+        };
+        let stepper = Stepper::new(model, topology)?;
+        let engine = engine_config(serve);
+        let borders = if routers.transformer { stepper.border_bytes() } else { 0 };
+        let page = stepper.page_bytes(engine.kv_type) + borders;
+        let largest =
+            (0..topology.levels()).map(|level| parameters(&level_specs(model, topology, level))).max();
+        let rows = engine.step_tokens.max(engine.places());
+        let (width, ffn) = (model.hidden_size, model.ffn_size);
+        // Queries, keys and values, the attention's output, gate and up, and the rows before and after the products.
+        let row = 2 * (model.attention_size() + model.key_value_size()) + 2 * ffn + 4 * width;
+        // The logits of a row, their copy for the sampler, and its order.
+        let logits = 3 * model.head_size();
+        let transformer = model.with_outputs(topology.paths() as usize);
+        let router = |there: bool, model| if there { F32 * parameters(&path_specs(model)) } else { 0 };
+        Ok(Self {
+            modules,
+            pages: engine.pages(model.context, page).saturating_mul(page),
+            routers: router(routers.seed, model).saturating_add(router(routers.transformer, &transformer)),
+            loading: 2 * F32 * largest.unwrap_or(0),
+            step: rows.saturating_mul(F32 * (row + logits)),
+            bodies: body_bytes(serve),
+        })
+    }
+
+    /// All parts together.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        let Self { modules, pages, routers, loading, step, bodies } = *self;
+        total([modules, pages, routers, loading, step, bodies])
+    }
+
+    /// Refuses a server that needs more than the memory that is `available`.
+    ///
+    /// # Errors
+    /// [`ServerTooLarge`] with all numbers.
+    pub fn check(&self, machine: MachineMemory) -> Result<(), ServerTooLarge> {
+        let available = machine.available;
+        if self.total() as u64 <= available {
+            Ok(())
+        } else {
+            Err(ServerTooLarge { needed: *self, available })
+        }
+    }
+}
+
+impl std::fmt::Display for ServeMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let bytes = |bytes: usize| human::bytes(bytes as u64);
+        write!(
+            f,
+            "{}: modules {}, keys and values {}, routers {}, reading a module {}, a step {}, bodies of requests {}",
+            bytes(self.total()),
+            bytes(self.modules),
+            bytes(self.pages),
+            bytes(self.routers),
+            bytes(self.loading),
+            bytes(self.step),
+            bytes(self.bodies),
+        )
+    }
+}
+
+/// Number of modules that are loaded before the server answers.
+pub(crate) fn modules_at_start(
+    config: &RunConfig,
+    topology: &Topology,
+    paths: &[PathModules],
+) -> Result<usize, ModelError> {
+    let sizes = module_sizes(config, topology)?;
+    let limit = config.serve.memory().unwrap_or(usize::MAX);
+    let most = if config.serve.preload == Preload::All { paths.len() } else { 1 };
+    let mut loaded: BTreeSet<ModuleKey> = BTreeSet::new();
+    for path in &paths[..most.min(paths.len())] {
+        let with: BTreeSet<ModuleKey> = loaded.iter().chain(&path.modules).copied().collect();
+        if !loaded.is_empty() && total(with.iter().map(|key| size_of_key(&sizes, key))) > limit {
+            break;
+        }
+        loaded = with;
+    }
+    Ok(loaded.len())
+}
+
+/// Bytes of a module of each level.
+fn module_sizes(config: &RunConfig, topology: &Topology) -> Result<Vec<usize>, ModelError> {
+    let format = format(config.serve.format);
+    let size = |level| PackedModule::bytes_of(&config.model, topology, level, format);
+    (0..topology.levels()).map(size).collect()
+}
+
+fn size_of_key(sizes: &[usize], key: &ModuleKey) -> usize {
+    sizes.get(usize::from(key.level)).copied().unwrap_or(0)
+}
+
+fn total(parts: impl IntoIterator<Item = usize>) -> usize {
+    parts.into_iter().fold(0, usize::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dipaco_infer::PathVersion;
+
+    const SEED: RouterModels = RouterModels { seed: true, transformer: false };
+
+    /// A grid of 2 × 2 paths with modules of their own content.
+    fn grid() -> (RunConfig, Topology, Vec<PathModules>) {
+        let mut config = RunConfig::default();
+        config.model.vocab_size = 512;
+        let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
+        let key = |module: dipaco_topology::ModuleId| ModuleKey {
+            level: module.level,
+            content: [module.index as u8; 32],
+        };
+        let modules = |path| topology.modules_of(path).into_iter().map(key).collect();
+        let path = |path| PathModules { version: PathVersion([0; 32]), modules: modules(path) };
+        let paths = topology.path_ids().map(path).collect();
+        (config, topology, paths)
+    }
+
+    fn memory(change: impl FnOnce(&mut RunConfig), routers: RouterModels) -> ServeMemory {
+        let (mut config, topology, paths) = grid();
+        change(&mut config);
+        ServeMemory::new(&config, &topology, &paths, routers).unwrap()
+    }
+
+    #[test]
+    fn each_part_follows_from_the_settings() {
+        let all = memory(|_| {}, SEED);
+        let (config, topology, _) = grid();
+        let path = F32 * parameters(&path_specs(&config.model));
+        // Two modules of each level are two paths. Panels of 32 rows may be a little larger.
+        assert_eq!(topology.paths(), 4);
+        assert!((2 * path..2 * path + path / 8).contains(&all.modules), "{all} for paths of {path}");
+        assert_eq!(all.routers, path);
+
+        assert_eq!(memory(|config| config.serve.memory = 1000, SEED).modules, 1000);
+        assert_eq!(memory(|config| config.serve.reload_seconds = 1.0, SEED).modules, 2 * all.modules);
+        let rounded = memory(|config| config.serve.format = dipaco_server::WeightType::Q8_0, SEED);
+        assert!(rounded.modules * 3 < all.modules, "{rounded}");
+        let none = RouterModels { seed: false, transformer: false };
+        assert_eq!(memory(|_| {}, none).routers, 0);
+        let both = memory(|_| {}, RouterModels { transformer: true, ..SEED });
+        assert!(both.routers > all.routers && both.pages > all.pages, "borders take memory, too");
+        let pages = memory(|config| config.serve.kv_bytes = 1 << 34, SEED).pages;
+        assert!((1 << 33..=1 << 34).contains(&pages), "{pages}");
+        let bodies = memory(|config| config.serve.body_limit *= 2, SEED).bodies;
+        assert_eq!(bodies, 2 * all.bodies);
+        let parts = [all.modules, all.pages, all.routers, all.loading, all.step, all.bodies];
+        assert_eq!(all.total(), parts.iter().sum::<usize>());
+    }
+
+    #[test]
+    fn a_server_that_does_not_fit_is_refused_with_all_numbers() {
+        let memory = memory(|_| {}, SEED);
+        let available = |available| MachineMemory { total: u64::MAX, available };
+        memory.check(available(memory.total() as u64)).unwrap();
+        let error = memory.check(available(memory.total() as u64 - 1)).unwrap_err();
+        assert!(crate::PipelineError::from(error).is_configuration());
+        for part in ["modules", "keys and values", "serve.kv_bytes", "serve.check_memory = false"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_modules_of_the_start_are_those_that_are_preloaded() {
+        let (mut config, topology, paths) = grid();
+        let count = |config: &RunConfig| modules_at_start(config, &topology, &paths).unwrap();
+        assert_eq!(count(&config), 4);
+        config.serve.preload = Preload::None;
+        assert_eq!(count(&config), 2);
+        config.serve.preload = Preload::All;
+        let sizes = module_sizes(&config, &topology).unwrap();
+        // One path, and then one module more than it.
+        config.serve.memory = sizes[0] + sizes[1];
+        assert_eq!(count(&config), 2);
+        config.serve.memory += sizes[0].max(sizes[1]);
+        assert_eq!(count(&config), 3);
+    }
+}
