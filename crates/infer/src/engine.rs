@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dipaco_model::PAGE_TOKENS;
+use dipaco_topology::PathId;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -267,6 +268,22 @@ impl Engine {
     #[must_use]
     pub fn load(&self) -> Load {
         *self.shared.load.borrow()
+    }
+
+    /// Number of waiting sequences of each path. Sequences whose path is not known yet are left out.
+    #[must_use]
+    pub fn waiting_by_path(&self) -> BTreeMap<PathId, usize> {
+        let state = self.shared.lock();
+        let routed: BTreeMap<SequenceId, PathId> =
+            state.unloaded.iter().map(|routed| (routed.id, routed.path)).collect();
+        let mut paths = BTreeMap::new();
+        for (id, job) in &state.waiting {
+            let placed = job.place.as_ref().map(|(path, _)| *path);
+            if let Some(path) = placed.or_else(|| routed.get(id).copied()).or(job.request.path) {
+                *paths.entry(path).or_insert(0) += 1;
+            }
+        }
+        paths
     }
 
     /// The load of the engine, for waiting on its changes.

@@ -108,6 +108,7 @@ async fn respond(
         tracing::info!(id = id.0, status, code = error.code, "a completion was refused");
     })?;
     let Accepted { prompts, choices, submission, seeds } = accepted;
+    state.metrics.admitted(completion.n);
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let answer = Answer {
         form: completion.form,

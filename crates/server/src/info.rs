@@ -10,13 +10,22 @@ use serde_json::{Value, json};
 
 use crate::ServerState;
 use crate::error::ApiError;
+use crate::metrics::EngineState;
 
 pub(crate) async fn health(State(state): State<Arc<ServerState>>) -> Result<Json<Value>, ApiError> {
     if state.draining() { Err(ApiError::shutting_down()) } else { Ok(Json(json!({"status": "ok"}))) }
 }
 
 pub(crate) async fn metrics(State(state): State<Arc<ServerState>>) -> impl IntoResponse {
-    let text = state.metrics.render(state.engine.load(), state.engine.model().module_memory());
+    let model = state.engine.model();
+    let engine = EngineState {
+        load: state.engine.load(),
+        weights: model.module_memory(),
+        fingerprint: model.generation().fingerprint().to_string(),
+        kv_type: state.config.kv_type,
+        waiting: state.engine.waiting_by_path(),
+    };
+    let text = state.metrics.render(&engine);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 

@@ -39,7 +39,7 @@ pub use body::body_bytes;
 pub use chat_template::{ChatTemplate, EncodeChat};
 pub use dipaco_settings::{KvType, Preload, ServeConfig, WeightType};
 pub use loading::{LoadProgress, while_loading};
-pub use metrics::Metrics;
+pub use metrics::{EngineState, Metrics};
 pub use sampling_defaults::SamplingDefaults;
 pub use serve::serve;
 pub use settings::engine_config;

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use dipaco_infer::{Load, ModuleMemory, Observer, Outcome, RequestSummary, StepSummary};
+use dipaco_infer::{Load, ModuleMemory, Observer, Outcome, PAGE_TOKENS, RequestSummary, StepSummary};
+use dipaco_settings::KvType;
 use dipaco_telemetry::{Exposition, Histogram, MetricKind, label};
+use dipaco_topology::PathId;
 
 const TOKEN_SECONDS: &[f64] = &[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -24,6 +26,21 @@ const TOKENS: &[f64] = &[
     50_000.0, 100_000.0,
 ];
 
+/// The engine of a server at one moment.
+#[derive(Clone, Debug)]
+pub struct EngineState {
+    /// Its load.
+    pub load: Load,
+    /// The memory of its modules.
+    pub weights: ModuleMemory,
+    /// Fingerprint of the weights that new requests use.
+    pub fingerprint: String,
+    /// Number type of keys and values.
+    pub kv_type: KvType,
+    /// Number of waiting sequences of each path.
+    pub waiting: BTreeMap<PathId, usize>,
+}
+
 /// Counts of one server since its start.
 #[derive(Debug)]
 pub struct Metrics {
@@ -40,6 +57,7 @@ pub struct Metrics {
     preemptions: AtomicU64,
     reroutes: AtomicU64,
     inter_token: Histogram,
+    choices: Histogram,
     step_tokens: Histogram,
     http_seconds: Histogram,
     histograms: Vec<Histogram>,
@@ -103,6 +121,7 @@ impl Metrics {
             preemptions: AtomicU64::default(),
             reroutes: AtomicU64::default(),
             inter_token: Histogram::new("inter_token_latency_seconds", "Between two tokens.", TOKEN_SECONDS),
+            choices: Histogram::new("request_params_n", "Choices of each prompt of a request (n).", TOKENS),
             step_tokens: Histogram::new("iteration_tokens", "Tokens of a step of the engine.", TOKENS),
             http_seconds: Histogram::new(
                 "http_request_duration_seconds",
@@ -118,6 +137,11 @@ impl Metrics {
     /// Counts a request that was refused because the queue is full.
     pub(crate) fn overloaded(&self) {
         self.overloaded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a completion that the engine has admitted, with `n` choices of each prompt.
+    pub(crate) fn admitted(&self, n: usize) {
+        self.choices.observe(n as f64);
     }
 
     /// Counts an HTTP request whose answer has not begun.
@@ -139,13 +163,23 @@ impl Metrics {
         *http.entry((method, handler, status)).or_insert(0) += 1;
     }
 
-    /// The metrics as text for Prometheus. `weights` is the memory of the modules.
-    #[must_use]
-    pub fn render(&self, load: Load, weights: ModuleMemory) -> String {
+    /// Writes what describes the program, its weights and its queue.
+    fn engine_gauges(&self, out: &mut Exposition, engine: &EngineState) {
         use MetricKind::{Counter, Gauge};
-        let mut out = Exposition::new(self.labels.clone());
-        let count = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        out.metric("build_info", Gauge, "The binary.", [(label("version", &self.version), 1)]);
+        let EngineState { load, weights, .. } = engine;
+        let build = [label("version", &self.version), label("checkpoint", &engine.fingerprint)].join(",");
+        let help = "The program, and the weights that new requests use.";
+        out.metric("build_info", Gauge, help, [(build, 1)]);
+        let cache = [
+            label("block_size", PAGE_TOKENS),
+            label("cache_dtype", if engine.kv_type == KvType::F32 { "f32" } else { "bf16" }),
+            label("num_blocks", load.pages),
+        ];
+        let help = "The pages of keys and values: their tokens, number type and number.";
+        out.metric("cache_config_info", Gauge, help, [(cache.join(","), 1)]);
+        let waiting = engine.waiting.iter().map(|(path, count)| (label("path", path), *count));
+        let help = "Sequences in the queue whose path is known, of each path that has any.";
+        out.metric("path_queue_depth", Gauge, help, waiting);
         out.value("weight_bytes", Gauge, "Memory of the loaded modules.", weights.bytes);
         let help = "Largest memory of modules (serve.memory); 0 for no limit.";
         out.value("weight_limit_bytes", Gauge, help, weights.limit.unwrap_or(0));
@@ -155,6 +189,16 @@ impl Metrics {
         out.value("module_evictions_total", Counter, help, weights.evictions);
         out.value("num_requests_running", Gauge, "Sequences that hold a slot.", load.running);
         out.value("num_requests_waiting", Gauge, "Sequences in the queue.", load.waiting);
+    }
+
+    /// The metrics as text for Prometheus.
+    #[must_use]
+    pub fn render(&self, engine: &EngineState) -> String {
+        use MetricKind::{Counter, Gauge};
+        let EngineState { load, .. } = engine;
+        let mut out = Exposition::new(self.labels.clone());
+        let count = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        self.engine_gauges(&mut out, engine);
         let usage = load.used_pages as f64 / load.pages.max(1) as f64;
         let help = "Share of the pages of keys and values in use, 0 to 1.";
         out.value("kv_cache_usage_perc", Gauge, help, usage);
@@ -208,7 +252,7 @@ impl Metrics {
             "Answers by status; 499 is a client that left.",
             http.into_iter().map(line),
         );
-        let own = [&self.inter_token, &self.step_tokens, &self.http_seconds];
+        let own = [&self.inter_token, &self.choices, &self.step_tokens, &self.http_seconds];
         for histogram in self.histograms.iter().chain(own) {
             out.histogram(histogram);
         }

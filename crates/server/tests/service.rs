@@ -230,6 +230,8 @@ async fn ids_are_echoed_and_metrics_count() {
         ("dipaco_num_requests_running{model_name=\"tiny\"}", 0.0),
         ("dipaco_time_to_first_token_seconds_count{model_name=\"tiny\"}", 1.0),
         ("dipaco_inter_token_latency_seconds_count{model_name=\"tiny\"}", 2.0),
+        ("dipaco_request_params_n_sum{model_name=\"tiny\"}", 1.0),
+        ("dipaco_build_info{model_name=\"tiny\",version=\"0.0.0\",checkpoint=\"fp_test\"}", 1.0),
         ("dipaco_request_prompt_tokens_bucket{model_name=\"tiny\",le=\"1\"}", 1.0),
         (
             "dipaco_http_requests_total{model_name=\"tiny\",method=\"POST\",handler=\"/v1/completions\",status=\"200\"}",
@@ -238,6 +240,28 @@ async fn ids_are_echoed_and_metrics_count() {
     ] {
         assert_eq!(server.metric(line).await, value, "{line}");
     }
+}
+
+#[tokio::test]
+async fn the_queue_is_counted_by_path_and_the_pages_are_described() {
+    let server = Server::start(ServeConfig { slots: 1, ..ServeConfig::default() }).await;
+    server.model.gate.shut();
+    let body = json!({"prompt": "a", "path": 3, "max_tokens": 2}).to_string();
+    let ask = || server.send("POST", "/v1/completions", JSON, body.as_bytes());
+    let depth = async {
+        let mut load = server.state.engine().watch_load();
+        load.wait_for(|load| (load.running, load.waiting) == (1, 2)).await.unwrap();
+        let depth = server.metric("dipaco_path_queue_depth{model_name=\"tiny\",path=\"3\"}").await;
+        server.model.gate.open();
+        depth
+    };
+    let (one, two, three, depth) = tokio::join!(ask(), ask(), ask(), depth);
+    assert_eq!(([one.status, two.status, three.status], depth), ([200; 3], 2.0));
+    let metrics = String::from_utf8(server.get("/metrics").await.body).unwrap();
+    assert!(!metrics.contains("dipaco_path_queue_depth{"), "an empty queue: {metrics}");
+    let pages = server.state.engine().load().pages;
+    let line = format!("block_size=\"16\",cache_dtype=\"bf16\",num_blocks=\"{pages}\"}} 1");
+    assert!(metrics.contains(&line), "{metrics}");
 }
 
 #[tokio::test]

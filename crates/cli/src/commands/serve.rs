@@ -32,7 +32,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "DIPACO_ADDRESS", value_name = "ADDRESS")]
     address: Option<SocketAddr>,
     /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
-    #[arg(long)]
+    #[arg(long, env = "DIPACO_EARLY_STOPPING")]
     early_stopping: bool,
 }
 

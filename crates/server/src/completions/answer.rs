@@ -186,6 +186,7 @@ impl Drop for Answer {
             ?paths,
             prompt_tokens = self.prompt_tokens,
             completion_tokens = self.generated(),
+            cached_tokens = self.cached(),
             started_seconds = self.log.started,
             first_token_seconds = self.log.first_token,
             seconds = self.log.began.elapsed().as_secs_f64(),
