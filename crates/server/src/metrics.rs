@@ -163,13 +163,10 @@ impl Metrics {
         *http.entry((method, handler, status)).or_insert(0) += 1;
     }
 
-    /// The metrics as text for Prometheus.
-    #[must_use]
-    pub fn render(&self, engine: &EngineState) -> String {
+    /// Writes what describes the program, its weights and its queue.
+    fn engine_gauges(&self, out: &mut Exposition, engine: &EngineState) {
         use MetricKind::{Counter, Gauge};
         let EngineState { load, weights, .. } = engine;
-        let mut out = Exposition::new(self.labels.clone());
-        let count = |value: &AtomicU64| value.load(Ordering::Relaxed);
         let build = [label("version", &self.version), label("checkpoint", &engine.fingerprint)].join(",");
         let help = "The program, and the weights that new requests use.";
         out.metric("build_info", Gauge, help, [(build, 1)]);
@@ -192,6 +189,16 @@ impl Metrics {
         out.value("module_evictions_total", Counter, help, weights.evictions);
         out.value("num_requests_running", Gauge, "Sequences that hold a slot.", load.running);
         out.value("num_requests_waiting", Gauge, "Sequences in the queue.", load.waiting);
+    }
+
+    /// The metrics as text for Prometheus.
+    #[must_use]
+    pub fn render(&self, engine: &EngineState) -> String {
+        use MetricKind::{Counter, Gauge};
+        let EngineState { load, .. } = engine;
+        let mut out = Exposition::new(self.labels.clone());
+        let count = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        self.engine_gauges(&mut out, engine);
         let usage = load.used_pages as f64 / load.pages.max(1) as f64;
         let help = "Share of the pages of keys and values in use, 0 to 1.";
         out.value("kv_cache_usage_perc", Gauge, help, usage);
