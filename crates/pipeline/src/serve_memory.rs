@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use dipaco_config::RunConfig;
 use dipaco_infer::{ModuleKey, PathModules};
 use dipaco_model::{ModelError, PackedModule, Stepper, level_specs, parameters, path_specs};
-use dipaco_server::{Preload, body_bytes, engine_config};
+use dipaco_server::{Preload, RerouteBy, body_bytes, engine_config};
 use dipaco_telemetry::human;
 use dipaco_topology::Topology;
 use thiserror::Error;
@@ -79,7 +79,8 @@ impl ServeMemory {
         };
         let stepper = Stepper::new(model, topology)?;
         let engine = engine_config(serve);
-        let borders = if routers.transformer { stepper.border_bytes() } else { 0 };
+        let reroutes = routers.transformer || serve.reroute_by == RerouteBy::Features;
+        let borders = if reroutes { stepper.border_bytes() } else { 0 };
         let page = stepper.page_bytes(engine.kv_type) + borders;
         let largest =
             (0..topology.levels()).map(|level| parameters(&level_specs(model, topology, level))).max();
@@ -108,7 +109,7 @@ impl ServeMemory {
         total([modules, pages, routers, loading, step, bodies])
     }
 
-    /// Refuses a server that needs more than the memory that is `available`.
+    /// Refuses a server that needs more than the available memory of a machine.
     ///
     /// # Errors
     /// [`ServerTooLarge`] with all numbers.
@@ -218,6 +219,11 @@ mod tests {
         assert!(rounded.modules * 3 < all.modules, "{rounded}");
         let none = RouterModels { seed: false, transformer: false };
         assert_eq!(memory(|_| {}, none).routers, 0);
+        let features = memory(|config| config.serve.reroute_by = RerouteBy::Features, SEED);
+        assert!(
+            features.routers == all.routers && features.pages > all.pages,
+            "borders without a router more"
+        );
         let both = memory(|_| {}, RouterModels { transformer: true, ..SEED });
         assert!(both.routers > all.routers && both.pages > all.pages, "borders take memory, too");
         let pages = memory(|config| config.serve.kv_bytes = 1 << 34, SEED).pages;
