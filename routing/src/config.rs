@@ -147,10 +147,16 @@ impl RouterConfig {
         self.features == FeatureKind::Lsa && reads_features(kind)
     }
 
+    /// True if a router of this kind reads features of the seed: of its blocks, or of its token embedding alone.
+    #[must_use]
+    pub fn reads_seed(&self, kind: RouterKind) -> bool {
+        self.features == FeatureKind::Seed && reads_features(kind)
+    }
+
     /// True if a router of this kind reads features for which blocks of the seed compute, document by document.
     #[must_use]
     pub fn needs_seed(&self, kind: RouterKind) -> bool {
-        self.features == FeatureKind::Seed && self.feature_blocks != Some(0) && reads_features(kind)
+        self.reads_seed(kind) && self.feature_blocks != Some(0)
     }
 
     /// Checks that a run can start with the rule.

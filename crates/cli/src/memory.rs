@@ -1,5 +1,7 @@
 //! Memory of processes, where the system reports it, and the program's allocator.
 
+use dipaco_pipeline::machine_memory::bytes_after;
+
 /// Returns freed memory to the system. A coordinator, a synchronizer and a server free many buffers of some megabytes,
 /// which the allocator of glibc would keep.
 #[cfg(unix)]
@@ -8,7 +10,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Peak resident memory of this process, in bytes.
 pub(crate) fn peak() -> Option<u64> {
-    bytes(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmHWM:")
+    bytes_after(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), "VmHWM:")
 }
 
 /// Makes the resident memory of this process its peak, where the system allows it (proc(5), `clear_refs`).
@@ -19,12 +21,5 @@ pub(crate) fn begin_peak() {
 
 /// Resident memory of another process, in bytes.
 pub(crate) fn of_process(id: u32) -> Option<u64> {
-    bytes(&std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default(), "VmRSS:")
-}
-
-/// The value of a line `NAME  123 kB`.
-fn bytes(text: &str, name: &str) -> Option<u64> {
-    let kib: u64 =
-        text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())?;
-    Some(kib.saturating_mul(1024))
+    bytes_after(&std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default(), "VmRSS:")
 }

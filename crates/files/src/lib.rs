@@ -42,7 +42,19 @@ pub fn publish_private(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     write_and_publish(PendingFile::create_private(path)?, bytes)
 }
 
-fn write_and_publish(mut file: PendingFile, bytes: &[u8]) -> Result<(), FileError> {
+/// [`publish_private`] where `path` has no file yet. Returns false, and writes nothing, if it has one.
+///
+/// # Errors
+/// As [`publish`].
+pub fn publish_private_new(path: &Path, bytes: &[u8]) -> Result<bool, FileError> {
+    written(PendingFile::create_private(path)?, bytes)?.publish_new()
+}
+
+fn write_and_publish(file: PendingFile, bytes: &[u8]) -> Result<(), FileError> {
+    written(file, bytes)?.publish()
+}
+
+fn written(mut file: PendingFile, bytes: &[u8]) -> Result<PendingFile, FileError> {
     file.write_all(bytes).map_err(FileError::new("write", file.destination()))?;
-    file.publish()
+    Ok(file)
 }

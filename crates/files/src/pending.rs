@@ -94,20 +94,43 @@ impl PendingFile {
     /// # Errors
     /// The disk fails, or the destination cannot be replaced. The temporary file is gone then.
     pub fn publish(self) -> Result<(), FileError> {
+        self.sync_file()?;
         let Self { temporary, destination, folder } = self;
-        // Synced before the renaming: otherwise a power failure can leave the new name on an empty file.
-        temporary.as_file().sync_all().map_err(FileError::new("write", &destination))?;
         temporary
             .persist(&destination)
             .map_err(|error| FileError::new("rename a temporary file to", &destination)(error.error))?;
-        // The new name is an entry of the folder and is durable only once the folder is. Other systems cannot open
-        // folders as files.
-        #[cfg(unix)]
-        File::open(&folder).and_then(|folder| folder.sync_all()).map_err(FileError::new("sync", &folder))?;
-        #[cfg(not(unix))]
-        drop(folder);
-        Ok(())
+        sync_folder(&folder)
     }
+
+    /// [`Self::publish`] where the destination has no file yet. Returns false, and publishes nothing, if it has one.
+    ///
+    /// # Errors
+    /// The disk fails. The temporary file is gone then.
+    pub fn publish_new(self) -> Result<bool, FileError> {
+        self.sync_file()?;
+        let Self { temporary, destination, folder } = self;
+        match temporary.persist_noclobber(&destination) {
+            Ok(_) => sync_folder(&folder).map(|()| true),
+            Err(error) if error.error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(FileError::new("rename a temporary file to", &destination)(error.error)),
+        }
+    }
+
+    /// Syncs the content. Before the renaming: otherwise a power failure can leave the new name on an empty file.
+    fn sync_file(&self) -> Result<(), FileError> {
+        self.temporary.as_file().sync_all().map_err(FileError::new("write", &self.destination))
+    }
+}
+
+/// Makes the names in a folder durable.
+fn sync_folder(folder: &Path) -> Result<(), FileError> {
+    // The new name is an entry of the folder and is durable only once the folder is. Other systems cannot open
+    // folders as files.
+    #[cfg(unix)]
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(FileError::new("sync", folder))?;
+    #[cfg(not(unix))]
+    let _ = folder;
+    Ok(())
 }
 
 impl Write for PendingFile {

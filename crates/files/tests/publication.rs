@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
-use dipaco_files::{PendingFile, content_hash, file_hash, publish, publish_private};
+use dipaco_files::{PendingFile, content_hash, file_hash, publish, publish_private, publish_private_new};
 
 fn names(folder: &Path) -> std::io::Result<Vec<String>> {
     let names = fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
@@ -43,6 +43,16 @@ fn a_pending_file_is_hidden_until_it_is_published_and_gone_when_it_is_dropped() 
 
     drop(PendingFile::create(&path).unwrap());
     assert_eq!(names(folder.path()).unwrap(), ["train.h5"]);
+}
+
+#[test]
+fn a_new_file_replaces_none_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("key.pem");
+    assert!(publish_private_new(&path, b"first").unwrap());
+    assert!(!publish_private_new(&path, b"second").unwrap());
+    assert_eq!(fs::read(&path).unwrap(), b"first");
+    assert_eq!(names(folder.path()).unwrap(), ["key.pem"]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use dipaco_net::{HelperToken, JoinToken, NetError, RunAuthority};
 use dipaco_protocol::{SYNCHRONIZER, WORKER};
 use dipaco_train::RenewToken;
 
+use crate::authority_error::AuthorityError;
 pub use crate::authority_file::{SECRETS, authority_file};
 use crate::error::PipelineError;
 use crate::files;
@@ -23,8 +24,8 @@ pub const TOKEN_LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
 /// the identity of the run in its manifest.
 ///
 /// # Errors
-/// [`PipelineError::OtherAuthority`] when the file belongs to another run, [`PipelineError::Net`] when it is damaged,
-/// [`PipelineError::SecretsFolder`] when it can't be written, [`PipelineError::Io`] when it can't be read, and the errors of
+/// [`AuthorityError::OtherAuthority`] when the file belongs to another run, [`PipelineError::Net`] when it is damaged,
+/// [`AuthorityError::SecretsFolder`] when it can't be written, [`PipelineError::Io`] when it can't be read, and the errors of
 /// [`authority_file`].
 pub fn authority(run: &RunDirectory, id: &str, now: SystemTime) -> Result<RunAuthority, PipelineError> {
     files::create_private_folder(&run.secrets())?;
@@ -50,19 +51,19 @@ fn read_or_create(
     let authority = RunAuthority::create(id, now)?;
     let folder = file.parent().unwrap_or(&file);
     let failed =
-        |source| PipelineError::SecretsFolder { folder: folder.to_owned(), source: Box::new(source) };
+        |source| AuthorityError::SecretsFolder { folder: folder.to_owned(), source: Box::new(source) };
     files::create_private_folder(folder).map_err(failed)?;
     if files::create_private(&file, authority.to_pem().as_bytes()).map_err(failed)? {
         return Ok(authority);
     }
     // A copy of the run on this machine was first.
-    read(&file, id)?.ok_or(PipelineError::NoAuthority { file })
+    read(&file, id)?.ok_or_else(|| AuthorityError::NoAuthority { file }.into())
 }
 
 /// [`authority`] for a run that may have one elsewhere: it makes no second key for tokens that exist.
 ///
 /// # Errors
-/// [`PipelineError::NoAuthority`], and the errors of [`authority`].
+/// [`AuthorityError::NoAuthority`], and the errors of [`authority`].
 pub fn known_authority(run: &RunDirectory, id: &str, now: SystemTime) -> Result<RunAuthority, PipelineError> {
     read_or_create_known(run, authority_file(run, id)?, id, now)
 }
@@ -74,7 +75,7 @@ fn read_or_create_known(
     now: SystemTime,
 ) -> Result<RunAuthority, PipelineError> {
     if run.join_token().exists() && !file.exists() {
-        return Err(PipelineError::NoAuthority { file });
+        return Err(AuthorityError::NoAuthority { file }.into());
     }
     read_or_create(run, file, id, now)
 }
@@ -86,7 +87,7 @@ fn read(file: &Path, id: &str) -> Result<Option<RunAuthority>, PipelineError> {
             let authority = RunAuthority::from_pem(&text)?;
             if authority.run_id() != id {
                 let (file, run) = (file.to_owned(), authority.run_id().to_owned());
-                return Err(PipelineError::OtherAuthority { file, run });
+                return Err(AuthorityError::OtherAuthority { file, run }.into());
             }
             Ok(Some(authority))
         }
@@ -191,7 +192,7 @@ mod tests {
         assert_eq!(read_or_create(&run, file.clone(), "mine-1", now).unwrap().to_pem(), authority.to_pem());
         assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
         let other = read_or_create(&run, file, "other-2", now).unwrap_err();
-        assert!(matches!(other, PipelineError::OtherAuthority { .. }), "{other}");
+        assert!(matches!(other, PipelineError::Authority(AuthorityError::OtherAuthority { .. })), "{other}");
     }
 
     #[cfg(unix)]
@@ -213,7 +214,10 @@ mod tests {
         write_tokens(&run, &authority, &["127.0.0.1:1".to_owned()], now).unwrap();
         let elsewhere = file.with_file_name("elsewhere/authority.pem");
         let error = read_or_create_known(&run, elsewhere.clone(), "mine-1", now).unwrap_err();
-        assert!(matches!(&error, PipelineError::NoAuthority { file } if *file == elsewhere), "{error}");
+        assert!(
+            matches!(&error, PipelineError::Authority(AuthorityError::NoAuthority { file }) if *file == elsewhere),
+            "{error}"
+        );
         assert!(!elsewhere.exists());
     }
 

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::error::PipelineError;
+use crate::authority_error::AuthorityError;
 use crate::run_directory::RunDirectory;
 
 /// Environment variable with the folder of the keys of all runs of this machine.
@@ -23,14 +23,14 @@ const FILE: &str = "authority.pem";
 /// the rule.
 ///
 /// # Errors
-/// [`PipelineError::NoSecretsFolder`] when the environment names no folder, [`PipelineError::RunId`] when the identity can't
+/// [`AuthorityError::NoSecretsFolder`] when the environment names no folder, [`AuthorityError::RunId`] when the identity can't
 /// be the name of a folder.
-pub fn authority_file(run: &RunDirectory, id: &str) -> Result<PathBuf, PipelineError> {
+pub fn authority_file(run: &RunDirectory, id: &str) -> Result<PathBuf, AuthorityError> {
     choose(run, place(id, |variable| std::env::var_os(variable)))
 }
 
 /// The file at the place of the rule, or the one in the folder of an earlier run.
-fn choose(run: &RunDirectory, place: Result<PathBuf, PipelineError>) -> Result<PathBuf, PipelineError> {
+fn choose(run: &RunDirectory, place: Result<PathBuf, AuthorityError>) -> Result<PathBuf, AuthorityError> {
     let inside = run.earlier_authority();
     if !inside.exists() {
         return place;
@@ -62,17 +62,17 @@ fn choose(run: &RunDirectory, place: Result<PathBuf, PipelineError>) -> Result<P
 }
 
 /// The file that the rule names, in an environment.
-fn place(id: &str, variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, PipelineError> {
+fn place(id: &str, variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, AuthorityError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if id.is_empty() || id.starts_with('.') || id.len() > 128 || !id.chars().all(plain) {
-        return Err(PipelineError::RunId { id: id.to_owned() });
+        return Err(AuthorityError::RunId { id: id.to_owned() });
     }
     let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let absolute = |name: &str| set(name).filter(|folder| folder.is_absolute());
     let folder = set(SECRETS)
         .or_else(|| absolute("XDG_STATE_HOME").map(|state| state.join("dipaco")))
         .or_else(|| absolute("HOME").map(|home| home.join(".local/state/dipaco")))
-        .ok_or(PipelineError::NoSecretsFolder)?;
+        .ok_or(AuthorityError::NoSecretsFolder)?;
     Ok(folder.join(id).join(FILE))
 }
 
@@ -81,7 +81,7 @@ fn place(id: &str, variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBu
 mod tests {
     use super::*;
 
-    fn place_in(environment: &[(&str, &str)]) -> Result<PathBuf, PipelineError> {
+    fn place_in(environment: &[(&str, &str)]) -> Result<PathBuf, AuthorityError> {
         let find = |name: &str| environment.iter().find(|(set, _)| *set == name);
         place("mine-1a2b", |name| find(name).map(|(_, value)| value.into()))
     }
@@ -114,7 +114,7 @@ mod tests {
         std::fs::create_dir_all(inside.parent().unwrap()).unwrap();
         std::fs::write(&inside, "key").unwrap();
         assert_eq!(chosen(), inside);
-        assert_eq!(choose(&run, Err(PipelineError::NoSecretsFolder)).unwrap(), inside);
+        assert_eq!(choose(&run, Err(AuthorityError::NoSecretsFolder)).unwrap(), inside);
         std::fs::create_dir_all(outside.parent().unwrap()).unwrap();
         std::fs::copy(&inside, &outside).unwrap();
         assert_eq!(chosen(), outside);
@@ -124,7 +124,7 @@ mod tests {
     fn no_identity_leaves_the_folder() {
         for id in ["", "..", "a/../../b", "/etc", ".ssh", "a\\b", "a\n", &"a".repeat(129)] {
             let error = place(id, |_| Some("/keys".into())).unwrap_err();
-            assert!(matches!(error, PipelineError::RunId { .. }), "{id}: {error}");
+            assert!(matches!(error, AuthorityError::RunId { .. }), "{id}: {error}");
         }
     }
 }

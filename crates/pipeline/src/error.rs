@@ -9,6 +9,7 @@ use dipaco_train::client::{ClientError, TokenPlaceError, TokenUrlError};
 use dipaco_train::{CoordinatorError, TrainError};
 use thiserror::Error;
 
+use crate::authority_error::AuthorityError;
 use crate::extend_error::ExtendError;
 use crate::label_error::LabelError;
 use crate::serve_memory::ServerTooLarge;
@@ -206,51 +207,9 @@ pub enum PipelineError {
         /// The module.
         module: ModuleId,
     },
-    /// The environment names no folder for the key of a run's authority.
-    #[error(
-        "there is no place for the key of the run's authority: set DIPACO_SECRETS to a folder that is outside of the run and \
-         that only you may read, or HOME"
-    )]
-    NoSecretsFolder,
-    /// The folder for the key of a run's authority can't be made.
-    #[error(
-        "can't keep the key of the run's authority in {}: set DIPACO_SECRETS to a folder that is outside of the run and that \
-         only you may read",
-        folder.display()
-    )]
-    SecretsFolder {
-        /// The folder.
-        folder: PathBuf,
-        /// The reason.
-        #[source]
-        source: Box<PipelineError>,
-    },
-    /// The key of a run's authority is elsewhere.
-    #[error(
-        "the run has tokens, and {} with the key that signed them is not here: run this command as the user and on the \
-         machine of the coordinator, with the same DIPACO_SECRETS",
-        file.display()
-    )]
-    NoAuthority {
-        /// The file that would hold the key.
-        file: PathBuf,
-    },
-    /// The identity of a run in its manifest is none that this program makes.
-    #[error(
-        "the manifest names the run {id:?}: a name has up to 128 letters, digits, `-`, `_` and `.`; restore the store from a copy"
-    )]
-    RunId {
-        /// The identity.
-        id: String,
-    },
-    /// The certificate authority of another run.
-    #[error("{} belongs to run `{run}`, the store to another: remove the file, and give workers the new token", file.display())]
-    OtherAuthority {
-        /// The file of the authority.
-        file: PathBuf,
-        /// The run that it belongs to.
-        run: String,
-    },
+    /// The key of the run's authority.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
     /// Two processes want to run experiments in one folder.
     #[error(
         "another process runs experiments in {}: wait for it, or give another folder with --out",

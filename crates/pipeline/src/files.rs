@@ -44,24 +44,14 @@ pub fn write_large<E: Into<PipelineError>>(
     Ok(pending.publish()?)
 }
 
-/// Writes a file that only its owner may read, if there is none of its name. Returns false if there is one.
+/// Writes a secret whole or not at all where there is no file of its name, and creates its folder. Returns false if there is
+/// one. Only the owner may read the file.
 ///
 /// # Errors
 /// [`PipelineError::Io`] and [`PipelineError::File`].
 pub fn create_private(file: &Path, bytes: &[u8]) -> Result<bool, PipelineError> {
-    let written = file.with_extension(format!("new-{}", std::process::id()));
-    write_private(&written, bytes)?;
-    // A link is made only where nothing has the name, and shows the whole file at once.
-    let linked = fs::hard_link(&written, file);
-    let removed = fs::remove_file(&written);
-    match linked {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
-        Err(source) => Err(PipelineError::Io { action: "create", path: file.to_owned(), source }),
-        Ok(()) => {
-            removed.map_err(|source| PipelineError::Io { action: "remove", path: written, source })?;
-            Ok(true)
-        }
-    }
+    create_folder_of(file)?;
+    Ok(dipaco_files::publish_private_new(file, bytes)?)
 }
 
 /// Creates a folder that only its owner may enter, and makes an existing folder such a folder.

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod advertised;
+mod authority_error;
 mod authority_file;
 mod error;
 mod fingerprint;
@@ -66,6 +67,7 @@ pub mod train;
 pub mod transformer_router;
 pub mod vocabulary;
 
+pub use authority_error::AuthorityError;
 pub use error::PipelineError;
 pub use extend_error::ExtendError;
 pub use imported_files::{ExportedFiles, ImportedFolder};

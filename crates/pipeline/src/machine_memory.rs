@@ -37,8 +37,8 @@ pub fn machine_memory() -> Option<MachineMemory> {
 
 fn below(root: &Path) -> Option<MachineMemory> {
     let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
-    let kilobytes = |name: &str| number_after(&text, name).map(|value| value.saturating_mul(1024));
-    let mut memory = MachineMemory { total: kilobytes("MemTotal:")?, available: kilobytes("MemAvailable:")? };
+    let bytes = |name| bytes_after(&text, name);
+    let mut memory = MachineMemory { total: bytes("MemTotal:")?, available: bytes("MemAvailable:")? };
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     for line in groups.lines() {
         // `HIERARCHY:CONTROLLERS:PATH`; without controllers it is version 2.
@@ -68,6 +68,12 @@ fn of_group(folder: &Path, files: &GroupFiles) -> Option<MachineMemory> {
     let reclaimable =
         read("memory.stat").and_then(|text| number_after(&text, files.reclaimable)).unwrap_or(0);
     Some(MachineMemory { total, available: total.saturating_sub(used.saturating_sub(reclaimable)) })
+}
+
+/// The bytes in the line `NAME NUMBER kB` of a file of `/proc`.
+#[must_use]
+pub fn bytes_after(text: &str, name: &str) -> Option<u64> {
+    number_after(text, name).map(|kilobytes| kilobytes.saturating_mul(1024))
 }
 
 /// The number in the line `NAME NUMBER …`.

@@ -7,10 +7,10 @@ use std::time::{Duration, UNIX_EPOCH};
 use dipaco_config::RunConfig;
 use dipaco_eval::TokenRouter;
 use dipaco_infer::{
-    BoxError, Engine, ModuleMemory, NoObserver, PrefixRouter, RoutedModel, RunModel, TextCodec,
+    BoxError, Engine, ModuleMemory, NoObserver, PathModules, PrefixRouter, RoutedModel, RunModel, TextCodec,
 };
 use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
-use dipaco_routing::{RecentRouter, Router, RouterKind, TextRouter, TransformerRouter};
+use dipaco_routing::{RecentRouter, Router, TextRouter, TransformerRouter};
 use dipaco_server::{LoadProgress, RerouteBy, ServeConfig, ServedRun, ServerState, start_engine};
 use dipaco_topology::PathId;
 
@@ -151,8 +151,9 @@ fn load(start: Start, weights: Weights) -> Result<Opened, PipelineError> {
     let phase = weights.manifest().phase();
     let router = router(&run.routing(phase))?;
     router.check_paths(weights.topology().paths())?;
-    check_memory(&run, &config, &weights, &router)?;
-    progress.expect(modules_at_start(&config, weights.topology(), &all_paths(&weights)?)?);
+    let paths = all_paths(&weights)?;
+    check_memory(&run, &config, &weights, &router, &paths)?;
+    progress.expect(modules_at_start(&config, weights.topology(), &paths)?);
     let transformer = transformer_router(&run, &config, &weights)?;
     let tokenizer = tokenizer(&run)?;
     let codec = RunTextCodec::new(tokenizer.clone(), run.imported().end_tokens()?);
@@ -169,14 +170,14 @@ fn check_memory(
     config: &RunConfig,
     weights: &Weights,
     router: &Router,
+    paths: &[PathModules],
 ) -> Result<(), PipelineError> {
-    let (kind, fitted) = (router.kind(), &router.fitted_on().config);
     let routers = RouterModels {
-        seed: !fitted.needs_token_vectors(kind) && !matches!(kind, RouterKind::Random | RouterKind::Labels),
+        seed: router.fitted_on().config.reads_seed(router.kind()),
         transformer: config.serve.reroute_by == RerouteBy::Transformer
             && TransformerRouter::exists(run.routing(weights.manifest().phase()).root()),
     };
-    let memory = ServeMemory::new(config, weights.topology(), &all_paths(weights)?, routers)?;
+    let memory = ServeMemory::new(config, weights.topology(), paths, routers)?;
     tracing::info!("the server needs at most {memory}");
     match machine_memory() {
         Some(machine) if config.serve.check_memory => Ok(memory.check(machine)?),

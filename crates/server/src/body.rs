@@ -28,7 +28,12 @@ const LARGE_BODIES: usize = 16;
 /// Most memory of the bodies of all requests together, in bytes.
 #[must_use]
 pub fn body_bytes(config: &ServeConfig) -> usize {
-    config.body_limit.saturating_mul(LARGE_BODIES)
+    room(config.body_limit)
+}
+
+/// Bytes of all bodies together, each of at most `limit` bytes.
+fn room(limit: usize) -> usize {
+    limit.saturating_mul(LARGE_BODIES).clamp(1, Semaphore::MAX_PERMITS)
 }
 
 /// Bytes of bodies that all requests together may hold.
@@ -48,8 +53,7 @@ pub(crate) struct JsonBody {
 impl BodyMemory {
     /// Memory for bodies of at most `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
-        let bytes = limit.saturating_mul(LARGE_BODIES).clamp(1, Semaphore::MAX_PERMITS);
-        Self { free: Arc::new(Semaphore::new(bytes)), limit }
+        Self { free: Arc::new(Semaphore::new(room(limit))), limit }
     }
 
     /// Takes the memory for more bytes of a body, or refuses the request. Nobody waits here: requests that wait for each

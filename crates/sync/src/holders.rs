@@ -7,6 +7,7 @@ use std::time::Duration;
 use dipaco_topology::PathId;
 
 use crate::ProcessId;
+use crate::tally::Tally;
 
 /// Paths that are bound to the workers with their newest state, and the held paths of each worker.
 ///
@@ -19,7 +20,7 @@ pub(crate) struct Holders {
     /// The same, ordered by time.
     silent_since: BTreeSet<(Duration, ProcessId)>,
     /// Number of workers of each token in `heard`.
-    tokens: BTreeMap<String, usize>,
+    tokens: Tally<String>,
     held: BTreeMap<PathId, BTreeSet<ProcessId>>,
     /// Paths that each worker holds, as it reported.
     said: BTreeMap<ProcessId, BTreeSet<PathId>>,
@@ -68,7 +69,7 @@ impl Holders {
         if let Some(before) = self.heard.insert(worker.clone(), now) {
             self.silent_since.remove(&(before, worker.clone()));
         } else {
-            *self.tokens.entry(worker.token.clone()).or_default() += 1;
+            self.tokens.add(worker.token.clone());
         }
         self.silent_since.insert((now, worker.clone()));
     }
@@ -100,12 +101,7 @@ impl Holders {
     fn forget_worker(&mut self, worker: &ProcessId) -> Vec<PathId> {
         if let Some(heard) = self.heard.remove(worker) {
             self.silent_since.remove(&(heard, worker.clone()));
-            if let Some(workers) = self.tokens.get_mut(&worker.token) {
-                *workers -= 1;
-                if *workers == 0 {
-                    self.tokens.remove(&worker.token);
-                }
-            }
+            self.tokens.take(&worker.token);
         }
         self.forgotten.push(worker.clone());
         let held: Vec<_> = self.said.remove(worker).into_iter().flatten().collect();
@@ -125,7 +121,7 @@ impl Holders {
 
     /// True if a worker with this token has not been forgotten.
     pub(crate) fn knows_token(&self, token: &str) -> bool {
-        self.tokens.contains_key(token)
+        self.tokens.count(token) > 0
     }
 
     /// Number of workers that have not been forgotten.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use dipaco_topology::PathId;
 
+use crate::tally::Tally;
 use crate::{Lease, LeaseClaim, ProcessId};
 
 /// All granted leases: the current ones, at most one per path, and those that follow a current lease on its path.
@@ -15,7 +16,7 @@ pub(crate) struct LeaseTable {
     /// Paths of the current leases of each process that has one.
     of_processes: BTreeMap<ProcessId, BTreeSet<PathId>>,
     /// Number of current leases of each token that has one.
-    of_tokens: BTreeMap<String, usize>,
+    of_tokens: Tally<String>,
     /// Time at which each current lease ends without a message of its worker.
     ends: BTreeSet<(Duration, PathId)>,
     /// Number of current leases that hand their path over.
@@ -66,7 +67,7 @@ impl LeaseTable {
 
     /// Number of paths on which processes with a token have current leases.
     pub(crate) fn of_token(&self, token: &str) -> usize {
-        self.of_tokens.get(token).copied().unwrap_or(0)
+        self.of_tokens.count(token)
     }
 
     /// Number of tokens with a current lease.
@@ -88,7 +89,7 @@ impl LeaseTable {
     pub(crate) fn insert(&mut self, lease: Lease) {
         self.take_current(lease.path);
         self.of_processes.entry(lease.worker.clone()).or_default().insert(lease.path);
-        *self.of_tokens.entry(lease.worker.token.clone()).or_default() += 1;
+        self.of_tokens.add(lease.worker.token.clone());
         self.ends.insert((end(&lease), lease.path));
         self.handing_over += usize::from(lease.hands_over.is_some());
         self.current.insert(lease.path, lease);
@@ -160,12 +161,7 @@ impl LeaseTable {
                 self.of_processes.remove(&lease.worker);
             }
         }
-        if let Some(leases) = self.of_tokens.get_mut(&lease.worker.token) {
-            *leases -= 1;
-            if *leases == 0 {
-                self.of_tokens.remove(&lease.worker.token);
-            }
-        }
+        self.of_tokens.take(&lease.worker.token);
         Some(lease)
     }
 }
@@ -178,6 +174,7 @@ fn end(lease: &Lease) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drops::hash;
     use crate::{Fence, LeaseSecret, LeaseTask};
 
     fn lease(path: u32, worker: usize, fence: u64, end: u64) -> Lease {
@@ -225,10 +222,10 @@ mod tests {
     #[test]
     fn the_indexes_agree_with_the_leases_after_any_changes() {
         let mut table = LeaseTable::default();
-        let mut state = 7_u64;
+        let mut draws = 0;
         let mut random = |most: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % most
+            draws += 1;
+            hash([7, draws]) % most
         };
         let mut seen = [0; 6];
         for step in 0..4_000 {

@@ -46,6 +46,7 @@ mod sampling;
 mod schedule;
 mod scheme;
 mod speeds;
+mod tally;
 mod trimming;
 
 pub use clipping::Clipping;

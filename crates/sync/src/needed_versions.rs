@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use dipaco_topology::PathId;
 
 use crate::FragmentId;
+use crate::tally::Tally;
 
 /// The versions of fragments that each path needs, and by how many needs each version is held.
 #[derive(Clone, Debug, Default)]
 pub struct NeededVersions {
     of_paths: BTreeMap<PathId, Vec<(FragmentId, u32)>>,
-    needs: BTreeMap<(FragmentId, u32), usize>,
+    needs: Tally<(FragmentId, u32)>,
 }
 
 impl NeededVersions {
@@ -20,15 +21,10 @@ impl NeededVersions {
             return;
         }
         for &version in &needed {
-            *self.needs.entry(version).or_default() += 1;
+            self.needs.add(version);
         }
         for version in self.of_paths.insert(path, needed).unwrap_or_default() {
-            if let Some(needs) = self.needs.get_mut(&version) {
-                *needs -= 1;
-                if *needs == 0 {
-                    self.needs.remove(&version);
-                }
-            }
+            self.needs.take(&version);
         }
     }
 
@@ -41,12 +37,13 @@ impl NeededVersions {
     /// True if a path needs a version of a fragment.
     #[must_use]
     pub fn contains(&self, fragment: FragmentId, version: u32) -> bool {
-        self.needs.contains_key(&(fragment, version))
+        self.needs.count(&(fragment, version)) > 0
     }
 
     /// The needed versions of a fragment, in order.
-    pub fn of(&self, fragment: FragmentId) -> impl Iterator<Item = u32> + '_ {
-        self.needs.range((fragment, 0)..=(fragment, u32::MAX)).map(|(&(_, version), _)| version)
+    #[cfg(test)]
+    pub(crate) fn of(&self, fragment: FragmentId) -> impl Iterator<Item = u32> + '_ {
+        self.needs.keys().filter(move |&&(other, _)| other == fragment).map(|&(_, version)| version)
     }
 }
 
@@ -69,6 +66,6 @@ mod tests {
         assert!(needed.of(a).eq([5]) && !needed.contains(a, 4));
         needed.set(PathId(0), vec![(a, 5)]);
         needed.set(PathId(0), Vec::new());
-        assert!(needed.needs.is_empty());
+        assert_eq!(needed.needs.len(), 0);
     }
 }

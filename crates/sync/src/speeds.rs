@@ -84,6 +84,7 @@ fn order(speed: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drops::hash;
 
     /// The definition, by a look at all speeds.
     fn fastest(speeds: &BTreeMap<ProcessId, f64>) -> f64 {
@@ -97,9 +98,8 @@ mod tests {
     fn the_fastest_is_that_of_a_look_at_all_after_any_changes() {
         let mut speeds = Speeds::default();
         let mut all = BTreeMap::new();
-        let mut state = 5_u64;
-        for _ in 0..3_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        for draw in 0..3_000 {
+            let state = hash([5, draw]);
             let worker = ProcessId::local(&((state >> 33) % 24).to_string());
             if (state >> 40).is_multiple_of(3) {
                 speeds.forget(&worker);

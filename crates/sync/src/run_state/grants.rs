@@ -42,10 +42,13 @@ impl RunState {
 
     /// The reason not to grant a process a further lease; `None` if it may have one.
     fn has_enough(&self, worker: &ProcessId) -> Option<Reason> {
+        self.process_has_enough(worker).or_else(|| self.token_has_enough(&worker.token))
+    }
+
+    /// The reason not to grant a process a further lease, whatever its token has; `None` if it may have one.
+    fn process_has_enough(&self, worker: &ProcessId) -> Option<Reason> {
         let leases = self.leases.of_process(worker);
-        (leases >= self.plan.limits.per_worker)
-            .then_some(Reason::Enough { leases })
-            .or_else(|| self.token_has_enough(&worker.token))
+        (leases >= self.plan.limits.per_worker).then_some(Reason::Enough { leases })
     }
 
     /// A new lease on a path from inner step `from`.
@@ -124,9 +127,8 @@ impl RunState {
         if self.first_for(&lease.worker).is_some_and(|(steps, _)| steps < lease.to) {
             return Ok(Grant::Finished);
         }
-        let leases = self.leases.of_process(&lease.worker);
-        if leases >= self.plan.limits.per_worker {
-            return Ok(Grant::Wait(Reason::Enough { leases }));
+        if let Some(reason) = self.process_has_enough(&lease.worker) {
+            return Ok(Grant::Wait(reason));
         }
         if self.token_has_too_many(&lease.worker.token) {
             // The path then becomes free for a worker of another token.

@@ -97,8 +97,8 @@ impl RunState {
 
     /// Versions of a fragment that paths may still need besides the newest: versions from which they train, and
     /// versions that they take over next.
-    #[must_use]
-    pub fn needed_versions(&self, fragment: FragmentId) -> BTreeSet<u32> {
+    #[cfg(test)]
+    pub(super) fn needed_versions(&self, fragment: FragmentId) -> BTreeSet<u32> {
         let newest = self.progress.versions.get(&fragment).copied().unwrap_or(0);
         self.needed.of(fragment).filter(|&version| version < newest).collect()
     }

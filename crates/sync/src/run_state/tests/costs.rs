@@ -71,7 +71,7 @@ fn costs(k: u32) -> Vec<(&'static str, u64)> {
         }
         costs.push(("commit", cost));
         for fragment in run.fragment_ids_of(lease.path) {
-            costs.push(("needed versions", looks(&mut run, |run| run.needed_versions(fragment)).1));
+            costs.push(("needed versions", looks(&mut run, |run| run.needs_version(fragment, 0)).1));
         }
     }
     let (granted, cost) = looks(&mut run, |run| run.grant(at(3), &request(&idle, &[])));
