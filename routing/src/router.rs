@@ -8,6 +8,8 @@ mod header;
 mod posterior;
 mod rule;
 
+use std::borrow::Cow;
+
 use dipaco_topology::PathId;
 
 pub use self::encoding::ROUTER_FORMAT_VERSION;
@@ -26,6 +28,9 @@ pub struct DocumentRoute {
     /// bias, or for a discriminative router -ln of the path's probability. `path` has the smallest distance and, of equal
     /// distances, the lowest id.
     pub distances: Vec<f32>,
+    /// Euclidean distance of each part of the features to the centroid that the path has there, for product k-means. Their
+    /// squares sum to the squared distance to the path's centroids, before its bias. Empty for the other kinds.
+    pub parts: Vec<f32>,
 }
 
 /// A fitted router. It never changes; its hash names it.
@@ -227,6 +232,12 @@ impl Router {
         self.header.kind
     }
 
+    /// True if the distances of [`Self::route`] are -ln of probabilities, false if they are Euclidean.
+    #[must_use]
+    pub fn gives_probabilities(&self) -> bool {
+        self.kind() == RouterKind::Discriminative
+    }
+
     /// Number of choices for each part of the feature, the most significant digit of the path's number first. Only product
     /// k-means has several parts; the others have one number, P.
     #[must_use]
@@ -266,10 +277,27 @@ impl Router {
     pub fn route(&self, features: &[f32]) -> Result<DocumentRoute, RoutingError> {
         let distances = self.distances(features)?;
         let ((path, _), shape) = (nearest(&distances), self.header.shape());
+        let parts = match self.kind() {
+            RouterKind::ProductKMeans => {
+                let (rule, factors) = self.rule_with_factors();
+                shape.part_distances(rule, &scaled(features, factors), path)
+            }
+            RouterKind::KMeans | RouterKind::Discriminative | RouterKind::Random | RouterKind::Labels => {
+                Vec::new()
+            }
+        };
         Ok(DocumentRoute {
             path,
             distances: distances.into_iter().map(|distance| shape.shown(distance)).collect(),
+            parts: parts.into_iter().map(|distance| shape.shown(distance)).collect(),
         })
+    }
+
+    /// The numbers of the rule, and the factors (D) of the features if there are any.
+    fn rule_with_factors(&self) -> (&[f32], Option<&[f32]>) {
+        let values = self.header.shape().values().unwrap_or(0).min(self.values.len());
+        let (rule, rest) = self.values.split_at(values);
+        (rule, rest.get(..self.dimension()).filter(|_| self.header.scaled))
     }
 
     /// The `n` best paths for a document's `features` (D), best first, equal paths by their id; all paths if there are no
@@ -302,12 +330,16 @@ impl Router {
         if let Some(component) = features.iter().position(|value| !value.is_finite()) {
             return Err(RoutingError::NotFinite { what: "feature", index: 0, component });
         }
-        let shape = self.header.shape();
-        let (rule, rest) = self.values.split_at(shape.values().unwrap_or(0).min(self.values.len()));
-        let factors = rest.get(..dimension).filter(|_| self.header.scaled);
-        let Some(factors) = factors else { return Ok(shape.distances(rule, features)) };
-        let scaled: Vec<f32> = features.iter().zip(factors).map(|(value, factor)| value * factor).collect();
-        Ok(shape.distances(rule, &scaled))
+        let (rule, factors) = self.rule_with_factors();
+        Ok(self.header.shape().distances(rule, &scaled(features, factors)))
+    }
+}
+
+/// Features (D) times their factors (D), if there are any.
+fn scaled<'a>(features: &'a [f32], factors: Option<&[f32]>) -> Cow<'a, [f32]> {
+    match factors {
+        None => Cow::Borrowed(features),
+        Some(factors) => features.iter().zip(factors).map(|(value, factor)| value * factor).collect(),
     }
 }
 

@@ -46,7 +46,9 @@ pub use dipaco_model::{Dtype as KvType, PAGE_TOKENS, Positions};
 pub use engine::{Engine, EngineConfig};
 pub use error::EngineError;
 pub use event::{FinishReason, Finished, GenerationEvent, SequenceEvent, StopReason};
-pub use model::{Executor, Generation, PageCopy, PathVersion, Route, RoutedModel, SequenceRows, ServedPath};
+pub use model::{
+    Executor, Generation, Measure, PageCopy, PathVersion, Route, RoutedModel, SequenceRows, ServedPath,
+};
 pub use module_cache::{MemoryTooSmall, ModuleCache, ModuleKey, ModuleMemory};
 pub use observer::{NoObserver, Observer, Outcome, RequestSummary, StepSummary};
 pub use params::{GenerateRequest, SamplingParams};

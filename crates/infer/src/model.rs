@@ -8,6 +8,16 @@ use dipaco_topology::{PathId, Topology};
 use crate::module_cache::HeldModules;
 use crate::{BoxError, KvType, ModuleKey, ModuleMemory};
 
+/// What the distances of a router are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Measure {
+    /// Euclidean distances of features to centroids, less a bias of each path.
+    #[default]
+    Euclidean,
+    /// -ln of the probability that the router gives to each path.
+    Surprise,
+}
+
 /// Decision of the router for an input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
@@ -15,8 +25,21 @@ pub struct Route {
     pub path: PathId,
     /// Distance of the input to each path (P), lower is nearer. Empty for a router without distances.
     pub distances: Vec<f32>,
+    /// What the distances are.
+    pub measure: Measure,
+    /// Distance of the input to the path's module of each level (L), where the router chooses the module of the level by a
+    /// part of the features. Empty for a router that chooses paths as a whole.
+    pub level_distances: Vec<Option<f32>>,
     /// Number of tokens of the input that the router read.
     pub prefix_tokens: usize,
+}
+
+impl Route {
+    /// The decision of a router that chooses paths as a whole, by Euclidean distances.
+    #[must_use]
+    pub fn new(path: PathId, distances: Vec<f32>) -> Self {
+        Self { path, distances, measure: Measure::default(), level_distances: Vec::new(), prefix_tokens: 0 }
+    }
 }
 
 /// The versions of a path's modules: a hash of their contents. Keys and values of equal tokens under equal versions are

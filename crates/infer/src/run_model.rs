@@ -64,8 +64,8 @@ pub enum RunModelError {
     Model(#[from] ModelError),
 }
 
-/// Picks the path for the first tokens of each input, and returns it with the distance to every path (P).
-pub type RoutePrefixes = Box<dyn Fn(&[&[u32]]) -> Result<Vec<(PathId, Vec<f32>)>, BoxError> + Send + Sync>;
+/// Picks the path for the first tokens of each input. The model sets the number of tokens of the routes.
+pub type RoutePrefixes = Box<dyn Fn(&[&[u32]]) -> Result<Vec<Route>, BoxError> + Send + Sync>;
 
 /// Picks a path from the first tokens of an input (arXiv:2403.10616 §2.4).
 pub struct PrefixRouter {
@@ -238,7 +238,7 @@ impl RoutedModel for RunModel {
 
     fn route(&self, prefixes: &[&[u32]]) -> Result<Vec<Route>, BoxError> {
         let Some(router) = &self.router else {
-            let only = Route { path: PathId(0), distances: Vec::new(), prefix_tokens: 0 };
+            let only = Route::new(PathId(0), Vec::new());
             return Ok(vec![only; prefixes.len()]);
         };
         let routes = (router.route)(prefixes)?;
@@ -246,11 +246,11 @@ impl RoutedModel for RunModel {
         if given != asked {
             return Err(RunModelError::Routes { given, asked }.into());
         }
-        let route = |((path, distances), prefix): ((PathId, Vec<f32>), &&[u32])| {
-            if path.0 >= paths {
-                return Err(RunModelError::WrongRouter { path, paths }.into());
+        let route = |(route, prefix): (Route, &&[u32])| {
+            if route.path.0 >= paths {
+                return Err(RunModelError::WrongRouter { path: route.path, paths }.into());
             }
-            Ok(Route { path, distances, prefix_tokens: prefix.len() })
+            Ok(Route { prefix_tokens: prefix.len(), ..route })
         };
         routes.into_iter().zip(prefixes).map(route).collect()
     }

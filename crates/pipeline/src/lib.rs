@@ -19,6 +19,7 @@ mod fingerprint;
 mod imported_files;
 mod path_source;
 mod pinned;
+mod prefix_router;
 mod reload;
 mod router_settings;
 mod run;

@@ -1,13 +1,12 @@
 //! Serving a run over HTTP, or to callers in the same process.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use dipaco_config::RunConfig;
 use dipaco_eval::TokenRouter;
 use dipaco_infer::{
-    BoxError, Engine, ModuleMemory, NoObserver, PathModules, PrefixRouter, RoutedModel, RunModel, TextCodec,
+    BoxError, Engine, ModuleMemory, NoObserver, PathModules, RoutedModel, RunModel, TextCodec,
 };
 use dipaco_model::{TokenRows, level_specs, parameters, path_specs};
 use dipaco_routing::{RecentRouter, Router, TextRouter, TransformerRouter};
@@ -17,6 +16,7 @@ use dipaco_topology::PathId;
 use crate::error::PipelineError;
 pub use crate::fingerprint::{FixedParts, fingerprint};
 use crate::machine_memory::machine_memory;
+use crate::prefix_router::prefix_router;
 use crate::prepared::tokenizer;
 use crate::reload::{Source, follow};
 use crate::route::router;
@@ -199,7 +199,7 @@ fn run_model(
         RerouteBy::Features => Some(Box::new(RecentRouter::new(Arc::clone(&router)))),
         RerouteBy::Transformer => transformer.map(|router| Box::new(router) as Box<dyn TokenRouter + Send>),
     };
-    let prefix = prefix_router(router, vocabulary);
+    let prefix = prefix_router(router, &topology, vocabulary);
     let paths = source.load(weights)?;
     // Also without `serve.preload`: a path that exceeds `serve.memory` is an error of the start.
     let path_bytes = paths.path(PathId(0))?.bytes();
@@ -215,26 +215,4 @@ fn run_model(
         format = %format(source.config.serve.format), path_bytes, weight_bytes = bytes, modules, "the weights are loaded"
     );
     Ok(model)
-}
-
-/// The paths of first tokens as the engine asks for them.
-fn prefix_router(router: Arc<TextRouter>, vocabulary: usize) -> PrefixRouter {
-    PrefixRouter {
-        prefix_tokens: router.router().prefix_tokens(),
-        route: Box::new(move |prefixes| {
-            // Prefixes of one length make a pass. Others would have to be padded.
-            let mut lengths: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-            for (number, prefix) in prefixes.iter().enumerate() {
-                lengths.entry(prefix.len()).or_default().push(number);
-            }
-            let mut found = BTreeMap::new();
-            for (length, numbers) in lengths {
-                let ids: Vec<u32> = numbers.iter().flat_map(|&number| prefixes[number]).copied().collect();
-                let tokens = TokenRows::new(ids, numbers.len(), vocabulary)?;
-                let routes = router.route(&tokens, &vec![length; numbers.len()])?;
-                found.extend(numbers.into_iter().zip(routes));
-            }
-            Ok(found.into_values().map(|route| (route.path, route.distances)).collect())
-        }),
-    }
 }

@@ -47,7 +47,7 @@ const ADDRESSES: &[Address] = &[
     },
     Address {
         path: "/v1/route",
-        summary: "The path of a text.",
+        summary: "The path of a text, its module of each level, and the distances behind the choice.",
         request: Some("RouteRequest"),
         answer: Some("ChosenPath"),
     },

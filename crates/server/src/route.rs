@@ -1,9 +1,11 @@
-//! `POST /v1/route`: the path of a text, and the distances behind the choice.
+//! `POST /v1/route`: the path of a text, its module of each level, and the distances behind the choice.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
+use dipaco_infer::Measure;
+use dipaco_topology::{ModuleId, PathId, Topology};
 use serde_json::{Value, json};
 
 use crate::ServerState;
@@ -30,16 +32,31 @@ pub(crate) async fn route(
         let ids = prompt.tokens(work.codec.as_ref())?;
         let route = work.engine.route(&ids)?;
         let prefix = &ids[..route.prefix_tokens.min(ids.len())];
-        let modules = work.engine.model().topology().modules_of(route.path);
-        let levels: Vec<Value> = modules
-            .iter()
-            .map(|module| json!({"level": module.level, "module": module.index, "id": module.to_string()}))
-            .collect();
+        let topology = work.engine.model().topology();
+        let own = route.distances.get(route.path.index());
+        let level = |module: ModuleId| {
+            let distance = route.level_distances.get(usize::from(module.level)).copied().flatten();
+            json!({
+                "level": module.level, "module": module.index, "id": module.to_string(), "distance": distance,
+                "margin": own.and_then(|own| Some(nearest_beside(topology, module, &route.distances)? - own)),
+            })
+        };
+        let levels: Vec<Value> = topology.modules_of(route.path).into_iter().map(level).collect();
+        let measure = own.map(|_| match route.measure {
+            Measure::Euclidean => "euclidean",
+            Measure::Surprise => "-ln p",
+        });
         Ok(json!({
-            "path": route.path, "model": work.path_model(route.path), "levels": levels, "distances": route.distances,
-            "prefix_tokens": prefix.len(), "prefix": prefix,
+            "path": route.path, "model": work.path_model(route.path), "distance": own, "measure": measure,
+            "levels": levels, "distances": route.distances, "prefix_tokens": prefix.len(), "prefix": prefix,
             "prefix_text": work.codec.decode(prefix).unwrap_or_default(),
         }))
     };
     state.blocking.run(answer).await.map(Json)
+}
+
+/// The smallest distance to a path that does not go through `module`; `None` if all do.
+fn nearest_beside(topology: &Topology, module: ModuleId, distances: &[f32]) -> Option<f32> {
+    let others = (0..).map(PathId).zip(distances).filter(|&(path, _)| !topology.goes_through(path, module));
+    others.map(|(_, &distance)| distance).min_by(f32::total_cmp)
 }

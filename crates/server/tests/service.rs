@@ -112,9 +112,14 @@ async fn a_route_is_explained() {
     let server = server().await;
     let route = server.post("/v1/route", &json!({"prompt": "bcdefgh"})).await.json();
     let expected = json!({
-        "path": 2, "model": "tiny/path-2", "distances": [1.0, 1.0, 0.25, 1.0], "prefix_tokens": 4,
+        "path": 2, "model": "tiny/path-2", "distance": 0.25, "measure": "euclidean",
+        "distances": [2.25, 3.25, 0.25, 1.25], "prefix_tokens": 4,
         "prefix": [98, 99, 100, 101], "prefix_text": "bcde",
-        "levels": [{"level": 0, "module": 1, "id": "0/1"}, {"level": 1, "module": 0, "id": "1/0"}],
+        // Paths 0 and 1 have another module of level 0, paths 1 and 3 of level 1.
+        "levels": [
+            {"level": 0, "module": 1, "id": "0/1", "distance": 0.125, "margin": 2.0},
+            {"level": 1, "module": 0, "id": "1/0", "distance": null, "margin": 1.0},
+        ],
     });
     assert_eq!(route, expected);
     assert_eq!(server.post("/v1/route", &json!({"prompt": [98]})).await.json()["path"], 2);

@@ -79,6 +79,24 @@ impl<'a> Shape<'a> {
         }
     }
 
+    /// Squared distances of the parts of `features` (D) to the centroids of `path`, whose number has one digit for each part.
+    /// The number of `values` is [`Self::values`], and the rule has centroids.
+    pub(super) fn part_distances(&self, values: &[f32], features: &[f32], path: PathId) -> Vec<f64> {
+        let (mut rest, mut digits) = (values, Vec::with_capacity(self.clusters.len()));
+        let mut number = path.0;
+        for &clusters in self.clusters.iter().rev() {
+            digits.push((number % clusters) as usize);
+            number /= clusters;
+        }
+        let distance = |(part, digit): (FeaturePart, usize)| {
+            let own = &features[part.components.clone()];
+            let (centroids, after) = rest.split_at(own.len() * part.clusters as usize);
+            rest = after;
+            squared_distance(own, &centroids[digit * own.len()..(digit + 1) * own.len()])
+        };
+        self.parts().zip(digits.into_iter().rev()).map(distance).collect()
+    }
+
     /// A distance in the form that callers see: Euclidean, or -ln of a probability.
     pub(super) fn shown(&self, distance: f64) -> f32 {
         match self.kind {

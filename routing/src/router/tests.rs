@@ -11,7 +11,7 @@ fn router() -> Router {
 fn the_nearest_centroid_wins_and_the_lowest_of_equal_ones() {
     let router = router();
     let route = router.route(&[4.0, 3.0]).unwrap();
-    assert_eq!(route, DocumentRoute { path: PathId(1), distances: vec![5.0, 3.0, 4.0] });
+    assert_eq!(route, DocumentRoute { path: PathId(1), distances: vec![5.0, 3.0, 4.0], parts: vec![] });
     assert_eq!(router.route(&[2.0, 0.0]).unwrap().path, PathId(0));
     assert_eq!(router.route(&[-1.0, 2.0]).unwrap().path, PathId(2));
 }
@@ -24,6 +24,20 @@ fn a_bias_moves_the_border() {
     assert_eq!(biased(-3.1).route(&[2.4, 0.0]).unwrap().path, PathId(1));
     assert_eq!(biased(-3.3).route(&[2.4, 0.0]).unwrap().path, PathId(0));
     assert_eq!(biased(-7.0).route(&[4.0, 3.0]).unwrap().distances, [5.0, 4.0, 4.0]);
+}
+
+#[test]
+fn product_kmeans_tells_the_distance_of_each_part() {
+    // One component for three centroids, then two for two: path 3 has the centroids 1 and (3, 0).
+    let centroids = vec![-1.0, 1.0, 9.0, 0.0, 0.0, 3.0, 0.0];
+    let biases = [0.0, 0.0, 0.0, -3.0, 0.0, 0.0];
+    let router = Router::product_kmeans(vec![3, 2], 3, centroids, &biases, fitted_on()).unwrap();
+    let route = router.route(&[1.5, 3.0, 2.0]).unwrap();
+    assert_eq!((route.path, &route.parts[..]), (PathId(3), &[0.5, 2.0][..]));
+    // 0.5² + 2² and the bias of 3.
+    assert_eq!(route.distances[3], 7.25f32.sqrt());
+    let scaled = router.scaled(&[2.0, 1.0, 1.0]).unwrap().route(&[1.5, 3.0, 2.0]).unwrap();
+    assert_eq!(scaled.parts, [2.0, 2.0], "the parts are those of the scaled features");
 }
 
 #[test]

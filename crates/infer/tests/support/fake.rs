@@ -84,8 +84,11 @@ impl RoutedModel for Fake {
     fn route(&self, prefixes: &[&[u32]]) -> Result<Vec<Route>, BoxError> {
         let route = |prefix: &&[u32]| {
             let path = prefix[0] % 4;
-            let distances = (0..4).map(|p| if p == path { 0.25 } else { 1.0 }).collect();
-            Route { path: PathId(path), distances, prefix_tokens: prefix.len() }
+            let distances = (0..4).map(|p: u32| 0.25 + (p ^ path) as f32).collect();
+            // As if the router chose the first level by a part of the features.
+            let level_distances = vec![Some(0.125), None];
+            let prefix_tokens = prefix.len();
+            Route { level_distances, prefix_tokens, ..Route::new(PathId(path), distances) }
         };
         Ok(prefixes.iter().map(route).collect())
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use dipaco_infer::{
-    BoxError, Engine, EngineConfig, ModuleKey, NoObserver, PathModules, PathVersion, PrefixRouter,
+    BoxError, Engine, EngineConfig, ModuleKey, NoObserver, PathModules, PathVersion, PrefixRouter, Route,
     RoutedModel, RunModel, RunPaths,
 };
 use dipaco_model::{
@@ -54,10 +54,11 @@ pub fn model(paths: RunPaths) -> Arc<RunModel> {
     let seed = Arc::new(Module::load(&init(&config(), 9).unwrap(), &Device::Cpu).unwrap());
     let seed = Path::compose(&config(), &dense, &[seed]).unwrap();
     // The signs of two components of the features give the path.
-    let route = move |prefix: &&[u32]| -> Result<(PathId, Vec<f32>), BoxError> {
+    let route = move |prefix: &&[u32]| -> Result<Route, BoxError> {
         let rows = TokenRows::new(*prefix, 1, VOCAB).map_err(ModelError::from)?;
         let features = seed.features(&rows, &[prefix.len()])?;
-        Ok((PathId(u32::from(features[0] > 0.0) * 2 + u32::from(features[1] > 0.0)), features[..4].to_vec()))
+        let path = PathId(u32::from(features[0] > 0.0) * 2 + u32::from(features[1] > 0.0));
+        Ok(Route::new(path, features[..4].to_vec()))
     };
     let all = move |prefixes: &[&[u32]]| prefixes.iter().map(&route).collect();
     let router = PrefixRouter { prefix_tokens: 32, route: Box::new(all) };

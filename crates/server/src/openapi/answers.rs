@@ -89,9 +89,14 @@ fn others() -> Vec<(&'static str, Value)> {
         }),
         &[],
     );
-    let level = object(json!({"level": integer(), "module": integer(), "id": string()}), &[]);
+    let number = json!({"type": ["number", "null"]});
+    let level = object(
+        json!({"level": integer(), "module": integer(), "id": string(), "distance": number, "margin": number}),
+        &[],
+    );
     let path = json!({
-        "path": integer(), "model": string(), "levels": list(level), "distances": list(json!({"type": "number"})),
+        "path": integer(), "model": string(), "distance": number, "measure": {"enum": ["euclidean", "-ln p", null]},
+        "levels": list(level), "distances": list(json!({"type": "number"})),
         "prefix_tokens": integer(), "prefix": integers(), "prefix_text": string(),
     });
     let model = json!({
