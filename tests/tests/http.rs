@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use dipaco_tests::http::{connect, exchange, get, post, request};
-use dipaco_tests::process::Signal;
+use dipaco_tests::process::{Process, Signal};
 use dipaco_tests::python::python;
 use dipaco_tests::run::trained;
 use serde_json::{Value, json};
@@ -206,6 +206,38 @@ fn a_stopped_server_does_not_wait_for_a_client_that_does_not_read() {
 }
 
 #[test]
+fn keys_of_the_environment_count_beside_those_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "filed\n").unwrap();
+    let with = |variable: &str, words: &str| {
+        let mut command = trained().command(&format!("serve --address 127.0.0.1:0 {words}"));
+        command.env("DIPACO_API_KEYS", variable);
+        Process::start(command)
+    };
+    let mut server = with("inherited, other", &format!("--set serve.api_keys={}", keys.display()));
+    let line = server.line_with("http://");
+    let address = line.split("http://").nth(1).unwrap().trim();
+    let statuses = ["filed", "inherited", "other", "inherited,"].map(|key| status_with(address, key));
+    assert_eq!(statuses, [200, 200, 200, 401]);
+    let _ = get(address, "/v1/models").error(401);
+    server.signal(Signal::TERM);
+    let log = server.finish().succeeded().stderr;
+    assert!(!log.contains("inherited") && !log.contains("filed"), "{log}");
+
+    // An empty variable is a mistake, not an open server.
+    let _ = with(" ", "").finish().failed(1, &["DIPACO_API_KEYS", "no key"]);
+}
+
+/// The status of `GET /v1/models` with an API key.
+fn status_with(address: &str, key: &str) -> u16 {
+    let mut with_key = request("GET", "/v1/models", b"");
+    let at = with_key.windows(2).position(|pair| pair == b"\r\n").unwrap() + 2;
+    with_key.splice(at..at, format!("authorization: Bearer {key}\r\n").into_bytes());
+    exchange(address, &with_key).status
+}
+
+#[test]
 fn requests_need_a_key_if_keys_are_configured() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys");
@@ -213,22 +245,17 @@ fn requests_need_a_key_if_keys_are_configured() {
     let server = trained().serve(&format!("--set serve.api_keys={}", keys.display()));
     assert_eq!(get(&server.address, "/health").status, 200);
     let _ = get(&server.address, "/v1/models").error(401);
-    let status = |address: &str, key: &str| {
-        let mut with_key = request("GET", "/v1/models", b"");
-        let at = with_key.windows(2).position(|pair| pair == b"\r\n").unwrap() + 2;
-        with_key.splice(at..at, format!("authorization: Bearer {key}\r\n").into_bytes());
-        exchange(address, &with_key).status
-    };
-    assert_eq!((status(&server.address, "secret"), status(&server.address, "new")), (200, 401));
+    let with = |key: &str| status_with(&server.address, key);
+    assert_eq!((with("secret"), with("new")), (200, 401));
 
     // The server reads a changed file again, with and without a signal.
     let mut server = server;
     let address = server.address.clone();
     std::fs::write(&keys, "new\n").unwrap();
     server.process.signal(Signal::HUP);
-    server.process.until("the new key counts", || status(&address, "new") == 200);
-    assert_eq!(status(&address, "secret"), 401);
+    server.process.until("the new key counts", || status_with(&address, "new") == 200);
+    assert_eq!(status_with(&address, "secret"), 401);
     std::fs::write(&keys, "newer\n").unwrap();
-    server.process.until("the newest key counts", || status(&address, "newer") == 200);
-    assert_eq!(status(&address, "new"), 401);
+    server.process.until("the newest key counts", || status_with(&address, "newer") == 200);
+    assert_eq!(status_with(&address, "new"), 401);
 }

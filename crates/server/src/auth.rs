@@ -21,6 +21,27 @@ impl ApiKeys {
         Self(lines.map(|key| blake3::hash(key.as_bytes())).collect())
     }
 
+    /// Reads keys from the value of an environment variable, separated by commas or white space.
+    ///
+    /// # Errors
+    /// [`ServerError::NoKeysIn`] when the value holds no key. A server with an empty variable must not start open to all.
+    pub fn from_variable(name: &'static str, value: &str) -> Result<Self, ServerError> {
+        let keys = value.split(|c: char| c == ',' || c.is_whitespace()).filter(|key| !key.is_empty());
+        let keys = Self(keys.map(|key| blake3::hash(key.as_bytes())).collect());
+        if keys.is_empty() { Err(ServerError::NoKeysIn { name }) } else { Ok(keys) }
+    }
+
+    /// Returns true if there is no key, so that every request is accepted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// These keys and others.
+    pub(crate) fn and(&self, more: &Self) -> Self {
+        Self(self.0.iter().chain(&more.0).copied().collect())
+    }
+
     /// Reads keys from a file.
     ///
     /// # Errors
@@ -29,7 +50,7 @@ impl ApiKeys {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ServerError::KeyFile { path: path.to_owned(), source })?;
         let keys = Self::from_text(&text);
-        if keys.0.is_empty() { Err(ServerError::NoKeys { path: path.to_owned() }) } else { Ok(keys) }
+        if keys.is_empty() { Err(ServerError::NoKeys { path: path.to_owned() }) } else { Ok(keys) }
     }
 
     /// Number of keys.
@@ -39,7 +60,7 @@ impl ApiKeys {
 
     /// Checks the API key of a request. A server without keys accepts every request.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        if self.0.is_empty() {
+        if self.is_empty() {
             return Ok(());
         }
         let given = given(headers);
@@ -89,6 +110,16 @@ mod tests {
         }
         assert!(ApiKeys::default().check(&with("Bearer ")).is_ok());
         assert!(!format!("{keys:?}").contains("alpha"));
+    }
+
+    #[test]
+    fn a_variable_lists_keys_and_an_empty_one_is_refused() {
+        let keys = ApiKeys::from_variable("KEYS", " alpha,beta\n\tgamma,, ").unwrap();
+        assert_eq!(keys, ApiKeys::from_text("alpha\nbeta\ngamma"));
+        for empty in ["", " ", ",\n,"] {
+            let error = ApiKeys::from_variable("KEYS", empty).unwrap_err();
+            assert!(error.to_string().starts_with("the environment variable KEYS holds no key"), "{error}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The API keys of a running server, which follow their file.
+//! The API keys of a running server: fixed ones, and those that follow their file.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,27 +9,42 @@ use crate::{ApiKeys, ServerError};
 /// Time between two looks at the file.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The keys of a file.
+/// The keys of a file, and fixed ones besides.
 #[derive(Debug)]
 pub(crate) struct KeyFile {
-    /// `None` for a server without keys.
+    /// `None` for a server without a file.
     path: Option<PathBuf>,
-    keys: RwLock<Arc<ApiKeys>>,
+    keys: RwLock<Keys>,
+}
+
+#[derive(Debug)]
+struct Keys {
+    fixed: ApiKeys,
+    /// Those of the file and the fixed ones.
+    valid: Arc<ApiKeys>,
 }
 
 impl KeyFile {
-    /// Reads the keys of a file, or has no keys without one.
+    /// Reads the keys of a file. Has no keys without one.
     ///
     /// # Errors
     /// As [`ApiKeys::load`].
     pub(crate) fn open(path: Option<&Path>) -> Result<Self, ServerError> {
         let keys = path.map(ApiKeys::load).transpose()?.unwrap_or_default();
-        Ok(Self { path: path.map(Path::to_owned), keys: RwLock::new(Arc::new(keys)) })
+        let keys = Keys { fixed: ApiKeys::default(), valid: Arc::new(keys) };
+        Ok(Self { path: path.map(Path::to_owned), keys: RwLock::new(keys) })
+    }
+
+    /// Accepts these keys too, whatever the file has later.
+    pub(crate) fn add(&self, more: &ApiKeys) {
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        keys.fixed = keys.fixed.and(more);
+        keys.valid = Arc::new(keys.valid.and(more));
     }
 
     /// The keys that are valid now.
     pub(crate) fn keys(&self) -> Arc<ApiKeys> {
-        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner).valid)
     }
 
     /// Reads the file again. Returns true if it has other keys than before.
@@ -41,9 +56,10 @@ impl KeyFile {
         let Some(path) = &self.path else { return Ok(false) };
         let new = ApiKeys::load(path)?;
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        let changed = **keys != new;
+        let new = new.and(&keys.fixed);
+        let changed = *keys.valid != new;
         if changed {
-            *keys = Arc::new(new);
+            keys.valid = Arc::new(new);
         }
         Ok(changed)
     }
@@ -148,6 +164,24 @@ mod tests {
         fs::remove_file(&path).unwrap();
         assert!(matches!(keys.refresh(), Err(ServerError::KeyFile { .. })));
         assert!(!accepted(&keys, "alpha") && accepted(&keys, "gamma"));
+    }
+
+    #[test]
+    fn fixed_keys_outlive_every_change_of_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        fs::write(&path, "alpha\n").unwrap();
+        let keys = KeyFile::open(Some(&path)).unwrap();
+        keys.add(&ApiKeys::from_text("fixed"));
+        assert!(accepted(&keys, "alpha") && accepted(&keys, "fixed") && !accepted(&keys, "beta"));
+        assert!(!keys.refresh().unwrap(), "the file has not changed");
+        fs::write(&path, "beta\n").unwrap();
+        assert!(keys.refresh().unwrap());
+        assert!(!accepted(&keys, "alpha") && accepted(&keys, "fixed") && accepted(&keys, "beta"));
+
+        let keys = KeyFile::open(None).unwrap();
+        keys.add(&ApiKeys::from_text("fixed"));
+        assert!(!keys.refresh().unwrap() && accepted(&keys, "fixed") && !accepted(&keys, "any"));
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub(crate) async fn route(
         let levels: Vec<Value> = topology.modules_of(route.path).into_iter().map(level).collect();
         let measure = own.map(|_| match route.measure {
             Measure::Euclidean => "euclidean",
-            Measure::Surprise => "-ln p",
+            Measure::Surprise => "negative_log_probability",
         });
         Ok(json!({
             "path": route.path, "model": work.path_model(route.path), "distance": own, "measure": measure,

@@ -16,7 +16,7 @@ use crate::body::BodyMemory;
 use crate::error::ApiError;
 use crate::key_file::KeyFile;
 use crate::random::Random;
-use crate::{ChatTemplate, Metrics, SamplingDefaults, ServeConfig, settings};
+use crate::{ApiKeys, ChatTemplate, Metrics, SamplingDefaults, ServeConfig, settings};
 
 /// Errors of a server's start.
 #[derive(Debug, Error)]
@@ -39,6 +39,14 @@ pub enum ServerError {
     NoKeys {
         /// The file.
         path: PathBuf,
+    },
+    /// An environment variable for API keys holds no key.
+    #[error(
+        "the environment variable {name} holds no key: give keys separated by commas, or unset it to serve without keys"
+    )]
+    NoKeysIn {
+        /// Name of the variable.
+        name: &'static str,
     },
     /// A chat template can't be read.
     #[error("the chat template is not valid Jinja: correct it, or serve without serve.chat_template")]
@@ -165,6 +173,11 @@ impl ServerState {
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// Accepts these API keys besides those of the configured file. They stay valid while the server runs.
+    pub fn add_keys(&self, keys: &ApiKeys) {
+        self.keys.add(keys);
     }
 
     /// Serves chats with this template. Without one, chats are refused. A second template changes nothing.

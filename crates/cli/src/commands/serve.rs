@@ -1,11 +1,12 @@
 //! `dipaco serve`: serves a trained run over HTTP.
 
+use std::env::VarError;
 use std::fs;
 use std::net::SocketAddr;
 
 use clap::Args;
 use dipaco_config::RunConfig;
-use dipaco_server::{ChatTemplate, EncodeChat, LoadProgress, SamplingDefaults, serve, while_loading};
+use dipaco_server::{ApiKeys, ChatTemplate, EncodeChat, LoadProgress, SamplingDefaults, serve, while_loading};
 use dipaco_telemetry::Progress;
 use tokio::net::TcpListener;
 
@@ -15,6 +16,10 @@ use crate::run_options::RunOptions;
 use crate::runtime;
 use dipaco_pipeline::serve::open;
 use dipaco_pipeline::{RunDirectory, Version, prepared, vocabulary};
+
+/// The environment variable with API keys. There is no option for them: every user of a machine sees the arguments of its
+/// programs.
+const API_KEYS: &str = "DIPACO_API_KEYS";
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -43,9 +48,10 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
     let config = vocabulary::with_vocabulary(&run, &config)?;
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let address = options.address.unwrap_or(config.serve.address);
-    if !address.ip().is_loopback() && config.serve.api_keys.is_none() {
+    let keys = keys_of_environment()?;
+    if !address.ip().is_loopback() && config.serve.api_keys.is_none() && keys.is_empty() {
         tracing::warn!(
-            "everybody who reaches {address} may use this server: give serve.api_keys, or listen on 127.0.0.1"
+            "everybody who reaches {address} may use this server: give serve.api_keys or {API_KEYS}, or listen on 127.0.0.1"
         );
     }
     runtime::run_detached(async {
@@ -58,6 +64,7 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
             return Err(CliError::Interrupted);
         };
         let state = opened?;
+        state.add_keys(&keys);
         if let Some(template) = chat_template(&run, &config)? {
             state.set_chat_template(template);
         }
@@ -68,6 +75,18 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
         progress.line(&format!("serving {} at http://{bound}", config.run.name));
         Ok(serve(listener, state, interrupt.token()).await?)
     })
+}
+
+/// The API keys of the environment; none without the variable.
+fn keys_of_environment() -> Result<ApiKeys, CliError> {
+    match std::env::var(API_KEYS) {
+        Ok(value) => Ok(ApiKeys::from_variable(API_KEYS, &value)?),
+        Err(VarError::NotPresent) => Ok(ApiKeys::default()),
+        Err(VarError::NotUnicode(_)) => Err(CliError::Usage {
+            message: format!("the environment variable {API_KEYS} is no UTF-8"),
+            remedy: "give keys of ASCII characters, separated by commas".to_owned(),
+        }),
+    }
 }
 
 /// The chat template of the configuration, or else of the imported model.

@@ -145,7 +145,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "serve.api_keys",
         "path",
         "File with API keys, one a line; lines that begin with `#` are comments. With it, every request except `/health` \
-         needs the header `Authorization: Bearer KEY`. The server reads a changed file again. When it is not set, everyone who can reach the address is served.",
+         needs the header `Authorization: Bearer KEY`. The server reads a changed file again. Keys of \
+         the environment variable `DIPACO_API_KEYS` count besides. Without both, everyone who can reach the address is served.",
     ),
     free(
         "serve.chat_template",

@@ -95,7 +95,7 @@ fn others() -> Vec<(&'static str, Value)> {
         &[],
     );
     let path = json!({
-        "path": integer(), "model": string(), "distance": number, "measure": {"enum": ["euclidean", "-ln p", null]},
+        "path": integer(), "model": string(), "distance": number, "measure": {"enum": ["euclidean", "negative_log_probability", null]},
         "levels": list(level), "distances": list(json!({"type": "number"})),
         "prefix_tokens": integer(), "prefix": integers(), "prefix_text": string(),
     });
