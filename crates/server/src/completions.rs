@@ -122,8 +122,11 @@ async fn respond(
         log: answer::Log::new(id.0, began),
         state,
     };
-    let mut response =
-        if completion.stream { streamed(&completion, answer).await? } else { whole(answer).await? };
+    let mut response = if completion.stream {
+        stream::answer(answer, completion.usage).await?
+    } else {
+        whole(answer).await?
+    };
     // Several drawn seeds do not fit into a header; `return_route` shows them.
     if let [seed] = seeds[..] {
         response.headers_mut().insert(SEED, HeaderValue::from(seed));
@@ -307,42 +310,26 @@ fn route_every(state: &ServerState, completion: &CompletionRequest) -> Option<us
     Some(completion.route_every.unwrap_or(default)).filter(|&every| every > 0)
 }
 
-/// The answer as server-sent events.
-async fn streamed(completion: &CompletionRequest, mut answer: Answer) -> Result<Response, ApiError> {
-    let keep_alive = settings::seconds(answer.state.config.keep_alive);
-    // The first event starts a choice. The head of the answer names its path, and an error before the head still has its
-    // own status. In a long queue the head comes without a path: proxies cut connections that stay silent.
-    let first = match tokio::time::timeout(keep_alive, answer.next()).await {
-        Ok(first) => first?,
-        Err(_) => None,
-    };
-    let one_prompt = answer.choices.len() == answer.choices_per_prompt;
-    let path = completion.path.or_else(|| answer.paths().next().flatten().filter(|_| one_prompt));
-    let body = stream::body(answer, first, completion.usage, keep_alive);
-    let mut response = (
-        [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")],
-        // Proxies such as nginx would otherwise collect the events of a stream.
-        [(HeaderName::from_static("x-accel-buffering"), "no")],
-        body,
-    )
-        .into_response();
-    if let Some(path) = path {
-        response.headers_mut().insert(PATH, HeaderValue::from(path.0));
-    }
-    Ok(response)
-}
-
 /// The answer as one JSON object.
 async fn whole(mut answer: Answer) -> Result<Response, ApiError> {
     let choices = answer.complete().await?;
     let body = answer.json(choices, UsageField::Counts(answer.usage()), true)?;
     let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
+    name_paths(&mut response, &answer);
+    Ok(response)
+}
+
+/// Writes the path of each prompt into the head of an answer, in the order of the prompts. The place of a path that is not
+/// known stays empty. There is no header while none is known.
+fn name_paths(response: &mut Response, answer: &Answer) {
+    if answer.paths().all(|path| path.is_none()) {
+        return;
+    }
     let shown = |path: Option<PathId>| path.map(|path| path.to_string()).unwrap_or_default();
     let paths: Vec<String> = answer.paths().map(shown).collect();
     if let Ok(paths) = HeaderValue::from_str(&paths.join(",")) {
         response.headers_mut().insert(PATH, paths);
     }
-    Ok(response)
 }
 
 /// Reads the fields of a completion or of a chat, for the test of their description.

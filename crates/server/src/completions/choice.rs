@@ -21,6 +21,7 @@ pub(crate) struct Ending {
 
 /// One choice of a completion.
 pub(crate) struct Choice {
+    /// The pinned path, or the router's as soon as the engine has it.
     pub(crate) path: Option<PathId>,
     /// Number of generated tokens.
     pub(crate) generated: usize,
@@ -59,7 +60,7 @@ impl Choice {
         seed: u64,
     ) -> Self {
         Self {
-            path: None,
+            path: completion.path,
             generated: 0,
             cached: 0,
             state: Arc::clone(state),

@@ -1,71 +1,111 @@
 //! A completion's answer as server-sent events.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
+use axum::http::{HeaderName, header};
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 
 use crate::completions::answer::Answer;
+use crate::completions::name_paths;
 use crate::completions::request::StreamUsage;
 use crate::completions::response::{CompletionChoice, UsageField};
 use crate::error::ApiError;
+use crate::settings;
 
 /// The last event of every stream.
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
+/// A piece of a choice with the usage at its time.
+type Piece = (CompletionChoice, UsageField);
+
 struct Chunks {
     answer: Answer,
-    /// The first piece, which was read before the head of the answer was sent.
-    first: Option<CompletionChoice>,
+    /// The pieces that were read before the head of the answer was sent.
+    first: VecDeque<Piece>,
     usage: StreamUsage,
     keep_alive: Duration,
     over: bool,
 }
 
-/// The body: `first`, then an event per token, then the usage if `usage` asks for it, then `[DONE]`. When the client goes away,
-/// the body is dropped, which cancels the running choices.
-pub(crate) fn body(
-    answer: Answer,
-    first: Option<CompletionChoice>,
-    usage: StreamUsage,
-    keep_alive: Duration,
-) -> Body {
+/// The answer as server-sent events: an event per token, then the usage if `usage` asks for it, then `[DONE]`. When the client
+/// goes away, the body is dropped, which cancels the running choices.
+pub(super) async fn answer(mut answer: Answer, usage: StreamUsage) -> Result<Response, ApiError> {
+    let keep_alive = settings::seconds(answer.state.config.keep_alive);
+    let first = until_paths(&mut answer, usage, keep_alive).await?;
+    let mut response = (
+        [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")],
+        // Proxies such as nginx would otherwise collect the events of a stream.
+        [(HeaderName::from_static("x-accel-buffering"), "no")],
+    )
+        .into_response();
+    name_paths(&mut response, &answer);
     let chunks = Chunks { answer, first, usage, keep_alive, over: false };
-    Body::from_stream(futures::stream::unfold(chunks, |mut chunks| async move {
+    *response.body_mut() = Body::from_stream(futures::stream::unfold(chunks, |mut chunks| async move {
         let next = chunks.next().await?;
         Some((Ok::<_, Infallible>(next), chunks))
-    }))
+    }));
+    Ok(response)
+}
+
+/// Reads pieces until the path of every prompt is known. The head of the answer names the paths, and an error before the head
+/// still has its own status. In a long queue the head comes after `keep_alive`, whatever is known: proxies cut connections
+/// that stay silent.
+async fn until_paths(
+    answer: &mut Answer,
+    usage: StreamUsage,
+    keep_alive: Duration,
+) -> Result<VecDeque<Piece>, ApiError> {
+    let mut pieces = VecDeque::new();
+    let late = Instant::now().checked_add(keep_alive).map(tokio::time::Instant::from_std);
+    while pieces.is_empty() || answer.paths().any(|path| path.is_none()) {
+        let next = match late {
+            Some(late) => match tokio::time::timeout_at(late, answer.next()).await {
+                Ok(next) => next?,
+                Err(_) => break,
+            },
+            None => answer.next().await?,
+        };
+        let Some(piece) = next else { break };
+        let usage = usage_so_far(answer, usage);
+        pieces.push_back((piece, usage));
+    }
+    Ok(pieces)
+}
+
+fn usage_so_far(answer: &Answer, usage: StreamUsage) -> UsageField {
+    match usage {
+        StreamUsage::Nowhere => UsageField::Absent,
+        StreamUsage::AtTheEnd => UsageField::Null,
+        StreamUsage::Everywhere => UsageField::Counts(answer.usage()),
+    }
 }
 
 impl Chunks {
     async fn next(&mut self) -> Option<Bytes> {
         while !self.over {
-            let piece = match self.first.take() {
+            let piece = match self.first.pop_front() {
                 Some(first) => Ok(Some(first)),
                 None => match tokio::time::timeout(self.keep_alive, self.answer.next()).await {
-                    Ok(piece) => piece,
+                    Ok(next) => {
+                        next.map(|next| next.map(|piece| (piece, usage_so_far(&self.answer, self.usage))))
+                    }
                     Err(_) => return Some(Bytes::from_static(b": keep-alive\n\n")),
                 },
             };
             let event = match piece {
                 // The client waits for text. A piece that completed no character is not shown.
-                Ok(Some(choice)) if choice.is_empty() => continue,
-                Ok(Some(choice)) => self.event(vec![choice], self.usage_so_far()),
+                Ok(Some((choice, _))) if choice.is_empty() => continue,
+                Ok(Some((choice, usage))) => self.event(vec![choice], usage),
                 Ok(None) => self.end(),
                 Err(error) => Err(error),
             };
             return Some(event.unwrap_or_else(|error| self.fail(&error)).into());
         }
         None
-    }
-
-    fn usage_so_far(&self) -> UsageField {
-        match self.usage {
-            StreamUsage::Nowhere => UsageField::Absent,
-            StreamUsage::AtTheEnd => UsageField::Null,
-            StreamUsage::Everywhere => UsageField::Counts(self.answer.usage()),
-        }
     }
 
     fn end(&mut self) -> Result<Vec<u8>, ApiError> {

@@ -26,7 +26,7 @@ async fn a_stream_has_the_content_of_the_whole_answer() {
             (reply.header("cache-control"), reply.header("x-accel-buffering")),
             (Some("no-cache"), Some("no"))
         );
-        assert_eq!(reply.header("x-dipaco-path"), Some("0"));
+        assert_eq!(reply.header("x-dipaco-path"), Some("0,0"));
         let mut events = reply.events();
         assert_eq!(events.pop().as_deref(), Some("[DONE]"));
         let mut events: Vec<Value> = events.iter().map(|e| serde_json::from_str(e).unwrap()).collect();
@@ -73,6 +73,32 @@ async fn a_character_that_begins_in_the_prompt_comes_whole() {
         }
     }
     assert_eq!(text(json!({"max_tokens": 0, "echo": true})).await["text"], "a\u{FFFD}");
+}
+
+#[tokio::test]
+async fn the_head_of_a_stream_names_the_path_of_each_prompt() {
+    let server = server().await;
+    // The fake model routes by the first byte.
+    for (prompt, paths) in
+        [(json!("a"), "1"), (json!(["c", "a", "b", "a", "d"]), "3,1,2,1,0"), (json!([[98], [97]]), "2,1")]
+    {
+        let body = json!({"prompt": prompt, "n": 2, "max_tokens": 2, "temperature": 0, "stream": true});
+        assert_eq!(server.complete(body).await.header("x-dipaco-path"), Some(paths));
+    }
+    // A pinned path is known, however long the queue is.
+    let config = ServeConfig { slots: 1, keep_alive: 0.001, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    let mut load = server.state.engine().watch_load();
+    server.model.gate.shut();
+    let body = json!({"prompt": "a", "max_tokens": 1, "stream": true}).to_string();
+    let first = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    let pinned = json!({"prompt": ["a", "b"], "path": 3, "max_tokens": 1, "stream": true}).to_string();
+    let mut second = server.begin("POST", "/v1/completions", JSON, pinned.as_bytes()).await;
+    let begin = head(&mut second).await;
+    assert!(begin.contains("x-dipaco-path: 3,3\r\n"), "{begin}");
+    server.model.gate.open();
+    drop((first, second));
 }
 
 #[tokio::test]
