@@ -206,6 +206,18 @@ fn a_stopped_server_does_not_wait_for_a_client_that_does_not_read() {
 }
 
 #[test]
+fn metrics_move_to_an_address_of_their_own() {
+    let mut server = trained().serve("--set serve.metrics_address=127.0.0.1:0");
+    let line = server.process.line_with("/metrics");
+    let metrics = line.split("http://").nth(1).unwrap().trim_end_matches("/metrics").to_owned();
+    assert!(get(&metrics, "/metrics").body.contains("dipaco_build_info{"), "{metrics}");
+    let _ = get(&server.address, "/metrics").error(404);
+    let _ = get(&metrics, "/v1/models").error(404);
+    server.process.signal(Signal::TERM);
+    let _ = server.process.finish().succeeded();
+}
+
+#[test]
 fn keys_of_the_environment_count_beside_those_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys");

@@ -2,9 +2,9 @@
 //!
 //! [`while_loading`] answers on a listener while the run is loaded, and
 //! [`serve()`] then answers until the shutdown token is cancelled: completions (plain and as server-sent events),
-//! the run and its paths as models, the route of a text, the tokenizer, health and metrics. The engine of `dipaco-infer`
-//! computes; this package reads requests, limits them, and writes answers. It knows nothing of training and opens no
-//! run. It reads one file, the API keys, and follows its changes.
+//! the run and its paths as models, the route of a text, the tokenizer, health and metrics. [`serve_metrics`] answers on a
+//! listener for metrics only. The engine of `dipaco-infer` computes; this package reads requests, limits them, and writes
+//! answers. It knows nothing of training and opens no run. It reads one file, the API keys, and follows its changes.
 
 #![forbid(unsafe_code)]
 
@@ -41,6 +41,6 @@ pub use dipaco_settings::{KvType, Preload, RerouteBy, ServeConfig, WeightType};
 pub use loading::{LoadProgress, while_loading};
 pub use metrics::{EngineState, Metrics};
 pub use sampling_defaults::SamplingDefaults;
-pub use serve::serve;
+pub use serve::{serve, serve_metrics};
 pub use settings::engine_config;
 pub use state::{ServedRun, ServerError, ServerState, start_engine};

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::ApiError;
-use crate::serve::{accept, connection};
+use crate::serve::answer_all;
 
 /// Connections at a time. Only probes come this early.
 const CONNECTIONS: usize = 64;
@@ -74,18 +74,7 @@ pub async fn while_loading<T>(
     let app = Router::new().fallback(async move || progress.answer(began.elapsed().as_secs()));
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
-    let answering = async {
-        loop {
-            if let Some((stream, permit)) = accept(listener, &room).await {
-                let connection = connection(stream, app.clone(), CLIENT_TIME, loaded.clone());
-                connections.spawn(async move {
-                    connection.await;
-                    drop(permit);
-                });
-            }
-            while connections.try_join_next().is_some() {}
-        }
-    };
+    let answering = answer_all(listener, &room, &app, CLIENT_TIME, &loaded, &mut connections);
     let done = tokio::select! {
         biased;
         () = shutdown.cancelled() => None,

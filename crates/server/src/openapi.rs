@@ -108,12 +108,13 @@ const ADDRESSES: &[Address] = &[
 ];
 
 pub(crate) async fn openapi(State(state): State<Arc<ServerState>>) -> Json<Value> {
-    Json(document(&state.run.version))
+    Json(document(&state.run.version, !state.metrics_apart()))
 }
 
-/// The whole document, for a version of the program.
-fn document(version: &str) -> Value {
-    let paths: Map<String, Value> = ADDRESSES.iter().map(|at| (at.path.to_owned(), operations(at))).collect();
+/// The whole document, for a version of the program. `/metrics` may be elsewhere.
+fn document(version: &str, metrics: bool) -> Value {
+    let here = ADDRESSES.iter().filter(|at| metrics || at.path != "/metrics");
+    let paths: Map<String, Value> = here.map(|at| (at.path.to_owned(), operations(at))).collect();
     let mut schemas = answers::schemas();
     for (name, fields, required) in fields::requests() {
         schemas.insert(name.to_owned(), object(&fields, required));

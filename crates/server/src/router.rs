@@ -28,17 +28,35 @@ pub(crate) fn router(state: Arc<ServerState>) -> Router {
         .route("/tokenizer_info", get(tokenize::info))
         .route("/info", get(info::info))
         .route("/openapi.json", get(openapi::openapi))
-        .route("/metrics", get(info::metrics))
         .route("/health", get(info::health))
         .route("/v1/health", get(info::health))
         .route("/ready", get(info::health))
-        .route("/ping", get(info::health))
+        .route("/ping", get(info::health));
+    let router = if state.metrics_apart() { router } else { router.route("/metrics", get(info::metrics)) };
+    let router = router
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&state), common))
         .with_state(Arc::clone(&state));
     // Outside of the API keys: browsers send no key with the question whether a page may send one.
     cors::allow(router, &state.config.allowed_origins)
+}
+
+/// The routes of the listener for metrics.
+pub(crate) fn metrics_router(state: Arc<ServerState>) -> Router {
+    Router::new()
+        .route("/metrics", get(info::metrics))
+        .route("/health", get(info::health))
+        .fallback(unknown_beside_metrics)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(Arc::clone(&state), common))
+        .with_state(state)
+}
+
+async fn unknown_beside_metrics(request: Request) -> ApiError {
+    let message =
+        format!("{} does not exist here: this address has /metrics and /health", request.uri().path());
+    ApiError { code: Some("not_found"), ..ApiError::new(StatusCode::NOT_FOUND, message) }
 }
 
 async fn unknown(request: Request) -> ApiError {

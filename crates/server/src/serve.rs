@@ -14,12 +14,15 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::router::router;
+use crate::router::{metrics_router, router};
 use crate::write_limit::WriteLimit;
 use crate::{ServerError, ServerState, settings};
 
 /// Time that cancelled streams have to write their last event.
 const LAST_EVENT_TIME: Duration = Duration::from_secs(2);
+
+/// Connections at a time of the listener for metrics.
+const METRICS_CONNECTIONS: usize = 64;
 
 /// Pause after a failed `accept`. The usual cause is a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -45,20 +48,10 @@ pub async fn serve(
     // Ends with this function.
     let mut following = JoinSet::new();
     following.spawn(Arc::clone(&state.keys).follow());
-    loop {
-        let stream = tokio::select! {
-            biased;
-            () = shutdown.cancelled() => break,
-            stream = accept(&listener, &room) => stream,
-        };
-        if let Some((stream, permit)) = stream {
-            let connection = connection(stream, app.clone(), timeout, shutdown.clone());
-            connections.spawn(async move {
-                connection.await;
-                drop(permit);
-            });
-        }
-        while connections.try_join_next().is_some() {}
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => {}
+        () = answer_all(&listener, &room, &app, timeout, &shutdown, &mut connections) => {}
     }
 
     state.drain();
@@ -66,25 +59,42 @@ pub async fn serve(
         0 => tracing::info!("shutting down"),
         running => tracing::info!(running, "shutting down: waiting for running requests"),
     }
-    let late = async {
-        // The listener stays open so that load balancers and health checks see the 503.
-        let mut late = JoinSet::new();
-        loop {
-            if let Some((stream, permit)) = accept(&listener, &room).await {
-                let connection = connection(stream, app.clone(), timeout, CancellationToken::new());
-                late.spawn(async move {
-                    connection.await;
-                    drop(permit);
-                });
-            }
-            while late.try_join_next().is_some() {}
-        }
-    };
+    // The listener stays open so that load balancers and health checks see the 503.
+    let (mut late, never) = (JoinSet::new(), CancellationToken::new());
     tokio::select! {
         () = finish(&state, &mut connections) => {}
-        () = late => {}
+        () = answer_all(&listener, &room, &app, timeout, &never, &mut late) => {}
     }
     Ok(())
+}
+
+/// Answers `/metrics` and `/health` on a listener of its own, until the future is dropped. API keys count as with [`serve`].
+pub async fn serve_metrics(listener: TcpListener, state: Arc<ServerState>) {
+    let app = metrics_router(Arc::clone(&state));
+    let room = Arc::new(Semaphore::new(METRICS_CONNECTIONS));
+    let timeout = settings::seconds(state.config.read_timeout);
+    answer_all(&listener, &room, &app, timeout, &CancellationToken::new(), &mut JoinSet::new()).await;
+}
+
+/// Accepts connections for ever and answers each in a task of `connections`. They end in order when `ending` is cancelled.
+pub(crate) async fn answer_all(
+    listener: &TcpListener,
+    room: &Arc<Semaphore>,
+    app: &Router,
+    timeout: Duration,
+    ending: &CancellationToken,
+    connections: &mut JoinSet<()>,
+) {
+    loop {
+        if let Some((stream, permit)) = accept(listener, room).await {
+            let connection = connection(stream, app.clone(), timeout, ending.clone());
+            connections.spawn(async move {
+                connection.await;
+                drop(permit);
+            });
+        }
+        while connections.try_join_next().is_some() {}
+    }
 }
 
 /// Waits `serve.drain_timeout` for the connections to end, then ends them.
@@ -105,8 +115,8 @@ async fn finish(state: &ServerState, connections: &mut JoinSet<()>) {
     }
 }
 
-/// Accepts a connection when fewer than `serve.max_connections` are open.
-pub(crate) async fn accept(
+/// Accepts a connection when there is room for it.
+async fn accept(
     listener: &TcpListener,
     room: &Arc<Semaphore>,
 ) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
@@ -122,12 +132,7 @@ pub(crate) async fn accept(
 }
 
 /// Answers the requests of one connection.
-pub(crate) async fn connection(
-    stream: TcpStream,
-    app: Router,
-    timeout: Duration,
-    shutdown: CancellationToken,
-) {
+async fn connection(stream: TcpStream, app: Router, timeout: Duration, shutdown: CancellationToken) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "can't set TCP_NODELAY on a connection: its streams may stutter");
     }

@@ -195,6 +195,11 @@ impl ServerState {
         }
     }
 
+    /// True if the metrics have a listener of their own.
+    pub(crate) fn metrics_apart(&self) -> bool {
+        self.config.metrics_address.is_some()
+    }
+
     /// Returns whether the server is shutting down.
     pub(crate) fn draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)

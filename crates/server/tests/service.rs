@@ -165,6 +165,31 @@ async fn keys_protect_everything_but_health() {
 }
 
 #[tokio::test]
+async fn metrics_can_have_a_listener_of_their_own() {
+    let address: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let metrics_address = Some(address);
+    let mut server = Server::start(ServeConfig { metrics_address, ..ServeConfig::default() }).await;
+    assert_eq!(server.get("/metrics").await.error().0, 404);
+    assert!(server.get("/openapi.json").await.json()["paths"]["/metrics"].is_null());
+    let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+    server.address = listener.local_addr().unwrap();
+    let metrics = tokio::spawn(dipaco_server::serve_metrics(listener, server.state.clone()));
+    let missed =
+        "dipaco_http_requests_total{model_name=\"tiny\",method=\"GET\",handler=\"/metrics\",status=\"404\"}";
+    assert_eq!(server.metric(missed).await, 1.0);
+    assert_eq!(server.get("/health").await.status, 200);
+    assert_eq!(server.post("/metrics", &json!({})).await.error().0, 405);
+    let (status, message, ..) = server.get("/v1/models").await.error();
+    assert!(status == 404 && message.contains("/metrics"), "{message}");
+    // The same keys count here.
+    server.state.add_keys(&dipaco_server::ApiKeys::from_text("secret"));
+    assert_eq!((server.get("/metrics").await.error().0, server.get("/health").await.status), (401, 200));
+    let allowed = server.send("GET", "/metrics", "authorization: Bearer secret\r\n", b"").await;
+    assert_eq!(allowed.status, 200);
+    metrics.abort();
+}
+
+#[tokio::test]
 async fn pages_of_allowed_origins_may_use_the_server() {
     let origins = vec!["https://chat.example.org".to_owned()];
     let server = Server::start(ServeConfig { allowed_origins: origins, ..ServeConfig::default() }).await;

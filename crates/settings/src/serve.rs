@@ -55,6 +55,8 @@ pub enum Preload {
 pub struct ServeConfig {
     /// Key `serve.address`.
     pub address: SocketAddr,
+    /// Key `serve.metrics_address`.
+    pub metrics_address: Option<SocketAddr>,
     /// Key `serve.format`.
     pub format: WeightType,
     /// Key `serve.memory`.
@@ -113,6 +115,7 @@ impl Default for ServeConfig {
     fn default() -> Self {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            metrics_address: None,
             format: WeightType::F32,
             memory: 0,
             check_memory: true,

@@ -3,10 +3,13 @@
 use std::env::VarError;
 use std::fs;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use clap::Args;
 use dipaco_config::RunConfig;
-use dipaco_server::{ApiKeys, ChatTemplate, EncodeChat, LoadProgress, SamplingDefaults, serve, while_loading};
+use dipaco_server::{
+    ApiKeys, ChatTemplate, EncodeChat, LoadProgress, SamplingDefaults, serve, serve_metrics, while_loading,
+};
 use dipaco_telemetry::Progress;
 use tokio::net::TcpListener;
 
@@ -49,21 +52,33 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let address = options.address.unwrap_or(config.serve.address);
     let keys = keys_of_environment()?;
-    if !address.ip().is_loopback() && config.serve.api_keys.is_none() && keys.is_empty() {
-        tracing::warn!(
-            "everybody who reaches {address} may use this server: give serve.api_keys or {API_KEYS}, or listen on 127.0.0.1"
-        );
+    let without_keys = config.serve.api_keys.is_none() && keys.is_empty();
+    for (address, what) in
+        [(Some(address), "use this server"), (config.serve.metrics_address, "read its metrics")]
+    {
+        if let Some(address) = address.filter(|address| without_keys && !address.ip().is_loopback()) {
+            tracing::warn!(
+                "everybody who reaches {address} may {what}: give serve.api_keys or {API_KEYS}, or listen on 127.0.0.1"
+            );
+        }
     }
     runtime::run_detached(async {
         let listener = listen(address).await?;
+        let metrics = match config.serve.metrics_address {
+            Some(address) => Some(listen(address).await?),
+            None => None,
+        };
         let bound = listener.local_addr().unwrap_or(address);
         progress.line(&format!("loading {}: {bound} answers with 503 until then", config.run.name));
         let loading = LoadProgress::default();
         let opening = open(&run, &config, config.serve.clone(), version, &loading);
-        let Some(opened) = while_loading(&listener, opening, &loading, &interrupt.token()).await else {
-            return Err(CliError::Interrupted);
+        let token = interrupt.token();
+        let opening = while_loading(&listener, opening, &loading, &token);
+        let opened = match &metrics {
+            Some(metrics) => while_loading(metrics, opening, &loading, &token).await.flatten(),
+            None => opening.await,
         };
-        let state = opened?;
+        let state = opened.ok_or(CliError::Interrupted)??;
         state.add_keys(&keys);
         if let Some(template) = chat_template(&run, &config)? {
             state.set_chat_template(template);
@@ -73,7 +88,14 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
             state.set_sampling_defaults(SamplingDefaults::new(&settings)?);
         }
         progress.line(&format!("serving {} at http://{bound}", config.run.name));
-        Ok(serve(listener, state, interrupt.token()).await?)
+        let Some(metrics) = metrics else { return Ok(serve(listener, state, token).await?) };
+        if let Ok(bound) = metrics.local_addr() {
+            progress.line(&format!("metrics of {} at http://{bound}/metrics", config.run.name));
+        }
+        tokio::select! {
+            served = serve(listener, Arc::clone(&state), token) => Ok(served?),
+            () = serve_metrics(metrics, Arc::clone(&state)) => Ok(()),
+        }
     })
 }
 

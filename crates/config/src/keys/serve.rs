@@ -10,6 +10,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
          `serve.api_keys` with it.",
     ),
     free(
+        "serve.metrics_address",
+        "address:port",
+        "Address of a listener of its own for `/metrics`, which then is not at `serve.address`. When it is not set, `/metrics` \
+         is at `serve.address`. API keys count at both.",
+    ),
+    free(
         "serve.format",
         "name",
         "Number type of the weights, which are rounded when they are loaded: \"f32\", \"bf16\", \"q8_0\" (8.5 bits) or \
