@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from .binary import PackageError
+from .commit_of_sources import commit_of_sources
 
 # Another version of zig makes other bytes.
 ZIG = "ziglang==0.17.1 cargo-zigbuild==0.24.0"
@@ -27,6 +28,7 @@ def build(root, oldest, seconds):
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         "CMAKE": "cmake.sh",
         "SOURCE_DATE_EPOCH": str(seconds),
+        "DIPACO_COMMIT": commit_of_sources(root),
         # In place of those of this machine. HDF5 has the names of its files in messages.
         "CFLAGS": " ".join(f"-ffile-prefix-map={folder}={name}" for folder, name in folders.items()),
     }

@@ -74,6 +74,44 @@ fn the_wheel_installs_program_and_module_with_their_licences() {
 }
 
 #[test]
+fn a_build_knows_its_commit_and_whether_files_were_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let git = |words: &str| {
+        let user = [
+            "-C",
+            folder.path().to_str().unwrap(),
+            "-c",
+            "user.name=test",
+            "-c",
+            "user.email=test@localhost",
+        ];
+        let words: Vec<&str> = user.into_iter().chain(words.split(' ')).collect();
+        call("git", &words).succeeded().stdout.trim().to_owned()
+    };
+    let commit = || {
+        let ask = format!(
+            "import sys; sys.path.insert(0, {:?}); sys.dont_write_bytecode = True\n\
+             from packages.commit_of_sources import commit_of_sources; print(commit_of_sources({:?}))",
+            root().join("scripts"),
+            folder.path()
+        );
+        call("python3", &["-c", &ask]).succeeded().stdout.trim().to_owned()
+    };
+    let _ = git("init --quiet");
+    assert_eq!(commit(), "", "there is no commit");
+    fs::write(folder.path().join("file"), "one").unwrap();
+    let _ = git("add file");
+    let _ = git("commit --quiet --message one");
+    let _ = git("tag v1");
+    let hash = git("rev-parse HEAD");
+    assert_eq!((commit(), hash.len()), (hash.clone(), 40));
+    fs::write(folder.path().join("other"), "not of the commit").unwrap();
+    assert_eq!(commit(), hash);
+    fs::write(folder.path().join("file"), "two").unwrap();
+    assert_eq!(commit(), format!("{hash}-dirty"));
+}
+
+#[test]
 fn a_binary_for_newer_systems_is_refused_with_its_symbols() {
     let folder = tempfile::tempdir().unwrap();
     // Every binary with a `main` imports a symbol that is newer than this version.

@@ -29,6 +29,13 @@ use crate::text_codec::RunTextCodec;
 use crate::transformer_router;
 use crate::weights::{Version, Weights};
 
+/// The commit that the program was built of. `scripts/package.py --build` sets the variable. A build script that asks git would
+/// build and link the program again after each commit.
+const COMMIT: &str = match option_env!("DIPACO_COMMIT") {
+    Some(commit) if !commit.is_empty() => commit,
+    Some(_) | None => "unknown",
+};
+
 /// Opens a run and starts its inference engine. Pass the result to [`dipaco_server::serve`]. `config` has its vocabulary.
 ///
 /// With `serve.preload = "all"` the weights are loaded before this returns, as far as `serve.memory` has room for them, so a
@@ -108,11 +115,11 @@ pub async fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedR
         })
         .sum();
     let created = weights.served_since().await?.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-    let version = env!("CARGO_PKG_VERSION");
     Ok(ServedRun {
         name: config.run.name.clone(),
         created: created.unwrap_or_default().as_secs(),
-        version: version.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: COMMIT.to_owned(),
         path_parameters: parameters(&path_specs(&config.model)) as u64,
         total_parameters: total as u64,
     })

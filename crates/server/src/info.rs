@@ -35,7 +35,7 @@ pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
     let memory = model.module_memory();
     let levels: Vec<u32> = (0..topology.levels()).map(|level| topology.modules_in(level)).collect();
     Json(json!({
-        "model": run.name, "version": run.version, "system_fingerprint": &*model.generation().fingerprint(), "created": run.created,
+        "model": run.name, "version": run.version, "git": run.commit, "system_fingerprint": &*model.generation().fingerprint(), "created": run.created,
         "max_model_len": model.context(), "vocab_size": model.vocab_size(),
         "paths": topology.paths(), "modules_per_level": levels, "route_prefix_tokens": model.prefix_tokens(),
         "reroutes": model.reroutes(), "route_every": config.route_every, "reroute_by": config.reroute_by,

@@ -10,6 +10,8 @@ use dipaco_settings::KvType;
 use dipaco_telemetry::{Exposition, Histogram, MetricKind, label};
 use dipaco_topology::PathId;
 
+use crate::ServedRun;
+
 const TOKEN_SECONDS: &[f64] = &[
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
@@ -46,7 +48,8 @@ pub struct EngineState {
 pub struct Metrics {
     /// Labels of every line.
     labels: String,
-    version: String,
+    /// Labels of the program: its version and commit.
+    program: String,
     prompt_tokens: AtomicU64,
     generated_tokens: AtomicU64,
     outcomes: [AtomicU64; OUTCOMES.len()],
@@ -104,13 +107,13 @@ const REQUEST_HISTOGRAMS: &[RequestHistogram] = &[
 ];
 
 impl Metrics {
-    /// Metrics of a server for the run named `run` with `paths` paths, and the version of the program.
+    /// Metrics of a server for a run with `paths` paths.
     #[must_use]
-    pub fn new(run: &str, paths: u32, version: &str) -> Self {
+    pub fn new(run: &ServedRun, paths: u32) -> Self {
         let histogram = |&(name, help, bounds, _): &RequestHistogram| Histogram::new(name, help, bounds);
         Self {
-            labels: label("model_name", run),
-            version: version.to_owned(),
+            labels: label("model_name", &run.name),
+            program: [label("version", &run.version), label("git", &run.commit)].join(","),
             prompt_tokens: AtomicU64::default(),
             generated_tokens: AtomicU64::default(),
             outcomes: Default::default(),
@@ -167,8 +170,8 @@ impl Metrics {
     fn engine_gauges(&self, out: &mut Exposition, engine: &EngineState) {
         use MetricKind::{Counter, Gauge};
         let EngineState { load, weights, .. } = engine;
-        let build = [label("version", &self.version), label("checkpoint", &engine.fingerprint)].join(",");
-        let help = "The program, and the weights that new requests use.";
+        let build = format!("{},{}", self.program, label("checkpoint", &engine.fingerprint));
+        let help = "The program and its commit, and the weights that new requests use.";
         out.metric("build_info", Gauge, help, [(build, 1)]);
         let cache = [
             label("block_size", PAGE_TOKENS),

@@ -93,6 +93,8 @@ pub struct ServedRun {
     pub created: u64,
     /// Version of the program.
     pub version: String,
+    /// Commit that the program was built of; `unknown` if the build was not told.
+    pub commit: String,
     /// Number of parameters of one path.
     pub path_parameters: u64,
     /// Number of parameters of all modules.
@@ -147,7 +149,7 @@ impl ServerState {
         codec: Arc<dyn TextCodec>,
     ) -> Result<Arc<Self>, ServerError> {
         let keys = Arc::new(KeyFile::open(config.api_keys.as_deref())?);
-        let metrics = Arc::new(Metrics::new(&run.name, model.topology().paths(), &run.version));
+        let metrics = Arc::new(Metrics::new(&run, model.topology().paths()));
         let admission = Arc::new(Admission::new());
         let observers = Observers { metrics: Arc::clone(&metrics), admission: Arc::clone(&admission) };
         let engine = start_engine(&config, model, Arc::clone(&codec), Arc::new(observers))?;

@@ -261,7 +261,10 @@ async fn ids_are_echoed_and_metrics_count() {
         ("dipaco_time_to_first_token_seconds_count{model_name=\"tiny\"}", 1.0),
         ("dipaco_inter_token_latency_seconds_count{model_name=\"tiny\"}", 2.0),
         ("dipaco_request_params_n_sum{model_name=\"tiny\"}", 1.0),
-        ("dipaco_build_info{model_name=\"tiny\",version=\"0.0.0\",checkpoint=\"fp_test\"}", 1.0),
+        (
+            "dipaco_build_info{model_name=\"tiny\",version=\"0.0.0\",git=\"c0ffee\",checkpoint=\"fp_test\"}",
+            1.0,
+        ),
         ("dipaco_request_prompt_tokens_bucket{model_name=\"tiny\",le=\"1\"}", 1.0),
         (
             "dipaco_http_requests_total{model_name=\"tiny\",method=\"POST\",handler=\"/v1/completions\",status=\"200\"}",
@@ -382,6 +385,7 @@ async fn a_server_that_cannot_work_does_not_start() {
             name: "tiny".into(),
             created: 0,
             version: String::new(),
+            commit: String::new(),
             path_parameters: 0,
             total_parameters: 0,
         };

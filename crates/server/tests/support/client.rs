@@ -63,6 +63,7 @@ impl Server {
             name: "tiny".into(),
             created: 1_700_000_000,
             version: "0.0.0".into(),
+            commit: "c0ffee".into(),
             path_parameters: 10,
             total_parameters: 40,
         };
