@@ -206,6 +206,22 @@ fn a_stopped_server_does_not_wait_for_a_client_that_does_not_read() {
 }
 
 #[test]
+fn the_log_names_fields_that_the_server_does_not_know() {
+    let mut server = trained().serve("");
+    let mut ask = json!({"prompt": "a", "max_tokens": 1, "request_id": "first"});
+    let _ = post(&server.address, "/v1/completions", &ask).json();
+    let line = server.process.line_with("id=\"first\"");
+    assert!(line.contains("INFO") && !line.contains("unknown_fields"), "{line}");
+    ask["request_id"] = json!("second");
+    ask["do_sample"] = json!(true);
+    ask["a\nb"] = json!(null);
+    ask["c\nd"] = json!(1);
+    assert_eq!(post(&server.address, "/v1/completions", &ask).status, 200);
+    let line = server.process.line_with("id=\"second\"");
+    assert!(line.contains(r#"unknown_fields=["c\nd", "do_sample"]"#), "{line}");
+}
+
+#[test]
 fn metrics_move_to_an_address_of_their_own() {
     let mut server = trained().serve("--set serve.metrics_address=127.0.0.1:0");
     let line = server.process.line_with("/metrics");

@@ -119,7 +119,7 @@ async fn respond(
         choices,
         choices_per_prompt: completion.n,
         submission,
-        log: answer::Log::new(id.0, began),
+        log: answer::Log::new(id.0, began, std::mem::take(&mut completion.unknown)),
         state,
     };
     let mut response = if completion.stream {

@@ -124,7 +124,7 @@ fn document(version: &str, metrics: bool) -> Value {
         "info": {
             "title": "dipaco serve",
             "version": version,
-            "description": "OpenAI's completions over the paths of a run. Unknown fields of a request are ignored.",
+            "description": "OpenAI's completions over the paths of a run. Unknown fields of a request are ignored, and logged by name.",
         },
         "paths": paths,
         "components": {

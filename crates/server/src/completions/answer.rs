@@ -35,6 +35,8 @@ pub(crate) struct Answer {
 pub(crate) struct Log {
     id: String,
     began: Instant,
+    /// Names of fields of the request that this server does not know.
+    unknown: Vec<String>,
     outcome: &'static str,
     /// Status of the error that ended the request, or else 200.
     status: u16,
@@ -46,12 +48,13 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// The line of a request that arrived at `began`.
-    pub(crate) fn new(id: String, began: Instant) -> Self {
+    /// The line of a request that arrived at `began` with the fields `unknown`, which this server does not know.
+    pub(crate) fn new(id: String, began: Instant, unknown: Vec<String>) -> Self {
         // The outcome stays `abort` until an event decides it, because a client that leaves drops the answer.
         Self {
             id,
             began,
+            unknown,
             outcome: "abort",
             status: 200,
             reasons: Vec::new(),
@@ -193,6 +196,8 @@ impl Drop for Answer {
             outcome = self.log.outcome,
             finish_reasons = ?self.log.reasons,
             status = self.log.status,
+            // Absent in most lines.
+            unknown_fields = (!self.log.unknown.is_empty()).then(|| tracing::field::debug(&self.log.unknown)),
             "completion"
         );
     }

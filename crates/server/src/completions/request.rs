@@ -27,6 +27,10 @@ const MAX_STOP_BYTES: usize = 1024;
 /// Most entries of `logit_bias` and of `stop_token_ids`.
 const MAX_TOKEN_RULES: usize = 1024;
 
+/// Most unknown fields that the log names, and most characters of a name: a client must not fill the log.
+const MOST_UNKNOWN: usize = 16;
+const MOST_OF_NAME: usize = 64;
+
 /// Tokens generated without `max_tokens`, as in OpenAI's completions.
 pub(crate) const DEFAULT_MAX_TOKENS: usize = 16;
 
@@ -77,6 +81,8 @@ pub(crate) struct CompletionRequest {
     pub(crate) return_route: bool,
     pub(crate) token_ids_as_text: bool,
     pub(crate) return_token_ids: bool,
+    /// Names of the first fields that this server does not know.
+    pub(crate) unknown: Vec<String>,
 }
 
 /// The field `truncate_prompt_tokens`.
@@ -101,7 +107,7 @@ pub(crate) enum StreamUsage {
 }
 
 impl CompletionRequest {
-    /// Reads a request. Unknown fields are accepted, as by other servers, and logged.
+    /// Reads a request. Unknown fields are accepted, as by other servers. The log names them.
     pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
         let prompt = fields.take("prompt").ok_or_else(|| ApiError::field("prompt", "prompt is missing"))?;
         Self::of_prompts(prompts(prompt)?, fields)
@@ -154,7 +160,7 @@ impl CompletionRequest {
             let message = "request_id must have 1 to 128 visible characters of ASCII";
             return Err(ApiError::field("request_id", message));
         }
-        let completion = Self {
+        let mut completion = Self {
             form: Form::Text,
             model: fields.string("model")?,
             prompts,
@@ -181,12 +187,18 @@ impl CompletionRequest {
             return_route: fields.flag("return_route")?,
             token_ids_as_text: fields.flag("return_tokens_as_token_ids")?,
             return_token_ids: fields.flag("return_token_ids")?,
+            unknown: Vec::new(),
         };
-        let rest = fields.rest();
-        if !rest.is_empty() {
-            tracing::debug!(fields = ?rest, "a completion request has unknown fields, which are ignored");
-        }
+        completion.unknown = fields.rest().into_iter().take(MOST_UNKNOWN).map(shown).collect();
         Ok(completion)
+    }
+}
+
+/// The beginning of a field's name.
+fn shown(name: &str) -> String {
+    match name.char_indices().nth(MOST_OF_NAME) {
+        Some((end, _)) => format!("{}…", &name[..end]),
+        None => name.to_owned(),
     }
 }
 

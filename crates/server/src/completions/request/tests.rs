@@ -55,10 +55,22 @@ fn wrong_fields_are_named_and_unknown_fields_accepted() {
     }
     let plain = read(json!({"prompt": "a"})).unwrap();
     let body = json!({"prompt": "a", "do_sample": false, "user": "u", "suffix": "", "max_tokens": null, "best_of": 1});
-    assert_eq!(read(body).unwrap(), plain);
+    let unknown = vec!["do_sample".to_owned(), "user".to_owned()];
+    assert_eq!(read(body).unwrap(), CompletionRequest { unknown, ..plain });
     assert_eq!(read(json!({"prompt": "a", "max_tokens": 5.0})).unwrap().max_tokens, Some(5));
     let seed = |seed: i64| read(json!({"prompt": "a", "seed": seed})).unwrap().sampling.seed;
     assert_eq!((seed(-1), seed(0), seed(-2)), (None, Some(0), Some(-2i64 as u64)));
+}
+
+#[test]
+fn the_names_of_unknown_fields_can_not_fill_the_log() {
+    let mut body = json!({"prompt": "a"});
+    for number in 0..1000 {
+        body[format!("{number:03}{}", "é".repeat(100))] = json!(1);
+    }
+    let unknown = read(body).unwrap().unknown;
+    assert_eq!((unknown.len(), unknown[15].chars().count()), (16, 65), "{unknown:?}");
+    assert!(unknown[15].starts_with("015é") && unknown[15].ends_with("é…"), "{}", unknown[15]);
 }
 
 fn any_json() -> impl Strategy<Value = Value> {
