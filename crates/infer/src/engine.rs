@@ -208,7 +208,7 @@ impl Engine {
             client: request.client,
             prompt: Arc::clone(&request.prompt),
             max_tokens: request.max_tokens,
-            reads_cache: !request.score_prompt,
+            reads_cache: request.prompt_log_probs.is_none(),
             chunks,
         });
         let arrivals = arrivals.collect();

@@ -42,7 +42,7 @@ impl Job {
             outcome,
             prompt_tokens: self.request.prompt.len(),
             cached_tokens: 0,
-            reads_cache: !self.request.score_prompt,
+            reads_cache: self.request.prompt_log_probs.is_none(),
             generated_tokens: 0,
             reroutes: 0,
             max_tokens: self.request.max_tokens,
@@ -56,7 +56,7 @@ impl Job {
 
     /// True if the model has nothing to compute for the request.
     pub(crate) fn is_empty(&self) -> bool {
-        self.request.max_tokens == 0 && !self.request.score_prompt
+        self.request.max_tokens == 0 && self.request.prompt_log_probs.is_none()
     }
 
     pub(crate) fn is_late(&self) -> bool {

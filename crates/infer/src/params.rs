@@ -103,11 +103,12 @@ pub struct GenerateRequest {
     pub include_stop: bool,
     /// Treats the end-of-text token as an ordinary token, which does not end the continuation.
     pub ignore_eos: bool,
-    /// Number of likeliest tokens that get log-probabilities, besides the token itself; `None` turns log-probabilities
-    /// off.
+    /// Number of likeliest tokens that get log-probabilities at each generated token, besides the token itself; `None` turns
+    /// log-probabilities off.
     pub log_probs: Option<usize>,
-    /// Scores the tokens of the prompt too. Needs `log_probs`.
-    pub score_prompt: bool,
+    /// The same at each token of the prompt; `None` scores no prompt. A scored prompt is computed whole, without the prefix
+    /// cache.
+    pub prompt_log_probs: Option<usize>,
     /// W, the number of tokens after which the path is chosen anew, again and again (arXiv:2403.10616 §2.4.3); `None` keeps
     /// the first path.
     pub route_every: Option<usize>,
@@ -130,7 +131,7 @@ impl GenerateRequest {
             include_stop: false,
             ignore_eos: false,
             log_probs: None,
-            score_prompt: false,
+            prompt_log_probs: None,
             route_every: None,
             client: 0,
         }

@@ -29,7 +29,7 @@ pub(crate) struct Moves {
 /// path are needed, so its chunks but the last are skipped.
 pub(crate) fn chunks(request: &GenerateRequest) -> Option<Chunks> {
     let every = request.route_every?;
-    let skipped = if request.score_prompt { 0 } else { request.prompt.len() / every };
+    let skipped = if request.prompt_log_probs.is_some() { 0 } else { request.prompt.len() / every };
     Some(Chunks { end: (skipped + 1).saturating_mul(every), every })
 }
 

@@ -59,7 +59,7 @@ impl Running {
         if !request.ignore_eos {
             ends.extend(codec.end_tokens());
         }
-        let first = TokenScore { token: request.prompt[0], log_prob: None, top: Vec::new() };
+        let first = TokenScore { token: request.prompt[0], log_prob: None, rank: None, top: Vec::new() };
         Self {
             path,
             served: Some(served),
@@ -72,7 +72,7 @@ impl Running {
             sampler: TokenSampler::new(request.sampling.clone(), &request.prompt),
             text: ContinuationText::new(codec, request),
             ends,
-            scores: request.score_prompt.then(|| vec![first]),
+            scores: request.prompt_log_probs.map(|_| vec![first]),
             finished: Finished {
                 reason: FinishReason::Length,
                 stop: None,
@@ -161,7 +161,7 @@ impl Running {
     ) -> Result<Option<()>, EngineError> {
         let (prompt, path) = (&self.job.request.prompt, self.path);
         let Some(scores) = &mut self.scores else { return Ok(Some(())) };
-        let top = self.job.request.log_probs.unwrap_or(0);
+        let top = self.job.request.prompt_log_probs.unwrap_or(0);
         for (position, row) in (rows.start + 1..).zip(logits.chunks_exact(vocabulary)) {
             // Rows that run again, after the sequence lost its pages, are scored already.
             if let Some(&token) = prompt.get(position).filter(|_| position == scores.len()) {

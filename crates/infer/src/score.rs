@@ -12,9 +12,23 @@ pub struct TokenScore {
     pub token: u32,
     /// Log-probability of the token in nats; `None` for the first token of a prompt, which no position predicts.
     pub log_prob: Option<f32>,
+    /// Place of the token among all tokens, 1 for the likeliest, lower ids first among equals; `None` like `log_prob`.
+    pub rank: Option<usize>,
     /// The likeliest tokens with their log-probabilities, likeliest first, lower ids first among equals. The token itself
     /// comes last if it is not among them. Its entry equals `log_prob` bit for bit.
     pub top: Vec<(u32, f32)>,
+}
+
+impl TokenScore {
+    /// The `count` likeliest tokens, as far as they were asked for, each with its log-probability and its place. The token
+    /// itself comes last if it is not among them.
+    pub fn likeliest(&self, count: usize) -> impl Iterator<Item = (u32, f32, usize)> + '_ {
+        let placed = move |(place, &(token, log_prob)): (usize, &(u32, f32))| {
+            let rank = if token == self.token { self.rank.unwrap_or(place) } else { place };
+            (token, log_prob, rank)
+        };
+        (1..).zip(&self.top).map(placed).filter(move |&(token, _, rank)| rank <= count || token == self.token)
+    }
 }
 
 /// Scores a token and the `top` likeliest tokens under logits (V). The exponentials and their sum are f32,
@@ -35,10 +49,19 @@ pub fn score(logits: &[f32], token: u32, top: usize) -> Option<TokenScore> {
     let log_prob = |logit: f32| ((f64::from(logit) - normaliser) as f32).max(LOWEST_LOG_PROB);
     let own = log_prob(*logits.get(token as usize)?);
     let mut best: Vec<(u32, f32)> = likeliest(logits, top).map(|(id, logit)| (id, log_prob(logit))).collect();
-    if best.iter().all(|&(id, _)| id != token) {
+    let place = best.iter().position(|&(id, _)| id == token);
+    let before = place.unwrap_or_else(|| {
         best.push((token, own));
-    }
-    Some(TokenScore { token, log_prob: Some(own), top: best })
+        likelier(logits, token)
+    });
+    Some(TokenScore { token, log_prob: Some(own), rank: Some(before + 1), top: best })
+}
+
+/// The number of tokens that come before `token`, likeliest first, lower ids first among equals.
+fn likelier(logits: &[f32], token: u32) -> usize {
+    let (lower, from) = logits.split_at(token as usize);
+    let own = from[0];
+    lower.iter().filter(|&&logit| logit >= own).count() + from.iter().filter(|&&logit| logit > own).count()
 }
 
 /// The `count` largest logits with their tokens, largest first, lower ids first among equals.
@@ -67,6 +90,7 @@ mod tests {
         let scored = score(&logits, 3, 2).unwrap();
         let probabilities: Vec<f32> = scored.top.iter().map(|(_, lp)| lp.exp()).collect();
         assert_eq!(scored.top.iter().map(|t| t.0).collect::<Vec<_>>(), [0, 1, 3]);
+        assert_eq!(scored.rank, Some(4), "token 2 is as likely and has a lower id");
         for (given, expected) in probabilities.iter().zip([0.5, 0.25, 0.125]) {
             assert!((given - expected).abs() < 1e-6, "{given} {expected}");
         }
@@ -94,6 +118,15 @@ mod tests {
             let own = scored.top.iter().find(|t| t.0 == token).unwrap().1;
             prop_assert_eq!(Some(own.to_bits()), scored.log_prob.map(f32::to_bits));
             prop_assert!(scored.top.len() <= k + 1);
+            let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+            order.sort_by(|&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).unwrap());
+            prop_assert_eq!(order[scored.rank.unwrap() - 1], token);
+            // Fewer of the likeliest tokens are those that a smaller number gives.
+            for fewer in 0..=k {
+                let found: Vec<(u32, f32)> = scored.likeliest(fewer).map(|(token, log_prob, _)| (token, log_prob)).collect();
+                prop_assert_eq!(found, score(&logits, token, fewer).unwrap().top);
+            }
+            prop_assert!(scored.likeliest(k).all(|(token, _, rank)| order[rank - 1] == token));
             if k > 0 {
                 let max = (0..logits.len() as u32).filter_map(|t| score(&logits, t, 0)?.log_prob).fold(f32::MIN, f32::max);
                 prop_assert_eq!(scored.top[0].1.to_bits(), max.to_bits());

@@ -160,7 +160,7 @@ async fn scores_are_those_of_one_long_pass_even_for_a_prompt_of_several_chunks()
     let request = GenerateRequest {
         max_tokens: 1,
         log_probs: Some(2),
-        score_prompt: true,
+        prompt_log_probs: Some(2),
         prompt: prompt.clone().into(),
         ..ask("-")
     };
@@ -313,7 +313,7 @@ async fn prompts_that_begin_alike_share_what_was_computed_and_scored_prompts_do_
     let again = one(&engine, request.clone()).await;
     assert_eq!((finished(&first).cached_tokens, finished(&again).cached_tokens), (0, 48));
     assert_eq!(first.tokens, again.tokens);
-    let scored = GenerateRequest { log_probs: Some(0), score_prompt: true, ..request.clone() };
+    let scored = GenerateRequest { log_probs: Some(0), prompt_log_probs: Some(0), ..request.clone() };
     let scored = one(&engine, scored).await;
     assert_eq!((finished(&scored).cached_tokens, scored.scores.len()), (0, 54));
     // Another path has other keys and values.

@@ -104,7 +104,7 @@ async fn count(paths: [u32; 4], score_prompt: bool) -> ([usize; 2], Vec<(u32, Op
         max_tokens: TOKENS - prompt.len(),
         ignore_eos: true,
         log_probs: Some(0),
-        score_prompt,
+        prompt_log_probs: score_prompt.then_some(0),
         route_every: Some(EVERY),
         sampling: SamplingParams { seed: 3, ..SamplingParams::default() },
         ..GenerateRequest::new(prompt)

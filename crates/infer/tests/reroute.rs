@@ -43,7 +43,7 @@ fn request(number: u32, every: usize) -> GenerateRequest {
         max_tokens: 30,
         ignore_eos: true,
         log_probs: Some(0),
-        score_prompt: true,
+        prompt_log_probs: Some(0),
         route_every: Some(every),
         sampling: SamplingParams { seed: number.into(), ..SamplingParams::default() },
         ..GenerateRequest::new(prompt)
@@ -121,7 +121,7 @@ async fn a_prompt_without_scores_begins_on_the_path_of_its_last_chunk() {
     let model = rerouting(None);
     let engine = engine(&model, &EngineConfig::default());
     let scored = answers(&engine, (0..6).map(|number| request(number, 32)).collect()).await;
-    let unscored = |number| GenerateRequest { score_prompt: false, ..request(number, 32) };
+    let unscored = |number| GenerateRequest { prompt_log_probs: None, ..request(number, 32) };
     for (number, (scored, unscored)) in
         scored.into_iter().zip(answers(&engine, (0..6).map(unscored).collect()).await).enumerate()
     {

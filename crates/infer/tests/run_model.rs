@@ -79,7 +79,7 @@ fn request(number: u32) -> GenerateRequest {
         max_tokens: 20,
         ignore_eos: true,
         log_probs: Some(1),
-        score_prompt: true,
+        prompt_log_probs: Some(1),
         sampling: SamplingParams { seed: number.into(), ..SamplingParams::default() },
         ..GenerateRequest::new(prompt)
     }

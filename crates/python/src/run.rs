@@ -102,8 +102,7 @@ impl Run {
             let request = |tokens: Vec<u32>| GenerateRequest {
                 path: path.map(PathId),
                 max_tokens: 0,
-                log_probs: Some(0),
-                score_prompt: true,
+                prompt_log_probs: Some(0),
                 ..GenerateRequest::new(tokens)
             };
             session.sequences(session.tokens(texts)?.into_iter().map(request).collect(), stop)

@@ -196,16 +196,18 @@ fn check_answer(
     completion: &CompletionRequest,
     requests: &[GenerateRequest],
 ) -> Result<(), ApiError> {
-    let of_token = 1 + completion.log_probs.map_or(0, |top| top + 1);
+    let of_token = |top: Option<usize>| 1 + top.map_or(0, |top| top + 1);
     let of_request = |request: &GenerateRequest| {
-        let echoed = if completion.echo || completion.return_token_ids { request.prompt.len() } else { 0 };
-        (echoed + request.max_tokens).saturating_mul(of_token)
+        let prompt = request.prompt.len();
+        let echoed = if completion.echo || completion.return_token_ids { prompt } else { 0 };
+        let scored = completion.prompt_log_probs.map_or(0, |top| prompt.saturating_mul(of_token(Some(top))));
+        (echoed + request.max_tokens).saturating_mul(of_token(completion.log_probs)).saturating_add(scored)
     };
     let tokens = requests.iter().map(of_request).fold(0, usize::saturating_add);
     if tokens > state.config.max_answer_tokens {
         let message = format!(
             "the answer could hold {tokens} tokens and log-probabilities, over the limit of {}: send fewer prompts at a time, \
-             or lower max_tokens, n or logprobs",
+             or lower max_tokens, n, logprobs or prompt_logprobs",
             state.config.max_answer_tokens
         );
         return Err(ApiError { code: Some("request_too_large"), ..ApiError::field("max_tokens", message) });
@@ -291,7 +293,11 @@ fn sequences(
                 include_stop: completion.include_stop,
                 ignore_eos: completion.ignore_eos,
                 log_probs: completion.log_probs,
-                score_prompt: completion.echo && completion.log_probs.is_some(),
+                // An echoed prompt has the log-probabilities of the continuation. One pass serves both fields.
+                prompt_log_probs: completion
+                    .log_probs
+                    .filter(|_| completion.echo)
+                    .max(completion.prompt_log_probs),
                 client,
             });
             let index = sequences.choices.len();

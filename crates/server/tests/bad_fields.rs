@@ -172,6 +172,8 @@ async fn wrong_combinations_and_headers_are_named_and_change_nothing() {
             json!({"stream": true, "stream_options": {"include_usage": 1}}),
         ),
         (400, "top_logprobs", "/v1/chat/completions", "", json!({"top_logprobs": 1})),
+        (400, "prompt_logprobs", "/v1/completions", "", json!({"stream": true, "prompt_logprobs": 0})),
+        (400, "prompt_logprobs", "/v1/chat/completions", "", json!({"prompt_logprobs": 1})),
         (400, "logit_bias", "/v1/completions", "", json!({"logit_bias": {"257": 1}})),
         (400, "logit_bias", "/v1/completions", "", json!({"logit_bias": {"97": 101}})),
         (400, "stop_token_ids", "/v1/completions", "", json!({"stop_token_ids": [257]})),

@@ -7,6 +7,8 @@ mod chat;
 mod client;
 #[path = "../../infer/tests/support/fake.rs"]
 mod fake;
+#[path = "completions/prompt_log_probs.rs"]
+mod prompt_log_probs;
 #[path = "completions/streams.rs"]
 mod streams;
 
@@ -315,6 +317,9 @@ async fn an_answer_that_takes_too_much_memory_is_refused() {
     assert_eq!((status_of, param, code), (400, json!("max_tokens"), json!("request_too_large")));
     assert!(message.contains("101 tokens"), "{message}");
     assert_eq!(status(json!({"prompt": "a", "n": 3, "max_tokens": 34})).await, 400);
+    // 10 tokens of the prompt count 9 times each: the token, its log-probability and 7 others'.
+    assert_eq!(status(json!({"prompt": "aaaaaaaaaa", "max_tokens": 10, "prompt_logprobs": 7})).await, 200);
+    assert_eq!(status(json!({"prompt": "aaaaaaaaaa", "max_tokens": 11, "prompt_logprobs": 7})).await, 400);
     assert_eq!(
         status(json!({"prompt": "aaaaaaaaaa", "max_tokens": 1, "echo": true, "logprobs": 8})).await,
         400

@@ -55,7 +55,7 @@ async fn answers_are_those_of_the_description() {
     let document = server.get("/openapi.json").await.json();
     assert_eq!(document["openapi"], "3.1.0");
     let completion = json!({
-        "prompt": "a", "max_tokens": 2, "echo": true, "logprobs": 1, "return_route": true, "return_token_ids": true,
+        "prompt": "ab", "max_tokens": 2, "echo": true, "logprobs": 1, "prompt_logprobs": 2, "return_route": true, "return_token_ids": true,
     });
     let asked = [
         ("/v1/completions", Some(completion)),

@@ -112,8 +112,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.max_answer_tokens",
         "tokens",
-        "Most tokens that an answer may hold, over all its choices: `max_tokens`, and the prompt with `echo`. A token counts \
-         once more for each of its log-probabilities. Limits the memory of one request.",
+        "Most tokens that an answer may hold, over all its choices: `max_tokens`, and the prompt with `echo` or \
+         `prompt_logprobs`. A token counts once more for each of its log-probabilities. Limits the memory of one request.",
     ),
     free(
         "serve.body_limit",

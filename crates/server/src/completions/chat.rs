@@ -12,8 +12,8 @@ use crate::fields::{Fields, wrong};
 /// Most messages of a chat.
 const MAX_MESSAGES: usize = 4096;
 
-/// Fields of OpenAI's chats that change the answer and are not supported. Empty lists turn them off.
-const UNSUPPORTED: [&str; 4] = ["tools", "functions", "audio", "prediction"];
+/// Fields of other servers' chats that change the answer and are not supported. Empty lists turn them off.
+const UNSUPPORTED: [&str; 5] = ["tools", "functions", "audio", "prediction", "prompt_logprobs"];
 
 /// Takes the messages out of a request, and turns the other fields into those of a completion.
 pub(crate) fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {

@@ -7,7 +7,9 @@ use dipaco_topology::PathId;
 
 use crate::ServerState;
 use crate::completions::request::{CompletionRequest, Form};
-use crate::completions::response::{ChosenRoute, CompletionChoice, LogProbs, StopCause, TopTokens};
+use crate::completions::response::{
+    ChosenRoute, CompletionChoice, LogProbs, PromptLogProb, PromptToken, StopCause, TopTokens,
+};
 use crate::error::ApiError;
 
 /// What ends a choice besides stop texts.
@@ -32,7 +34,10 @@ pub(crate) struct Choice {
     /// The prompt, when the answer repeats it.
     echo: Option<Arc<[u32]>>,
     in_chat: bool,
-    log_probs: bool,
+    /// Likeliest tokens with log-probabilities, besides the token itself.
+    log_probs: Option<usize>,
+    /// The same for the field `prompt_logprobs`.
+    prompt_log_probs: Option<usize>,
     ids_as_text: bool,
     /// Characters of the echoed prompt. The offsets of the continuation start from there.
     prompt_characters: usize,
@@ -67,7 +72,8 @@ impl Choice {
             index,
             echo: completion.echo.then(|| Arc::clone(prompt)),
             in_chat: completion.form == Form::Chat,
-            log_probs: completion.log_probs.is_some(),
+            log_probs: completion.log_probs,
+            prompt_log_probs: completion.prompt_log_probs,
             ids_as_text: completion.token_ids_as_text,
             prompt_characters: 0,
             route_seed: completion.return_route.then_some(seed),
@@ -91,17 +97,21 @@ impl Choice {
                 piece.names_speaker = self.in_chat;
                 self.route = self.route_seed.map(|seed| self.chosen_route(path, seed));
                 // With log-probabilities the prompt's text comes with its scores.
-                if self.echo.is_some() && !self.log_probs {
+                if self.echo.is_some() && self.log_probs.is_none() {
                     piece.text = self.prompt()?.text;
                 }
                 piece.prompt_token_ids = self.token_ids.as_ref().map(|ids| ids.to_vec());
             }
             GenerationEvent::Prompt(scores) => {
-                let prompt = self.prompt()?;
-                piece.text = prompt.text;
-                for (scored, offset) in scores.iter().zip(prompt.offsets) {
-                    self.push(&mut log_probs, scored, offset);
+                if self.echo.is_some() && self.log_probs.is_some() {
+                    let prompt = self.prompt()?;
+                    piece.text = prompt.text;
+                    for (scored, offset) in scores.iter().zip(prompt.offsets) {
+                        self.push(&mut log_probs, scored, offset);
+                    }
                 }
+                let scored = |top| scores.iter().map(|scored| self.prompt_token(scored, top)).collect();
+                piece.prompt_logprobs = self.prompt_log_probs.map(scored);
             }
             GenerationEvent::Token { token, text, offset, score } => {
                 self.generated += 1;
@@ -128,7 +138,7 @@ impl Choice {
                 });
             }
         }
-        piece.logprobs = self.log_probs.then_some(log_probs);
+        piece.logprobs = self.log_probs.map(|_| log_probs);
         piece.dipaco.clone_from(&self.route);
         if is_last {
             self.last = Some(piece);
@@ -173,7 +183,7 @@ impl Choice {
 
     fn push(&self, to: &mut LogProbs, scored: &TokenScore, offset: usize) {
         let mut top: Vec<(String, f64)> = Vec::with_capacity(scored.top.len());
-        for &(token, log_prob) in &scored.top {
+        for (token, log_prob, _) in scored.likeliest(self.log_probs.unwrap_or(0)) {
             let (text, log_prob) = (self.text(token), f64::from(log_prob));
             match top.iter_mut().find(|(other, _)| *other == text) {
                 Some((_, other)) => *other = other.max(log_prob),
@@ -184,6 +194,16 @@ impl Choice {
         to.tokens.push(self.text(scored.token));
         to.token_logprobs.push(scored.log_prob.map(f64::from));
         to.top_logprobs.push(scored.log_prob.map(|_| TopTokens(top)));
+    }
+
+    /// The entry of `prompt_logprobs` for a token of the prompt; `None` for the first one, which no position predicts.
+    fn prompt_token(&self, scored: &TokenScore, top: usize) -> Option<PromptToken> {
+        scored.log_prob?;
+        let entry = |(token, log_prob, rank): (u32, f32, usize)| {
+            let decoded_token = self.state.codec.token_text(token);
+            (token, PromptLogProb { logprob: f64::from(log_prob), rank, decoded_token })
+        };
+        Some(PromptToken(scored.likeliest(top).map(entry).collect()))
     }
 
     fn text(&self, token: u32) -> String {

@@ -36,7 +36,7 @@ pub(crate) const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// Fields of other servers that change the text and are not supported here. They are refused, because ignoring them would
 /// silently give wrong results. `false` and the empty text turn a field off, so they are accepted.
-const UNSUPPORTED: [&str; 3] = ["suffix", "use_beam_search", "prompt_logprobs"];
+const UNSUPPORTED: [&str; 2] = ["suffix", "use_beam_search"];
 
 /// Fields of other servers that change nothing here: no token is ever added to a prompt, and the text of special tokens
 /// is never shown.
@@ -75,6 +75,8 @@ pub(crate) struct CompletionRequest {
     pub(crate) include_stop: bool,
     pub(crate) ignore_eos: bool,
     pub(crate) log_probs: Option<usize>,
+    /// Likeliest tokens at each token of the prompt, for the field `prompt_logprobs` of the answer.
+    pub(crate) prompt_log_probs: Option<usize>,
     pub(crate) echo: bool,
     pub(crate) stream: bool,
     pub(crate) usage: StreamUsage,
@@ -181,6 +183,7 @@ impl CompletionRequest {
             include_stop: fields.flag("include_stop_str_in_output")?,
             ignore_eos: fields.flag("ignore_eos")?,
             log_probs: fields.count("logprobs", 0, MAX_LOG_PROBS)?,
+            prompt_log_probs: fields.count("prompt_logprobs", 0, MAX_LOG_PROBS)?,
             echo: fields.flag("echo")?,
             stream,
             usage,
@@ -189,6 +192,13 @@ impl CompletionRequest {
             return_token_ids: fields.flag("return_token_ids")?,
             unknown: Vec::new(),
         };
+        if completion.stream && completion.prompt_log_probs.is_some() {
+            let message = "prompt_logprobs is not supported in a stream: leave out one of the two";
+            return Err(ApiError {
+                code: Some("unsupported"),
+                ..ApiError::field("prompt_logprobs", message)
+            });
+        }
         completion.unknown = fields.rest().into_iter().take(MOST_UNKNOWN).map(shown).collect();
         Ok(completion)
     }

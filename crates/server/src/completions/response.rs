@@ -59,6 +59,9 @@ pub(crate) struct CompletionChoice {
     pub(crate) finish_reason: Option<&'static str>,
     /// The stop text or stop token that ended the choice.
     pub(crate) stop_reason: Option<StopCause>,
+    /// Log-probabilities of the prompt's tokens, for a request with `prompt_logprobs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<Vec<Option<PromptToken>>>,
     /// Ids of the prompt's tokens, for a request with `return_token_ids`; in the first chunk of a stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_token_ids: Option<Vec<u32>>,
@@ -88,6 +91,7 @@ impl CompletionChoice {
         }
         self.finish_reason = more.finish_reason.or(self.finish_reason);
         self.stop_reason = more.stop_reason.or(self.stop_reason.take());
+        self.prompt_logprobs = self.prompt_logprobs.take().or(more.prompt_logprobs);
         self.prompt_token_ids = self.prompt_token_ids.take().or(more.prompt_token_ids);
         match (&mut self.token_ids, more.token_ids) {
             (Some(ids), Some(more)) => ids.extend(more),
@@ -172,6 +176,32 @@ impl Serialize for TopTokens {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (text, log_prob) in &self.0 {
             map.serialize_entry(text, log_prob)?;
+        }
+        map.end()
+    }
+}
+
+/// vLLM's entry of `prompt_logprobs` for a token of the prompt: the likeliest tokens of its place and the token itself, by their
+/// ids.
+#[derive(Debug)]
+pub(crate) struct PromptToken(pub(crate) Vec<(u32, PromptLogProb)>);
+
+/// A token at a place of a prompt.
+#[derive(Debug, Serialize)]
+pub(crate) struct PromptLogProb {
+    /// Log-probability in nats.
+    pub(crate) logprob: f64,
+    /// Its place among all tokens, 1 for the likeliest.
+    pub(crate) rank: usize,
+    /// Its text.
+    pub(crate) decoded_token: String,
+}
+
+impl Serialize for PromptToken {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (token, entry) in &self.0 {
+            map.serialize_entry(token, entry)?;
         }
         map.end()
     }

@@ -53,8 +53,9 @@ fn completions() -> Vec<(&'static str, Value)> {
     let finish_reason = json!({"enum": ["stop", "length", null]});
     let choice = json!({
         "index": integer(), "text": string(), "logprobs": nullable(reference("LogProbs")),
-        "finish_reason": finish_reason, "stop_reason": stop_reason, "prompt_token_ids": integers(),
-        "token_ids": integers(), "dipaco": reference("ChosenRoute"),
+        "finish_reason": finish_reason, "stop_reason": stop_reason,
+        "prompt_logprobs": list(json!({"type": ["object", "null"], "additionalProperties": reference("PromptLogProb")})),
+        "prompt_token_ids": integers(), "token_ids": integers(), "dipaco": reference("ChosenRoute"),
     });
     let speech = object(json!({"role": {"const": "assistant"}, "content": string()}), &["role"]);
     let chat_choice = json!({
@@ -64,6 +65,7 @@ fn completions() -> Vec<(&'static str, Value)> {
     let numbers = list(json!({"type": ["number", "null"]}));
     let tops = list(json!({"type": ["object", "null"], "additionalProperties": {"type": "number"}}));
     let log_probs = json!({"tokens": list(string()), "token_logprobs": numbers, "top_logprobs": tops, "text_offset": integers()});
+    let prompt_token = json!({"logprob": {"type": "number"}, "rank": integer(), "decoded_token": string()});
     let details = object(json!({"cached_tokens": integer()}), &[]);
     let usage = json!({
         "prompt_tokens": integer(), "completion_tokens": integer(), "total_tokens": integer(),
@@ -73,9 +75,10 @@ fn completions() -> Vec<(&'static str, Value)> {
     vec![
         ("Completion", whole("text_completion", "Choice")),
         ("ChatCompletion", whole("chat.completion", "ChatChoice")),
-        ("Choice", object(choice, &["prompt_token_ids", "token_ids", "dipaco"])),
+        ("Choice", object(choice, &["prompt_logprobs", "prompt_token_ids", "token_ids", "dipaco"])),
         ("ChatChoice", object(chat_choice, &["message", "delta", "dipaco"])),
         ("LogProbs", object(log_probs, &[])),
+        ("PromptLogProb", object(prompt_token, &[])),
         ("Usage", object(usage, &[])),
         ("ChosenRoute", object(route, &[])),
     ]

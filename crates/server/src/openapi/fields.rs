@@ -58,6 +58,12 @@ pub(super) fn completion() -> Vec<Field> {
             Some(20),
             "Number of likeliest tokens with their log-probabilities. They are of the raw distribution.",
         ),
+        count(
+            "prompt_logprobs",
+            0,
+            Some(20),
+            "Number of likeliest tokens at each token of the prompt, with their log-probabilities. Not in a stream.",
+        ),
     ];
     fields.extend(common());
     fields
@@ -92,7 +98,8 @@ pub(super) fn chat() -> Vec<Field> {
         field("tools", refused.clone(), "Not supported: only an empty list is accepted."),
         field("functions", refused.clone(), "Not supported: only an empty list is accepted."),
         field("audio", refused.clone(), "Not supported."),
-        field("prediction", refused, "Not supported."),
+        field("prediction", refused.clone(), "Not supported."),
+        field("prompt_logprobs", refused, "Not supported."),
     ];
     fields.extend(common());
     fields
@@ -133,7 +140,6 @@ fn common() -> Vec<Field> {
         flag("return_route", "Adds the path, its modules, the seed and the changes of the path to each choice."),
         field("suffix", json!({"enum": [null, "", false]}), "Not supported."),
         field("use_beam_search", json!({"enum": [null, "", false]}), "Not supported."),
-        field("prompt_logprobs", json!({"enum": [null, "", false]}), "Not supported: use echo with logprobs."),
     ]);
     fields
 }
