@@ -206,6 +206,7 @@ impl Engine {
         let chunks: Vec<_> = requests.iter().map(reroute::chunks).collect();
         let arrivals = requests.iter().zip(&chunks).map(|(request, &chunks)| Arrival {
             client: request.client,
+            priority: request.priority,
             prompt: Arc::clone(&request.prompt),
             max_tokens: request.max_tokens,
             reads_cache: request.prompt_log_probs.is_none(),

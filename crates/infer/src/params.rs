@@ -114,6 +114,8 @@ pub struct GenerateRequest {
     pub route_every: Option<usize>,
     /// Number of the client. Clients get equal shares of a busy engine.
     pub client: u64,
+    /// Priority among the waiting sequences of the client: lower numbers get their places first.
+    pub priority: i32,
 }
 
 impl GenerateRequest {
@@ -134,6 +136,7 @@ impl GenerateRequest {
             prompt_log_probs: None,
             route_every: None,
             client: 0,
+            priority: 0,
         }
     }
 

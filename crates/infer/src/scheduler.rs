@@ -6,7 +6,7 @@
 //! A step has one budget of tokens. Sequences that generate get their row first, then prompts get what is left, in chunks.
 //! While sequences generate, chunks are so small that these hardly wait.
 //! Free places go to the client that was served the fewest tokens (arXiv:2401.00588), and within a client to the sequence
-//! that came first. When pages run out, the youngest sequence gives its pages back. It is computed again later, with the
+//! of the lowest priority number that came first. When pages run out, the youngest sequence gives its pages back. It is computed again later, with the
 //! same result.
 
 mod chunks;
@@ -17,6 +17,7 @@ mod room;
 mod sequence;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -140,7 +141,10 @@ impl Scheduler {
                 retry_after,
             });
         }
-        Ok(arrivals.into_iter().map(|arrival| self.push(arrival)).collect())
+        let clients: BTreeSet<u64> = arrivals.iter().map(|arrival| arrival.client).collect();
+        let ids = arrivals.into_iter().map(|arrival| self.push(arrival)).collect();
+        clients.into_iter().for_each(|client| self.order(client));
+        Ok(ids)
     }
 
     fn push(&mut self, arrival: Arrival) -> SequenceId {
@@ -154,6 +158,8 @@ impl Scheduler {
         self.load.waiting_tokens += arrival.prompt.len();
         let sequence = Sequence {
             client: arrival.client,
+            priority: arrival.priority,
+            turn: id.0,
             prompt: arrival.prompt.len(),
             tokens: arrival.prompt.to_vec(),
             max_tokens: arrival.max_tokens,
@@ -306,22 +312,6 @@ impl Scheduler {
             pages: sequence.pages.clone(),
             last: end == sequence.tokens.len(),
         });
-    }
-
-    /// The waiting sequence that is next, with the pages that hold its beginning: of the least served client, the first that
-    /// came.
-    fn next_waiting(&self) -> Option<(SequenceId, CachedPrefix)> {
-        let served =
-            |sequence: &Sequence| self.clients.get(&sequence.client).map_or(0, |client| client.served);
-        let waiting =
-            self.sequences.iter().filter(|(_, sequence)| !sequence.running && sequence.root.is_some());
-        let mut waiting: Vec<_> = waiting.map(|(id, sequence)| (served(sequence), *id)).collect();
-        waiting.sort_unstable();
-        waiting.into_iter().find_map(|(_, id)| {
-            let sequence = &self.sequences[&id];
-            let prefix = self.cached(sequence);
-            (!self.follows(sequence, &prefix)).then_some((id, prefix))
-        })
     }
 
     /// True if a running sequence is about to compute the next page that this waiting one could read. Waiting for it is

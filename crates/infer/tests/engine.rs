@@ -275,6 +275,29 @@ async fn a_full_queue_refuses_the_whole_request_and_estimates_the_wait() {
 }
 
 #[tokio::test]
+async fn a_request_of_a_lower_priority_number_gets_the_free_place() {
+    let (engine, model, seen) = start(1, 8);
+    let mut load = engine.watch_load();
+    model.gate.shut();
+    let running = submit(&engine, ask("a")).unwrap();
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    let mut waiting = Vec::new();
+    for (prompt, priority) in [("aa", 0), ("aaa", 3), ("aaaa", -3)] {
+        let mut submission = submit(&engine, GenerateRequest { priority, ..ask(prompt) }).unwrap();
+        // Its path is known, so it waits for the place only.
+        let started = submission.next().await.unwrap().unwrap();
+        assert!(matches!(started.event, GenerationEvent::Started { .. }));
+        waiting.push(submission);
+    }
+    model.gate.open();
+    for submission in std::iter::once(running).chain(waiting) {
+        assert!(collect(submission).await.end.unwrap().is_ok());
+    }
+    let order: Vec<usize> = seen.0.lock().unwrap().iter().map(|summary| summary.prompt_tokens).collect();
+    assert_eq!(order, [1, 4, 2, 3]);
+}
+
+#[tokio::test]
 async fn a_deadline_ends_a_waiting_and_a_running_request() {
     let (engine, model, seen) = start(1, 8);
     let mut load = engine.watch_load();

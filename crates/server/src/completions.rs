@@ -299,6 +299,7 @@ fn sequences(
                     .filter(|_| completion.echo)
                     .max(completion.prompt_log_probs),
                 client,
+                priority: completion.priority,
             });
             let index = sequences.choices.len();
             let ending = Ending { max_tokens, tokens: Arc::clone(&ends) };

@@ -29,6 +29,8 @@ pub(crate) struct Limits {
 #[derive(Clone, Debug)]
 pub(crate) struct Arrival {
     pub(crate) client: u64,
+    /// Lower numbers first, among the waiting sequences of the client.
+    pub(crate) priority: i32,
     pub(crate) prompt: Arc<[u32]>,
     pub(crate) max_tokens: usize,
     /// False if all rows of the prompt must be computed, because their logits are wanted.

@@ -9,6 +9,9 @@ use super::plan::Chunks;
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) client: u64,
+    pub(super) priority: i32,
+    /// Its turn among waiting sequences, a lower one first: its number, unless it traded turns.
+    pub(super) turn: u64,
     /// Prompt and generated tokens.
     pub(super) tokens: Vec<u32>,
     pub(super) prompt: usize,

@@ -17,7 +17,7 @@ fn limits(sequences: usize, step_tokens: usize, pages: usize) -> Limits {
 }
 
 fn arrival(client: u64, prompt: Vec<u32>, max_tokens: usize) -> Arrival {
-    Arrival { client, prompt: prompt.into(), max_tokens, reads_cache: true, chunks: None }
+    Arrival { client, priority: 0, prompt: prompt.into(), max_tokens, reads_cache: true, chunks: None }
 }
 
 const LONG: Duration = Duration::from_secs(1000);
@@ -128,6 +128,29 @@ fn a_client_with_many_sequences_does_not_hold_up_another_client() {
     assert!(next.contains(&late.0), "{next:?}");
     // Within a client the first comes first.
     assert!(next.contains(&1), "{next:?}");
+}
+
+#[test]
+fn a_clients_priorities_order_its_own_waiting_sequences_only() {
+    let of = |client, priority, prompt: u32| Arrival { priority, ..arrival(client, vec![prompt; 4], 1) };
+    let mut scheduler = Scheduler::new(limits(1, 16, 100));
+    // The first runs already: nobody takes its place away.
+    admit(&mut scheduler, Arrival { max_tokens: 2, ..of(0, 9, 0) });
+    assert_eq!(counts(&step(&mut scheduler)), [(0, 4)]);
+    for (number, priority) in (1..).zip([0, 5, -1, 0, i32::MIN, i32::MAX]) {
+        admit(&mut scheduler, of(0, priority, number));
+    }
+    let order: Vec<u64> = (0..7).flat_map(|_| counts(&step(&mut scheduler))).map(|(id, _)| id).collect();
+    assert_eq!(order, [0, 5, 3, 1, 4, 2, 6]);
+
+    // Two places are free, and both clients were served as much. The later sequence of client 1 takes the turn of the
+    // earlier one, which then comes after that of client 2.
+    let mut scheduler = Scheduler::new(limits(2, 16, 100));
+    for arrival in [of(1, 0, 0), of(2, 0, 1), of(1, -9, 2)] {
+        admit(&mut scheduler, arrival);
+    }
+    assert_eq!(counts(&step(&mut scheduler)), [(2, 4), (1, 4)]);
+    assert_eq!(counts(&step(&mut scheduler)), [(0, 4)]);
 }
 
 #[test]
@@ -305,7 +328,9 @@ fn play(acts: &[Act]) -> Vec<Plan> {
                 // Few kinds of prompts, so that many begin alike.
                 let prompt = (0..prompt as u32).map(|i| i / 20 * kind).collect();
                 let chunks = (every > 0).then_some(Chunks { end: every, every });
-                let arrival = Arrival { reads_cache: !scores, chunks, ..arrival(client, prompt, max_tokens) };
+                let priority = kind as i32 - 1;
+                let arrival =
+                    Arrival { priority, reads_cache: !scores, chunks, ..arrival(client, prompt, max_tokens) };
                 let id = scheduler.admit(vec![arrival], LONG).unwrap()[0];
                 scheduler.ready(id, kind, 0);
                 admitted.push(id);

@@ -64,6 +64,8 @@ pub(crate) struct CompletionRequest {
     pub(crate) path: Option<PathId>,
     /// Tokens after which the path is chosen anew; `Some(0)` keeps the first path.
     pub(crate) route_every: Option<usize>,
+    /// Lower numbers first, among the waiting requests of an API key.
+    pub(crate) priority: i32,
     pub(crate) max_tokens: Option<usize>,
     /// Largest number of tokens without `max_tokens`, as far as the context has room.
     pub(crate) default_max_tokens: usize,
@@ -173,6 +175,10 @@ impl CompletionRequest {
                 .and_then(|path| u32::try_from(path).ok())
                 .map(PathId),
             route_every: fields.count("route_every", 0, MAX_TOKENS)?,
+            priority: fields
+                .integer("priority", i32::MIN.into(), i32::MAX.into())?
+                .and_then(|priority| i32::try_from(priority).ok())
+                .unwrap_or(0),
             max_tokens: fields.count("max_tokens", 0, MAX_TOKENS)?,
             default_max_tokens: DEFAULT_MAX_TOKENS,
             min_tokens: fields.count("min_tokens", 0, MAX_TOKENS)?.unwrap_or(0),

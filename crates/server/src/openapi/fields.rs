@@ -137,6 +137,11 @@ fn common() -> Vec<Field> {
             None,
             "Tokens after which the router of serve.reroute_by chooses the path anew, again and again. 0 keeps the first path.",
         ),
+        field(
+            "priority",
+            json!({"type": ["integer", "null"], "minimum": i32::MIN, "maximum": i32::MAX, "default": 0}),
+            "Place among the waiting requests of the same API key: lower numbers first.",
+        ),
         flag("return_route", "Adds the path, its modules, the seed and the changes of the path to each choice."),
         field("suffix", json!({"enum": [null, "", false]}), "Not supported."),
         field("use_beam_search", json!({"enum": [null, "", false]}), "Not supported."),

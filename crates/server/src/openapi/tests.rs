@@ -135,6 +135,7 @@ fn the_fields_of_other_servers_are_there() {
         "path",
         "route_every",
         "return_route",
+        "priority",
     ] {
         assert!(own.contains(name), "{name} is not described");
     }

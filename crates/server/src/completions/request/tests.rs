@@ -54,12 +54,19 @@ fn wrong_fields_are_named_and_unknown_fields_accepted() {
         assert!(error.message.starts_with(field), "{}", error.message);
     }
     let plain = read(json!({"prompt": "a"})).unwrap();
+    let plain_priority = plain.priority;
     let body = json!({"prompt": "a", "do_sample": false, "user": "u", "suffix": "", "max_tokens": null, "best_of": 1});
     let unknown = vec!["do_sample".to_owned(), "user".to_owned()];
     assert_eq!(read(body).unwrap(), CompletionRequest { unknown, ..plain });
     assert_eq!(read(json!({"prompt": "a", "max_tokens": 5.0})).unwrap().max_tokens, Some(5));
     let seed = |seed: i64| read(json!({"prompt": "a", "seed": seed})).unwrap().sampling.seed;
     assert_eq!((seed(-1), seed(0), seed(-2)), (None, Some(0), Some(-2i64 as u64)));
+    let priority = |priority: i64| read(json!({"prompt": "a", "priority": priority})).map(|c| c.priority);
+    assert_eq!(
+        (plain_priority, priority(-5).unwrap(), priority(i64::from(i32::MAX)).unwrap()),
+        (0, -5, i32::MAX)
+    );
+    assert_eq!(priority(1 << 31).unwrap_err().param.as_deref(), Some("priority"));
 }
 
 #[test]
