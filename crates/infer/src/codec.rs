@@ -32,6 +32,9 @@ pub trait TextCodec: Send + Sync {
 
     /// Returns a decoder for the tokens that follow `after`. It returns text as soon as a character is complete, and never
     /// the text of `after` itself. A character that begins in `after` and does not end there belongs to what follows.
+    ///
+    /// `after` may be a long prompt, and each of its choices has a decoder: an implementation reads only the last tokens, as
+    /// many as the text of the next ones depends on.
     fn stream(&self, after: &[u32]) -> Box<dyn TextStream>;
 
     /// Returns the token that ends a document.

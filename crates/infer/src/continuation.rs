@@ -2,9 +2,6 @@
 
 use crate::{BoxError, GenerateRequest, Stop, StopMatcher, TextCodec, TextStream};
 
-/// Number of prompt tokens that the decoder of the continuation reads first, more than a character has bytes.
-const DECODER_CONTEXT: usize = 8;
-
 /// The text of a continuation: its decoder and its stop texts.
 pub(crate) struct ContinuationText {
     stream: Box<dyn TextStream>,
@@ -18,8 +15,7 @@ pub(crate) struct ContinuationText {
 
 impl ContinuationText {
     pub(crate) fn new(codec: &dyn TextCodec, request: &GenerateRequest) -> Self {
-        let prompt = &request.prompt;
-        let stream = codec.stream(&prompt[prompt.len().saturating_sub(DECODER_CONTEXT)..]);
+        let stream = codec.stream(&request.prompt);
         let stops = (!request.stop.is_empty()).then(|| StopMatcher::new(&request.stop));
         Self { stream, stops, characters: 0, held: String::new() }
     }

@@ -39,7 +39,8 @@ impl TextCodec for RunTextCodec {
     }
 
     fn stream(&self, after: &[u32]) -> Box<dyn TextStream> {
-        Box::new(TokenStream { before: after.to_vec(), decoder: self.tokenizer.incremental_decoder() })
+        let before = self.tokenizer.decoder_context(after).to_vec();
+        Box::new(TokenStream { before, decoder: self.tokenizer.incremental_decoder() })
     }
 
     fn end_of_text(&self) -> u32 {
@@ -64,7 +65,7 @@ impl TextCodec for RunTextCodec {
 
 /// Decodes the tokens of one generated text.
 struct TokenStream {
-    /// The tokens before, until the first token comes. Their text is not returned.
+    /// The last tokens before, until the first token comes. Their text is not returned.
     before: Vec<u32>,
     decoder: IncrementalDecoder,
 }
@@ -120,6 +121,7 @@ mod tests {
             assert_eq!(expected, whole, "cut at {cut}");
         }
         assert_eq!(continuation(&codec, &[6, 1], &[6]), " a", "a special token is no beginning");
+        assert_eq!(continuation(&codec, &[[6].as_slice(), &[1; 20]].concat(), &[6]), " a");
         assert_eq!(codec.token_text(6), " a");
     }
 }

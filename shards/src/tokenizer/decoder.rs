@@ -7,6 +7,30 @@ use crate::ShardsError;
 /// at least one.
 const MOST_PENDING: usize = 8;
 
+/// Largest number of tokens with text that a decoder reads to continue a text. Only bytes that are no UTF-8 need as many.
+const MOST_CONTEXT: usize = 4 * MOST_PENDING;
+
+impl Tokenizer {
+    /// The last of the tokens `before`, as many as an [`IncrementalDecoder`] must read to continue their text as if it had read
+    /// them all: some tokens with text, from the beginning of a character on.
+    #[must_use]
+    pub fn decoder_context<'a>(&self, before: &'a [u32]) -> &'a [u32] {
+        let has_text = |id| self.table().map_or_else(|| self.has_text(id), |table| !table.of(id).is_empty());
+        // A byte of a character other than the first has the bits 10 at its front.
+        let begins = |bytes: Vec<u8>| bytes.first().is_none_or(|byte| byte & 0xC0 != 0x80);
+        let mut texts = 0;
+        for (start, &id) in before.iter().enumerate().rev().filter(|&(_, &id)| has_text(id)) {
+            texts += 1;
+            // The decoder of a text in the middle of a character would take whole characters behind it for broken ones.
+            let enough = texts >= MOST_PENDING && self.token_bytes(id).is_ok_and(begins);
+            if enough || texts == MOST_CONTEXT {
+                return &before[start..];
+            }
+        }
+        before
+    }
+}
+
 /// Turns tokens that arrive one at a time into text of whole characters.
 ///
 /// [`Self::push`] returns the text that the token completes, often empty after part of a character. [`Self::flush`]

@@ -190,6 +190,34 @@ proptest! {
     }
 }
 
+/// Compares a decoder that has read all tokens before a cut with one that has read the end of them only.
+fn check_the_end_is_enough(tokenizer: &Tokenizer, tokens: &[u32], most: usize) {
+    for cut in 0..=tokens.len() {
+        let (before, after) = tokens.split_at(cut);
+        let context = tokenizer.decoder_context(before);
+        let (mut whole, mut end) = (tokenizer.incremental_decoder(), tokenizer.incremental_decoder());
+        before.iter().for_each(|&id| drop(whole.push(id).unwrap()));
+        context.iter().for_each(|&id| drop(end.push(id).unwrap()));
+        for &id in after.iter().take(5) {
+            assert_eq!(end.push(id).unwrap(), whole.push(id).unwrap(), "cut at {cut}");
+        }
+        assert_eq!(end.flush().unwrap(), whole.flush().unwrap(), "cut at {cut}");
+        assert!(context.len() <= most, "{} tokens at {cut}", context.len());
+    }
+}
+
+#[test]
+fn the_end_of_a_text_is_enough_to_continue_it() {
+    let text = "One. 😀😀😀😀😀 naïve façade 你好吗 ".repeat(3);
+    check_the_end_is_enough(shared(), &shared().encode(&text).unwrap(), 11);
+    // Words, special tokens, which have no text, and long runs of characters of two tokens.
+    let mut pieces = [6, 7, 4, 1, 5].repeat(8);
+    pieces.extend([2, 3].repeat(20));
+    pieces.extend([1; 12]);
+    pieces.extend([2, 3, 6, 1, 1].repeat(6));
+    check_the_end_is_enough(&sentence_pieces(), &pieces, 9 + 20);
+}
+
 fn shared() -> &'static Tokenizer {
     static SHARED: std::sync::OnceLock<Tokenizer> = std::sync::OnceLock::new();
     SHARED.get_or_init(tokenizer)
