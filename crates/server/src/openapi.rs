@@ -1,14 +1,17 @@
-//! `GET /openapi.json`: the description of the interface for programs (OpenAPI 3.1).
+//! `GET /openapi.json`: the description of the interface for programs (OpenAPI 3.1). `GET /docs` shows it to people.
 //!
 //! The lists of fields below are compared with what the server reads by a test, in both directions.
 
 mod answers;
 mod fields;
+mod page;
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::header;
+use axum::response::{Html, IntoResponse};
 use serde_json::{Map, Value, json};
 
 use crate::ServerState;
@@ -105,10 +108,17 @@ const ADDRESSES: &[Address] = &[
         request: None,
         answer: Some("Description"),
     },
+    Address { path: "/docs", summary: "This description as a page.", request: None, answer: None },
 ];
 
 pub(crate) async fn openapi(State(state): State<Arc<ServerState>>) -> Json<Value> {
     Json(document(&state.run.version, !state.metrics_apart()))
+}
+
+pub(crate) async fn docs(State(state): State<Arc<ServerState>>) -> impl IntoResponse {
+    let page = page::page(&document(&state.run.version, !state.metrics_apart()));
+    // Nothing but the page itself, should a text of it ever be taken for a script.
+    ([(header::CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'")], Html(page))
 }
 
 /// The whole document, for a version of the program. `/metrics` may be elsewhere.
@@ -151,7 +161,10 @@ fn operations(address: &Address) -> Value {
     let body = |schema: Value| json!({"application/json": {"schema": schema}});
     let mut content = match address.answer {
         Some(name) => body(reference(name)),
-        None => json!({"text/plain": {"schema": {"type": "string"}}}),
+        None => {
+            let kind = if address.path == "/docs" { "text/html" } else { "text/plain" };
+            json!({kind: {"schema": {"type": "string"}}})
+        }
     };
     if address.path.ends_with("/completions") {
         content["text/event-stream"] = json!({"schema": {"type": "string"}});

@@ -28,6 +28,7 @@ pub(crate) fn router(state: Arc<ServerState>) -> Router {
         .route("/tokenizer_info", get(tokenize::info))
         .route("/info", get(info::info))
         .route("/openapi.json", get(openapi::openapi))
+        .route("/docs", get(openapi::docs))
         .route("/health", get(info::health))
         .route("/v1/health", get(info::health))
         .route("/ready", get(info::health))
@@ -124,7 +125,7 @@ impl Drop for Counted<'_> {
 
 /// The metrics label of a URL path. Unknown paths share one label, so clients can't create new metrics.
 fn handler(path: &str) -> &'static str {
-    const KNOWN: [&str; 10] = [
+    const KNOWN: [&str; 11] = [
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/models",
@@ -134,6 +135,7 @@ fn handler(path: &str) -> &'static str {
         "/tokenizer_info",
         "/info",
         "/openapi.json",
+        "/docs",
         "/metrics",
     ];
     match path {

@@ -87,3 +87,33 @@ async fn answers_are_those_of_the_description() {
         assert_eq!(status, 405, "{path}");
     }
 }
+
+#[tokio::test]
+async fn the_page_shows_every_address_and_field_and_loads_nothing() {
+    let server = Server::start(ServeConfig::default()).await;
+    let document = server.get("/openapi.json").await.json();
+    let reply = server.get("/docs").await;
+    assert_eq!((reply.status, reply.header("content-type")), (200, Some("text/html; charset=utf-8")));
+    assert!(reply.header("content-security-policy").unwrap().starts_with("default-src 'none'"));
+    let page = String::from_utf8(reply.body).unwrap();
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        let method = operations.as_object().unwrap().keys().next().unwrap().to_uppercase();
+        assert!(page.contains(&format!("<h2><code>{method} {path}</code></h2>")), "{path}");
+    }
+    let schemas = document["components"]["schemas"].as_object().unwrap();
+    for (name, schema) in schemas.iter().filter(|(name, _)| name.ends_with("Request")) {
+        for field in schema["properties"].as_object().unwrap().keys() {
+            assert!(page.contains(&format!("<tr><td><code>{field}</code>")), "{name}.{field}");
+        }
+    }
+    for part in [
+        "<code>prompt</code> (required)<td>string or list of string or list of integer, 0 or more or list of list of",
+        "<code>n</code><td>integer, 1 to 128<td>Choices of each prompt.",
+        "<code>suffix</code><td>&quot;&quot; or false<td>",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    for foreign in ["<script", "http:", "https:", " src=", "@import", "url("] {
+        assert!(!page.contains(foreign), "{foreign}");
+    }
+}
