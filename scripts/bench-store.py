@@ -13,7 +13,7 @@ seconds         from the start of the coordinator to its end
 waited_seconds  time of the two workers that was no inner step
 store_written   bytes that went into the store: SeaweedFS counts them. On a disk: what the coordinator's process wrote (wchar)
 store_read      bytes that came from the store. On a disk: what the coordinator's process read (rchar). Its reads of shards,
-                its events and its log are among the two
+                its events, its log and the files of uploads that outgrow its memory are among the two
 to_workers      bytes of the coordinator's UDP datagrams to the workers, and from_workers of theirs
 linked          the part of store_read that workers read straight from the store
 

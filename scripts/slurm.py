@@ -4,6 +4,8 @@
     sudo scripts/slurm.py                                         about 20 minutes on two cores
     sudo scripts/slurm.py --datatrove .venv/bin/python            plays deploy/datatrove/corpus.py on Slurm too
 
+The program is called `dipaco`, and does not lie in /tmp, of which each node has its own.
+
 Every file passes `sbatch --test-only`. Then the printed lines submit everything, from text to a trained run, and the script
 disturbs it. It kills the program of one task of the arrays of `prepare` and `route assign`; the task's script must requeue it. It
 preempts the node n2 by a job of higher priority. It drains the node of the coordinator and requeues the coordinator, which must
@@ -60,7 +62,14 @@ class Play:
         return {int(job.get("ArrayTaskId", "0")): job for job in found if job.get("ArrayTaskId", "0").isdigit()}
 
     def until(self, what, done, seconds=CHAIN):
-        self.cluster.wait(what, seconds, done)
+        """Waits until `done` holds. A job that has failed would let it wait for ever."""
+        def held():
+            failed = [job["JobName"] for job in self.cluster.jobs() if job["JobState"] == "FAILED"]
+            if failed:
+                sys.exit(f"{what}: failed before: {', '.join(failed)}")
+            return done()
+
+        self.cluster.wait(what, seconds, held)
         self.say(what)
 
     def launch(self):
