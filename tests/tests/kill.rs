@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use dipaco_tests::file_server::FileServer;
-use dipaco_tests::process::{Process, Signal, command, dipaco, field};
+use dipaco_tests::process::{Output, Process, Signal, command, dipaco, field};
+use dipaco_tests::run::Run;
 use dipaco_tests::training::{undisturbed, untrained};
 
 /// Reads on until the run is in the middle of its second round, and returns the worker that has just got a lease.
@@ -13,13 +14,33 @@ fn middle_of_a_round(leader: &mut Process) -> String {
     field(&leader.line_with(" lease "), "worker").to_owned()
 }
 
-/// Interrupts workers that may be on their way back to a coordinator that has finished, and would go on trying.
-fn dismiss(workers: impl IntoIterator<Item = Process>) {
-    for worker in workers {
-        worker.signal(Signal::INT);
-        let output = worker.finish();
-        assert!(matches!(output.status.code(), Some(0 | 130)), "{output:?}");
-    }
+/// Interrupts a worker that may be on its way back to a coordinator that has finished, and would go on trying.
+fn dismiss(worker: Process) -> Output {
+    worker.signal(Signal::INT);
+    let output = worker.finish();
+    assert!(matches!(output.status.code(), Some(0 | 130)), "{output:?}");
+    output
+}
+
+/// Kills a process, and waits until it has ended.
+fn kill(process: Process) {
+    process.signal(Signal::KILL);
+    let _ = process.finish().killed();
+}
+
+/// The address at which a coordinator waits for workers.
+fn address(coordinator: &mut Process) -> String {
+    field(&coordinator.line_with("listening for workers"), "address").to_owned()
+}
+
+/// Kills a coordinator, and completes its run with another one at another address than the `old` one.
+fn comes_back_elsewhere(run: &Run, coordinator: Process, old: &str) {
+    kill(coordinator);
+    // Nobody else gets the old port meanwhile.
+    let _taken = std::net::UdpSocket::bind(old).unwrap();
+    let mut second = run.coordinator("--listen 127.0.0.1:0 --resume");
+    assert_ne!(address(&mut second), old);
+    let _ = second.finish().succeeded();
 }
 
 #[test]
@@ -45,8 +66,7 @@ fn a_killed_coordinator_leaves_no_worker_and_resumes_to_the_same_bits() {
     let run = untrained();
     let mut train = run.train("--workers 2");
     middle_of_a_round(&mut train);
-    train.signal(Signal::KILL);
-    let _ = train.finish().killed();
+    kill(train);
     let _ = run.train("--workers 2").finish().failed(1, &["--resume"]);
     let _ = run.train("--workers 3 --resume").finish().succeeded();
     assert_eq!(run.bits(), undisturbed());
@@ -67,14 +87,13 @@ fn an_interrupted_training_leaves_no_process_and_resumes_to_the_same_bits() {
 fn workers_outlive_a_killed_coordinator() {
     let run = untrained();
     let mut first = run.coordinator("--listen 127.0.0.1:0");
-    let address = field(&first.line_with("listening for workers"), "address").to_owned();
+    let old = address(&mut first);
     let workers = ["a", "b"].map(|name| run.worker(name));
     middle_of_a_round(&mut first);
-    first.signal(Signal::KILL);
-    let _ = first.finish().killed();
-    let second = run.coordinator(&format!("--listen {address} --resume"));
+    kill(first);
+    let second = run.coordinator(&format!("--listen {old} --resume"));
     let _ = second.finish().succeeded();
-    dismiss(workers);
+    let _ = workers.map(dismiss);
     assert_eq!(run.bits(), undisturbed());
 }
 
@@ -82,19 +101,13 @@ fn workers_outlive_a_killed_coordinator() {
 fn workers_and_synchronizers_follow_a_coordinator_that_comes_back_elsewhere() {
     let run = untrained();
     let mut first = run.coordinator("--listen 127.0.0.1:0");
-    let old = field(&first.line_with("listening for workers"), "address").to_owned();
+    let old = address(&mut first);
     let mut synchronizer = run.synchronizer("0");
     synchronizer.line_with("listening for workers");
     let workers = ["a", "b"].map(|name| run.worker(name));
     middle_of_a_round(&mut first);
-    first.signal(Signal::KILL);
-    let _ = first.finish().killed();
-    // Nobody else gets the old port meanwhile.
-    let _taken = std::net::UdpSocket::bind(&old).unwrap();
-    let mut second = run.coordinator("--listen 127.0.0.1:0 --resume");
-    assert_ne!(field(&second.line_with("listening for workers"), "address"), old);
-    let _ = second.finish().succeeded();
-    dismiss(workers.into_iter().chain([synchronizer]));
+    comes_back_elsewhere(&run, first, &old);
+    workers.into_iter().chain([synchronizer]).for_each(|process| drop(dismiss(process)));
     assert_eq!(run.bits(), undisturbed());
 }
 
@@ -110,7 +123,7 @@ fn workers_and_synchronizers_read_the_address_of_their_token_again_when_the_coor
     let run = untrained();
     let server = FileServer::start(run.file("secrets"));
     let mut first = run.coordinator("--listen 127.0.0.1:0");
-    let old = field(&first.line_with("listening for workers"), "address").to_owned();
+    let old = address(&mut first);
     let words = "synchronizer -v --json --modules 0 --name 0";
     let mut synchronizer = by_address(run.command(words), &server, "synchronizer.token");
     synchronizer.line_with("listening for workers");
@@ -119,20 +132,12 @@ fn workers_and_synchronizers_read_the_address_of_their_token_again_when_the_coor
     let worker = by_address(worker, &server, "join.token");
     middle_of_a_round(&mut first);
     let before = server.asked();
-    first.signal(Signal::KILL);
-    let _ = first.finish().killed();
-    // Nobody else gets the old port meanwhile.
-    let _taken = std::net::UdpSocket::bind(&old).unwrap();
-    let mut second = run.coordinator("--listen 127.0.0.1:0 --resume");
-    assert_ne!(field(&second.line_with("listening for workers"), "address"), old);
-    let _ = second.finish().succeeded();
+    comes_back_elsewhere(&run, first, &old);
     for (file, process) in [("join.token", worker), ("synchronizer.token", synchronizer)] {
         assert_eq!(before.iter().filter(|name| *name == file).count(), 1, "{before:?}");
         // A process notices a lost coordinator after its connection's time limit, which may be after the end of the run.
         server.wait_for(file, 2);
-        process.signal(Signal::INT);
-        let output = process.finish();
-        assert!(matches!(output.status.code(), Some(0 | 130)), "{output:?}");
+        let output = dismiss(process);
         for secret in ["dipaco1.", "dipaco-helper1.", "hush-hush"] {
             assert!(!output.stderr.contains(secret) && !output.stdout.contains(secret), "{output:?}");
         }
@@ -145,8 +150,7 @@ fn a_worker_without_a_coordinator_asks_to_be_started_again_later() {
     let run = untrained();
     let mut coordinator = run.coordinator("--listen 127.0.0.1:0");
     coordinator.line_with("listening for workers");
-    coordinator.signal(Signal::KILL);
-    let _ = coordinator.finish().killed();
+    kill(coordinator);
     let join = format!("--join {} --patience 1", run.file("secrets/join.token").display());
     let _ = dipaco(&format!("worker {join}")).failed(75, &["could not be reached for 1 s", "again later"]);
     let join = format!("--join {} --patience 1", run.file("secrets/synchronizer.token").display());
@@ -175,15 +179,14 @@ fn synchronizer_processes_may_be_killed_and_give_the_same_bits() {
     let workers = ["a", "b"].map(|name| run.worker(name));
     middle_of_a_round(&mut coordinator);
     let [first, second] = synchronizers;
-    second.signal(Signal::KILL);
-    let _ = second.finish().killed();
+    kill(second);
     coordinator.line_with("left; the coordinator takes its outer steps");
     let _ = coordinator.finish().succeeded();
     let summary = first.finish().succeeded().json();
     // Two modules take three steps each.
     assert_eq!(summary["outer_steps"], 6, "{summary}");
     assert!(summary["bytes_received"].as_u64() > Some(10_000), "{summary}");
-    dismiss(workers);
+    let _ = workers.map(dismiss);
     assert_eq!(run.bits(), undisturbed());
 }
 
@@ -204,8 +207,7 @@ fn streaming_survives_killed_workers_and_coordinators_with_the_same_bits() {
     train.kill_worker(&worker);
     train.line_with("a worker ended and is started again");
     middle_of_a_round(&mut train);
-    train.signal(Signal::KILL);
-    let _ = train.finish().killed();
+    kill(train);
     let _ = run.train(&format!("--workers 3 --resume {STREAMING}")).finish().succeeded();
     assert_eq!(run.bits_at(&versions), calm.bits_at(&versions));
 }

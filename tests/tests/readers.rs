@@ -1,24 +1,81 @@
 //! Commands that read a run while its training replaces the weights.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
+
+use dipaco_tests::process::{Process, Signal, field};
+use dipaco_tests::run::Run;
 use dipaco_tests::training::untrained;
 
 /// Reads of each kind. `scripts/readers-beside-training.sh` repeats them 200 times.
 const READS: usize = 3;
+/// Rounds for which a reader stands still.
+const ROUNDS: u64 = 20;
 
-#[test]
-fn readers_beside_a_training_of_very_short_rounds_never_miss_an_object() {
-    let run = untrained();
+/// A training of many rounds of one inner step, of which two are complete.
+fn training(run: &Run) -> Process {
     let mut train = run.train("--workers 2 --set train.rounds=100000 --set train.inner_steps=1");
     for _ in 0..8 {
         train.line_with(" committed ");
     }
+    train
+}
+
+/// Reads on until a path is this many rounds past the round of the manifest.
+fn more_rounds(run: &Run, train: &mut Process, rounds: u64) {
+    // The lines that have not been read yet tell of earlier rounds.
+    let paths = run.status()["training"]["paths"].clone();
+    let now = paths.as_array().unwrap().iter().map(|path| path["steps"].as_u64().unwrap()).max().unwrap();
+    while field(&train.line_with(" committed "), "round").parse::<u64>().unwrap() < now + rounds {}
+}
+
+/// The objects that readers have pinned.
+fn pinned(run: &Run) -> BTreeSet<String> {
+    let pins = std::fs::read_dir(run.file("store/readers")).into_iter().flatten();
+    // An unfinished write has no name yet.
+    let pins = pins.map(|pin| pin.unwrap().path()).filter(|pin| !pin.to_string_lossy().contains('#'));
+    let pins =
+        pins.filter_map(|pin| serde_json::from_slice::<serde_json::Value>(&std::fs::read(pin).ok()?).ok());
+    let objects = |pin: serde_json::Value| pin["objects"].as_array().unwrap().clone();
+    pins.flat_map(objects).map(|name| name.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_reader_that_stands_still_for_many_rounds_loses_nothing() {
+    let run = untrained();
+    let mut train = training(&run);
+    let out = run.folder().join("path-1");
+    for words in ["evaluate --json".to_owned(), format!("export --path 1 --out {}", out.display())] {
+        let mut reader = Process::start(run.command(&words));
+        reader.until("the reader pins its weights", || !pinned(&run).is_empty());
+        reader.signal(Signal::STOP);
+        // What the training deletes just now was dropped before the pin, and the reader has not begun to read.
+        more_rounds(&run, &mut train, 2);
+        let exists = |name: &String| run.file("store").join(name).exists();
+        let needed: BTreeSet<_> = pinned(&run).into_iter().filter(exists).collect();
+        more_rounds(&run, &mut train, ROUNDS);
+        assert!(needed.iter().all(exists), "{words}: the training has deleted what a reader has pinned");
+        let manifest = run.status().to_string();
+        let superseded = needed.iter().filter(|name| !manifest.contains(&format!("\"{name}\"")));
+        assert!(superseded.count() >= 4, "{words}: all four modules have had {ROUNDS} outer steps");
+        reader.signal(Signal::CONT);
+        let _ = reader.finish().succeeded();
+    }
+    train.signal(Signal::INT);
+    let _ = train.finish().failed(130, &[]);
+    assert_eq!(pinned(&run), BTreeSet::new(), "each reader has ended its pin");
+}
+
+#[test]
+fn readers_beside_a_training_of_very_short_rounds_never_miss_an_object() {
+    let run = untrained();
+    let train = training(&run);
     for number in 0..READS {
         let _ = run.dipaco("evaluate --json").succeeded();
         let out = run.folder().join(format!("path-{number}"));
         let _ = run.dipaco(&format!("export --path 1 --out {}", out.display())).succeeded();
     }
-    train.signal(dipaco_tests::process::Signal::INT);
+    train.signal(Signal::INT);
     let _ = train.finish().failed(130, &[]);
     let pins = std::fs::read_dir(run.file("store/readers")).map_or(0, Iterator::count);
     assert_eq!(pins, 0, "each reader has ended its pin");

@@ -70,10 +70,13 @@ pub fn outer_gradient(module: ModuleId, fragment: u32, number: u32, path: PathId
     format!("{OUTER_GRADIENTS}/{module}/{fragment}/{number}/{path}-{fence}")
 }
 
-/// The seed model's weights after `step` inner steps: `seed/<step>/weights`.
+/// The seed model's weights after `step` inner steps: `seed/<step>/weights-<hash>`.
+///
+/// `hash` is that of the content. Two processes that train the seed of one run on different processors have other weights
+/// after the same step, and neither overwrites those of the other.
 #[must_use]
-pub fn seed_weights(step: u64) -> String {
-    format!("seed/{step}/weights")
+pub fn seed_weights(step: u64, hash: &str) -> String {
+    format!("seed/{step}/weights-{hash}")
 }
 
 /// The weights of an imported model, from which the seed model begins: `seed/imported-<hash>/weights`.
@@ -82,10 +85,11 @@ pub fn imported_weights(hash: &str) -> String {
     format!("seed/imported-{hash:.16}/weights")
 }
 
-/// The state from which the seed model continues after `step` inner steps: `seed/<step>/state`.
+/// The state from which the seed model continues after `step` inner steps: `seed/<step>/state-<hash>`, with the hash of
+/// the content as in [`seed_weights`].
 #[must_use]
-pub fn seed_state(step: u64) -> String {
-    format!("seed/{step}/state")
+pub fn seed_state(step: u64, hash: &str) -> String {
+    format!("seed/{step}/state-{hash}")
 }
 
 /// The router of a phase: `router/<phase>`.
@@ -131,6 +135,8 @@ mod tests {
         assert_eq!(outer_gradient(id, 2, 7, PathId(255), 3), "outer-gradients/1/15/2/7/255-3");
         assert_eq!(checkpoint(12, 3), "checkpoints/12-3");
         assert_eq!(router(2), "router/2");
+        assert_eq!(seed_weights(20, "ab12"), "seed/20/weights-ab12");
+        assert_eq!(seed_state(20, "ab12"), "seed/20/state-ab12");
     }
 
     #[test]
@@ -145,7 +151,7 @@ mod tests {
         }
         let state = format!("{}-{}", path_state(PathId(255), 70, 3), "ab".repeat(32));
         assert_eq!(owner(&state), Some(Owner::Path(PathId(255))));
-        for name in ["", "modules/1/15", "modules/1/x/2/3-4", "paths", "paths/-1/0-0", "seed/1/state"] {
+        for name in ["", "modules/1/15", "modules/1/x/2/3-4", "paths", "paths/-1/0-0", "seed/1/state-ab"] {
             assert_eq!(owner(name), None, "{name}");
         }
     }

@@ -132,7 +132,8 @@ impl TrainingObjects {
         self.paths.get_mut(path.index()).ok_or_else(|| lacks_path(path))
     }
 
-    /// The record of the training for the manifest.
+    /// The record of the training for the manifest. Looks at all fragments and paths: a manifest is written whole, once for
+    /// all changes since the previous write.
     pub(crate) fn record(
         &self,
         progress: &TrainingProgress,

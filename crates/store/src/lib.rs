@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod counted;
 mod error;
 mod hash;
 mod link;
@@ -50,6 +51,7 @@ mod sweep;
 mod transfer;
 
 pub use address::StoreOptions;
+pub use counted::StoreLoad;
 pub use dipaco_ledger::names;
 pub use dipaco_ledger::{
     ChangeRecord, CheckpointRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest,

@@ -92,6 +92,12 @@ impl RunStore {
         }
     }
 
+    /// A store in memory that takes large objects in parts, as remote stores do.
+    #[cfg(test)]
+    pub(crate) fn in_parts_in_memory() -> Self {
+        Self { slots: Some(Arc::new(Semaphore::new(SLOTS))), ..Self::in_memory() }
+    }
+
     fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Self, StoreError> {
         let Resolved { objects, signer, address, folder } = address::resolve(address, options, open)?;
         let slots = folder.is_none().then(|| Arc::new(Semaphore::new(SLOTS)));
@@ -115,8 +121,12 @@ impl RunStore {
 
     /// Publishes `content` under `name` atomically: a reader sees all of it or nothing, also if the writer dies.
     ///
-    /// Publishing the same content again is no error, so a process may repeat its work after a crash. In a remote store
-    /// the name of a large object must have only one writer: it travels in parts, and the last part can't be conditional.
+    /// Publishing the same content again is no error, so a process may repeat its work after a crash.
+    ///
+    /// In a remote store a large object travels in parts, and the last part can't be conditional. Between the look-up and
+    /// the last part another writer may publish the name, and would be overwritten. So the name of a large object contains
+    /// the hash of its content, as those of results do: then both write the same. Or it contains the number of its only
+    /// writer, as those of new weights (a fence) and of checkpoints (an incarnation) do.
     ///
     /// # Errors
     /// [`StoreError::Exists`] if the name has different content, [`StoreError::Full`] if the disk is full, and

@@ -223,4 +223,24 @@ mod tests {
             assert!(joined == content, "{cuts:?}");
         }
     }
+
+    #[tokio::test]
+    async fn writers_of_one_large_content_that_look_up_its_name_together_leave_it_whole() {
+        let (store, load) = RunStore::in_parts_in_memory().counted();
+        let content = Bytes::from((0..PART + 5).map(|at| (at % 251) as u8).collect::<Vec<_>>());
+        let object = ObjectRef::of("paths/3/10-7-hash", &content);
+        let writers = [(); 2].map(|()| store.put_referenced(&object, [content.clone()]));
+        let [first, second] = writers;
+        let (first, second) = tokio::join!(first, second);
+        first.unwrap();
+        second.unwrap();
+        assert_eq!(load.writes()[&object.name], 2, "neither found the object: this is the race");
+        assert_eq!(store.get(&object).await.unwrap(), content);
+        // A later writer of another content is refused, and one of the same writes nothing.
+        let other = ObjectRef::of(&object.name, &content[1..]);
+        let error = store.put_referenced(&other, [content.slice(1..)]).await.unwrap_err();
+        assert!(matches!(error, StoreError::Exists { .. }), "{error}");
+        store.put_referenced(&object, [content.clone()]).await.unwrap();
+        assert_eq!(load.writes()[&object.name], 2);
+    }
 }

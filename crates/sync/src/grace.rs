@@ -1,6 +1,6 @@
 //! Waiting time of an outer step for contributions beyond its quorum.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dipaco_topology::PathId;
@@ -18,6 +18,8 @@ pub struct Grace {
     overlap: u64,
     /// Seconds of an inner step, by path.
     steps: BTreeMap<PathId, f64>,
+    /// The same in order, as the bits of positive numbers are.
+    ordered: BTreeSet<(u64, PathId)>,
     /// Seconds from the first contribution to the quorum.
     quorum: Option<f64>,
     /// Seconds of an outer step.
@@ -32,14 +34,25 @@ impl Grace {
     /// A window of at most `longest`, and at most γ = `share` (0 to 1) of the slack of τ = `overlap` inner steps.
     #[must_use]
     pub fn new(longest: Duration, share: f64, overlap: u64) -> Self {
-        Self { longest, share, overlap, steps: BTreeMap::new(), quorum: None, outer: None }
+        Self {
+            longest,
+            share,
+            overlap,
+            steps: BTreeMap::new(),
+            ordered: BTreeSet::new(),
+            quorum: None,
+            outer: None,
+        }
     }
 
     /// Records the duration of a path's inner step.
     pub fn inner_step(&mut self, path: PathId, seconds: f64) {
         if seconds.is_finite() && seconds > 0.0 {
             let mean = average(self.steps.get(&path).copied(), seconds);
-            self.steps.insert(path, mean);
+            if let Some(before) = self.steps.insert(path, mean) {
+                self.ordered.remove(&(before.to_bits(), path));
+            }
+            self.ordered.insert((mean.to_bits(), path));
         }
     }
 
@@ -56,7 +69,7 @@ impl Grace {
     /// Time of `steps` inner steps on the fastest path; zero before the first measurement.
     #[must_use]
     pub fn fastest(&self, steps: f64) -> Duration {
-        let seconds = self.steps.values().copied().reduce(f64::min).unwrap_or(0.0) * steps;
+        let seconds = self.ordered.first().map_or(0.0, |&(bits, _)| f64::from_bits(bits)) * steps;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
@@ -64,7 +77,7 @@ impl Grace {
     #[must_use]
     pub fn window(&self) -> Duration {
         // The slowest learner decides how long the τ steps take.
-        let slowest = self.steps.values().copied().reduce(f64::max);
+        let slowest = self.ordered.last().map(|&(bits, _)| f64::from_bits(bits));
         // With τ = 0 every path waits for the outer step: there is no slack to measure.
         let (Some(step), true) = (slowest, self.overlap > 0) else { return self.longest };
         let slack = self.overlap as f64 * step - (self.quorum.unwrap_or(0.0) + self.outer.unwrap_or(0.0));
@@ -104,6 +117,11 @@ mod tests {
         assert_eq!(grace.window(), seconds(95.0));
         grace.inner_step(PathId(1), 67.0);
         assert_eq!(grace.window(), seconds(100.0));
+        // A path that was the slowest and is not any more.
+        (0..9).for_each(|_| grace.inner_step(PathId(1), 1.0));
+        grace.inner_step(PathId(0), 3.0);
+        assert!(grace.window() < seconds(3.0), "{:?}", grace.window());
+        assert!((1.0..1.2).contains(&grace.fastest(1.0).as_secs_f64()), "{:?}", grace.fastest(1.0));
     }
 
     #[test]

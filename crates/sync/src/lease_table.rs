@@ -70,6 +70,11 @@ impl LeaseTable {
         self.of_tokens.count(token)
     }
 
+    /// The tokens with a current lease.
+    pub(crate) fn each_token(&self) -> impl Iterator<Item = &String> {
+        self.of_tokens.keys()
+    }
+
     /// Number of tokens with a current lease.
     pub(crate) fn tokens(&self) -> usize {
         self.of_tokens.len()

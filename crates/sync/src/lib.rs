@@ -45,6 +45,7 @@ mod run_state;
 mod sampling;
 mod schedule;
 mod scheme;
+mod sent_counts;
 mod speeds;
 mod tally;
 mod trimming;

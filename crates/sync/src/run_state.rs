@@ -11,6 +11,7 @@ use crate::lease_table::LeaseTable;
 use crate::places::Places;
 use crate::ready::Ready;
 use crate::sampling::Sampling;
+use crate::sent_counts::SentCounts;
 use crate::speeds::Speeds;
 use crate::{
     Contribution, Fence, FragmentId, Grace, Lease, LeaseClaim, LeaseError, LeaseLimits, NeededVersions,
@@ -144,6 +145,8 @@ pub struct RunState {
     /// Draws the next path in proportion to the untrained part of its shard. Without it, the path that is furthest
     /// behind is next.
     sampling: Option<Sampling>,
+    /// How often the paths of each fragment have sent it.
+    sent: SentCounts,
     /// Paths that could train, and rest in this round: [`RunState::pass_over_idle`] moves them on.
     resting: BTreeSet<PathId>,
     /// Workers for which the training of a path has failed since the path's last completed lease.
@@ -169,7 +172,9 @@ impl RunState {
             Scheme::Synchronous => (Duration::ZERO, 0.0),
             Scheme::Quorum(Quorum { grace, grace_share, .. }) => (grace, grace_share),
         };
-        let places = Places::new(&topology, &progress.paths, plan.schedule.total());
+        let schedule = &plan.schedule;
+        let places = Places::new(&topology, &progress.paths, schedule.total(), schedule.end(plan.phase));
+        let sent = SentCounts::new(&topology, schedule.fragments(), &progress.paths, &progress.versions);
         let grace = Grace::new(longest, share, plan.schedule.overlap());
         let mut rounds = Self {
             topology,
@@ -190,6 +195,7 @@ impl RunState {
             places,
             needed: NeededVersions::default(),
             sampling: None,
+            sent,
             resting: BTreeSet::new(),
             failed: BTreeMap::new(),
             #[cfg(test)]
@@ -248,6 +254,10 @@ impl RunState {
         if measured && !std::mem::replace(&mut progress.measured, true) {
             self.places.measured();
         }
+        let end = self.end();
+        if from < end && to >= end {
+            self.places.ends_phase(self.topology.modules_of(path));
+        }
         let total = self.plan.schedule.total();
         let finished = if from < total && to == total {
             self.places.arrives(self.topology.modules_of(path))
@@ -260,6 +270,22 @@ impl RunState {
             for module in finished {
                 self.look_at_learners(module);
             }
+        }
+    }
+
+    /// Sets how often a path has sent a fragment.
+    fn set_sent(&mut self, path: PathId, fragment: FragmentId, number: u32) {
+        let slot = self.slot(fragment);
+        let before = std::mem::replace(&mut self.progress.paths[path.index()].sent[slot], number);
+        self.sent.sends(fragment, before, number, self.progress.versions[&fragment]);
+    }
+
+    /// Raises how often a path has sent its fragments to these numbers, in the order of its counters.
+    fn raise_sent(&mut self, path: PathId, scheduled: Vec<u32>) {
+        let fragments = self.fragment_ids_of(path).into_iter();
+        for ((slot, fragment), scheduled) in fragments.enumerate().zip(scheduled) {
+            let number = scheduled.max(self.progress.paths[path.index()].sent[slot]);
+            self.set_sent(path, fragment, number);
         }
     }
 
@@ -343,6 +369,8 @@ impl RunState {
     /// Begins `phase`: paths may train to its end.
     pub fn go_on(&mut self, phase: usize) {
         self.plan.phase = self.plan.phase.max(phase);
+        let end = self.end();
+        self.places.begin_phase(&self.topology, &self.progress.paths, end);
         self.look_at_all();
     }
 
@@ -359,7 +387,7 @@ impl RunState {
         let kept = self.topology.path_ids().filter(|&path| !self.topology.path_trains(path));
         // Nobody trains on the text of a kept path.
         kept.for_each(|path| shards[path.index()] = 0);
-        self.sampling = Some(Sampling { seed, shards });
+        self.sampling = Some(Sampling::new(seed, shards));
     }
 }
 

@@ -8,36 +8,44 @@ use crate::drops::hash;
 /// shard, `max(|D_i| / Σ |D| - n_i / Σ n, 0)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sampling {
-    pub(crate) seed: u64,
+    seed: u64,
     /// Number of tokens of each path's shard.
-    pub(crate) shards: Vec<u64>,
+    shards: Vec<u64>,
+    /// Number of tokens of all shards.
+    tokens: u64,
 }
 
 impl Sampling {
-    /// Draws one of `candidates`. `steps` holds the number of inner steps of every path, and `draw` is the number of
-    /// the draw. If no candidate has a deficit, the probability is proportional to the size of the shard.
-    pub(crate) fn draw(&self, candidates: &[PathId], steps: &[u64], draw: u64) -> Option<PathId> {
+    /// Draws with this seed, from shards with these numbers of tokens.
+    pub(crate) fn new(seed: u64, shards: Vec<u64>) -> Self {
+        let tokens = shards.iter().sum();
+        Self { seed, shards, tokens }
+    }
+
+    /// Draws one of `candidates`, which are paths with their numbers of inner steps. All paths together have taken `taken`
+    /// steps, and `draw` is the number of the draw. If no candidate has a deficit, the probability is proportional to the
+    /// size of the shard.
+    ///
+    /// Looks at all candidates: each step of any path changes the deficit of all others.
+    pub(crate) fn draw(&self, candidates: &[(u64, PathId)], taken: u64, draw: u64) -> Option<PathId> {
         let size = |path: PathId| self.shards.get(path.index()).copied().unwrap_or(0);
         let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
-        let (tokens, taken) = (self.shards.iter().sum(), steps.iter().sum());
-        let behind = |path: PathId| {
-            let steps = steps.get(path.index()).copied().unwrap_or(0);
-            (share(size(path), tokens) - share(steps, taken)).max(0.0)
-        };
-        let mut weights: Vec<f64> = candidates.iter().map(|&path| behind(path)).collect();
+        let tokens = self.tokens;
+        let behind = |steps: u64, path: PathId| (share(size(path), tokens) - share(steps, taken)).max(0.0);
+        let mut weights: Vec<f64> = candidates.iter().map(|&(steps, path)| behind(steps, path)).collect();
         if weights.iter().sum::<f64>() <= 0.0 {
-            weights = candidates.iter().map(|&path| share(size(path).max(1), tokens.max(1))).collect();
+            weights = candidates.iter().map(|&(_, path)| share(size(path).max(1), tokens.max(1))).collect();
         }
         // 53 bits fit a f64: a number from 0 to 1.
         let mut left =
             (hash([self.seed, draw]) >> 11) as f64 / (1u64 << 53) as f64 * weights.iter().sum::<f64>();
-        for (&path, weight) in candidates.iter().zip(&weights) {
+        for (&(_, path), weight) in candidates.iter().zip(&weights) {
             left -= weight;
             if left < 0.0 && *weight > 0.0 {
                 return Some(path);
             }
         }
-        candidates.last().copied()
+        candidates.last().map(|&(_, path)| path)
     }
 }
 
@@ -46,8 +54,10 @@ mod tests {
     use super::*;
 
     fn drawn(shards: &[u64], steps: &[u64], candidates: &[u32]) -> Vec<usize> {
-        let sampling = Sampling { seed: 3, shards: shards.to_vec() };
-        let candidates: Vec<PathId> = candidates.iter().copied().map(PathId).collect();
+        let sampling = Sampling::new(3, shards.to_vec());
+        let candidates: Vec<_> =
+            candidates.iter().map(|&path| (steps[path as usize], PathId(path))).collect();
+        let steps = steps.iter().sum();
         let mut counts = vec![0; shards.len()];
         for draw in 0..10_000 {
             counts[sampling.draw(&candidates, steps, draw).unwrap().index()] += 1;
@@ -70,6 +80,6 @@ mod tests {
     #[test]
     fn someone_is_drawn_even_when_no_shard_is_behind() {
         assert_eq!(drawn(&[100, 300], &[5, 5], &[0]), [10_000, 0]);
-        assert_eq!(Sampling::default().draw(&[], &[], 0), None);
+        assert_eq!(Sampling::default().draw(&[], 0, 0), None);
     }
 }

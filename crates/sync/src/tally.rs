@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
+use std::ops::RangeBounds;
 
 /// How many there are of each key. A key of which there is none takes no room.
 #[derive(Clone, Debug)]
@@ -44,6 +45,11 @@ impl<K: Ord> Tally<K> {
     /// The keys of which there is one or more, in order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.0.keys()
+    }
+
+    /// The keys in a range of which there is one or more, in order.
+    pub(crate) fn range(&self, range: impl RangeBounds<K>) -> impl Iterator<Item = &K> {
+        self.0.range(range).map(|(key, _)| key)
     }
 
     /// Number of these keys.

@@ -4,13 +4,16 @@ mod error;
 mod import;
 mod pretraining;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use bytes::Bytes;
 use dipaco_config::RunConfig;
 use dipaco_model::{ModelConfig, path_specs};
 use dipaco_path::{MomentSpecs, PathState, TrainDevice, module_files};
+use dipaco_protocol::ContentDigest;
 use dipaco_shards::TokenSet;
 use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, names};
 use dipaco_telemetry::{Events, Progress, ProgressUnit};
@@ -164,23 +167,35 @@ async fn save(
     snapshot: SeedSnapshot,
 ) -> Result<(), SeedError> {
     let SeedSnapshot { step, weights, state, validation_loss } = snapshot;
-    let weights = store.put_replacing(&names::seed_weights(step), weights).await?;
-    let state = Some(store.put_replacing(&names::seed_state(step), state).await?);
+    let weights = publish(store, |hash| names::seed_weights(step, hash), weights).await?;
+    let state = Some(publish(store, |hash| names::seed_state(step, hash), state).await?);
     let imported = run.manifest.seed.as_ref().and_then(|seed| seed.imported.clone());
-    let kept = imported.as_ref().map(|object| object.name.clone());
+    // Imported weights stay: a restart begins with them. A seed that starts over may save the same objects again.
+    let kept: BTreeSet<_> =
+        imported.iter().chain(&state).chain([&weights]).map(|object| object.name.clone()).collect();
     let record =
         SeedRecord { origin: origin.to_owned(), step, steps, weights, state, validation_loss, imported };
     let before = run.manifest.seed.replace(record);
     run.sequence = store.replace(&run.manifest, run.sequence).await?;
     let superseded = before.into_iter().flat_map(|seed| std::iter::once(seed.weights).chain(seed.state));
-    // A seed that starts over may pass a step that an earlier seed was saved at: those names are in use again.
-    let own_folder = format!("seed/{step}/");
-    // Imported weights stay: a restart begins with them.
-    let superseded = superseded.filter(|object| kept.as_ref() != Some(&object.name));
-    for object in superseded.filter(|object| !object.name.starts_with(&own_folder)) {
+    for object in superseded.filter(|object| !kept.contains(&object.name)) {
         store.delete(&object.name).await?;
     }
     Ok(())
+}
+
+/// Publishes an object whose name contains the hash of its content: it replaces nothing but a damaged copy of itself.
+async fn publish(
+    store: &RunStore,
+    name: impl Fn(&str) -> String,
+    content: Bytes,
+) -> Result<ObjectRef, SeedError> {
+    let hashing = blocking(move || {
+        let digest = ContentDigest::of(&content);
+        (content, digest)
+    });
+    let (content, digest) = hashing.await?;
+    Ok(store.put_replacing(&name(&digest.hash), content).await?)
 }
 
 /// Copies the finished seed of another run's store.
@@ -204,7 +219,7 @@ pub async fn adopt_seed(
     let bytes = source.get(&theirs.weights).await?;
     // Decoded only to check that the seed has the shape of this run's model.
     module_files::decode("the other run's seed", &bytes, path_specs(model).into())?;
-    let weights = store.put_replacing(&names::seed_weights(theirs.step), bytes).await?;
+    let weights = publish(store, |hash| names::seed_weights(theirs.step, hash), bytes).await?;
     run.manifest.seed = Some(SeedRecord { weights, state: None, imported: None, ..theirs });
     run.sequence = store.replace(&run.manifest, run.sequence).await?;
     Ok(run)

@@ -3,12 +3,13 @@
 mod error;
 mod gathered;
 mod live;
+mod orders_in_flight;
 mod process;
 mod robust_merge;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dipaco_config::OuterConfig;
 use dipaco_model::{ModuleWeights, TensorSpec};
@@ -28,6 +29,7 @@ use dipaco_path::{Merged, OuterState};
 use dipaco_protocol::{MergeInput, OuterStepDone, OuterStepOrder};
 pub use error::SynchronizerError;
 pub use live::ObserveSynchronizer;
+pub(crate) use orders_in_flight::OrdersInFlight;
 pub use process::{SynchronizerOptions, SynchronizerSummary, synchronize};
 use robust_merge::RobustMerge;
 
@@ -39,7 +41,7 @@ pub(crate) struct Synchronizer {
     /// Outer gradients that this process has received, verified and not folded yet.
     gradients: VerifiedGradients,
     /// Outer gradients that have been merged before their outer step is due.
-    folds: BTreeMap<FragmentId, Folding>,
+    folds: Mutex<BTreeMap<FragmentId, Folding>>,
     /// Folder for contributions that have no room in memory.
     scratch: PathBuf,
 }
@@ -91,12 +93,26 @@ impl Synchronizer {
         gradients: VerifiedGradients,
         scratch: PathBuf,
     ) -> Self {
-        Self { store, layout, outer, gradients, folds: BTreeMap::new(), scratch }
+        Self { store, layout, outer, gradients, folds: Mutex::default(), scratch }
     }
 
-    /// Merges the outer gradients that an order names, and takes the outer step if it is due.
+    fn folds(&self) -> MutexGuard<'_, BTreeMap<FragmentId, Folding>> {
+        self.folds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Values that an order holds at a time: those of its fragment, for each contribution if the merge needs all of them.
+    fn values_at_once(&self, order: &OuterStepOrder) -> usize {
+        let FragmentId { module, index } = order.fragment;
+        // Only carrying out the order of an unknown fragment tells of it.
+        let values = self.layout.fragment(module.level, index).map_or(0, |fragment| fragment.values());
+        let holds_all = order.due && (self.outer.delayed().is_some() || self.outer.merge.compares());
+        values.saturating_mul(if holds_all { order.shares.len().max(1) } else { 1 })
+    }
+
+    /// Merges the outer gradients that an order names, and takes the outer step if it is due. Orders of different
+    /// fragments may be carried out at the same time, see [`OrdersInFlight`].
     pub(crate) async fn carry_out(
-        &mut self,
+        &self,
         order: OuterStepOrder,
     ) -> Result<Option<OuterStepDone>, SynchronizerError> {
         let begun = Instant::now();
@@ -116,7 +132,7 @@ impl Synchronizer {
         } else {
             let folding = self.fold(&order).await?;
             if !order.due {
-                self.folds.insert(order.fragment, folding);
+                self.folds().insert(order.fragment, folding);
                 return Ok(None);
             }
             let fold = folding.fold;
@@ -128,7 +144,7 @@ impl Synchronizer {
 
     /// Merges the outer gradients of an order as far as they are there. The order of merging is that of the places, so
     /// the sum does not depend on the order of arrival.
-    async fn fold(&mut self, order: &OuterStepOrder) -> Result<Folding, SynchronizerError> {
+    async fn fold(&self, order: &OuterStepOrder) -> Result<Folding, SynchronizerError> {
         let &OuterStepOrder { fragment, version, fence, ref shares, .. } = order;
         // A path may contribute more than once, so a contribution is identified by its place in the order.
         let places = || (0..).map(PathId).zip(shares);
@@ -137,7 +153,8 @@ impl Synchronizer {
             (folding.version, folding.fence) == (version, fence)
                 && folding.weights.iter().copied().eq(shares.iter().map(|share| share.weight))
         };
-        let mut folding = match self.folds.remove(&fragment).filter(begun) {
+        let before = self.folds().remove(&fragment);
+        let mut folding = match before.filter(begun) {
             Some(folding) => folding,
             None => {
                 let by_place = places().map(|(place, share)| (place, share.weight)).collect();
@@ -213,9 +230,14 @@ impl Synchronizer {
         let FragmentId { module, index } = order.fragment;
         let specs = self.layout.fragment(module.level, index)?.specs.clone();
         let outer = self.outer.of_level(module.level);
-        let weights = read_module(&self.store, &order.weights, specs.clone()).await?;
-        let state = match &order.momentum {
-            Some(object) => OuterState::decode(&outer, &specs, &self.store.get(object).await?)?,
+        let momentum = async {
+            let Some(object) = &order.momentum else { return Ok(None) };
+            Ok::<_, TrainError>(Some(self.store.get(object).await?))
+        };
+        let weights = read_module(&self.store, &order.weights, specs.clone());
+        let (weights, momentum) = tokio::try_join!(weights, momentum)?;
+        let state = match momentum {
+            Some(bytes) => OuterState::decode(&outer, &specs, &bytes)?,
             None => OuterState::start(&outer, weights.values.len()),
         };
         Ok(StepInputs { specs, outer, weights, state })
@@ -267,18 +289,18 @@ impl Synchronizer {
             }
         };
         let SteppedFragment { weights, state, change, norm } = stepped;
-        let state = state.encode(&outer, &specs)?;
-        let name = names::weights(module, index, version, fence);
-        let weights = store.put_replacing(&name, module_files::encode(&weights)?).await?;
-        let name = names::momentum(module, index, version, fence);
-        let momentum = store.put_replacing(&name, state).await?;
-        let change = match change {
-            Some(bytes) => {
-                let name = names::change(module, index, version, fence);
-                Some(store.put_replacing(&name, bytes.into()).await?)
-            }
-            None => None,
+        let (weights, state) = (module_files::encode(&weights)?, state.encode(&outer, &specs)?);
+        let [of_weights, of_momentum, of_change] =
+            [names::weights, names::momentum, names::change].map(|name| name(module, index, version, fence));
+        let change = async {
+            let Some(bytes) = change else { return Ok(None) };
+            store.put_replacing(&of_change, bytes.into()).await.map(Some)
         };
+        let (weights, momentum, change) = tokio::try_join!(
+            store.put_replacing(&of_weights, weights),
+            store.put_replacing(&of_momentum, state),
+            change
+        )?;
         tracing::debug!(%fragment, version, "outer step");
         let seconds = begun.elapsed().as_secs_f64();
         Ok(OuterStepDone { fragment, version, fence, weights, momentum, change, norm, cosine, seconds })
@@ -313,7 +335,7 @@ mod tests {
         };
         let weights = store.put("modules/before", encode(0.25)).await.unwrap();
         let gradients = VerifiedGradients::default();
-        let mut synchronizer =
+        let synchronizer =
             Synchronizer::new(store.clone(), layout, config.outer.clone(), gradients, std::env::temp_dir());
         let order = |gradient: ObjectRef| OuterStepOrder {
             fragment,

@@ -366,3 +366,32 @@ fn tokens_outside_of_the_vocabulary_end_the_training_of_a_path() {
         "{refused:?}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_seeds_of_one_run_the_second_replaces_no_weights_of_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store_in(folder.path());
+    let train = tokens(&folder.path().join("train.h5"), 0, 60);
+    // Both find a run without a seed. As on another processor, the second has other weights after the same steps.
+    let mut first = config();
+    first.seed_model.checkpoint_every = first.seed_model.steps;
+    let mut second = first.clone();
+    second.run.seed += 1;
+    let mut seeds = Vec::new();
+    for config in [first, second] {
+        let started = open_run(&store, || "test-run".to_owned()).await.unwrap();
+        let (store, train) = (store.clone(), train.clone());
+        let options =
+            SeedOptions { config, store, train, validation: None, restart: false, device: TrainDevice::Cpu };
+        seeds.push((options, started));
+    }
+    let mut results = Vec::new();
+    for (options, started) in seeds {
+        let (events, never) = (Arc::new(Events::off()), Arc::new(AtomicBool::new(false)));
+        results.push(train_seed(options, started, events, &Progress::hidden(), never).await);
+    }
+    assert!(results[0].is_ok() && results[1].is_err(), "the manifest has one winner");
+    let seed = open_run(&store, String::new).await.unwrap().manifest.seed.unwrap();
+    store.verify(&seed.weights).await.unwrap();
+    store.verify(&seed.state.unwrap()).await.unwrap();
+}

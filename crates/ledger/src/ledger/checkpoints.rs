@@ -61,7 +61,7 @@ impl Checkpoints {
 
 impl Ledger {
     /// Takes a checkpoint if every path has completed another round, and drops the oldest checkpoints. A complete run
-    /// keeps none.
+    /// keeps none. Once a round it writes the whole training as JSON.
     pub(super) fn take_checkpoint(
         &mut self,
         training: &TrainingRecord,

@@ -12,8 +12,6 @@ use crate::{LedgerError, MergeInput, ObjectRef, OuterStepOrder};
 /// Writes the orders of one synchronizer.
 pub(super) struct OrderBuilder<'a> {
     ledger: &'a Ledger,
-    /// Tokens in the shard of each path in this phase.
-    shard_tokens: Vec<u64>,
     /// Fencing number of the synchronizer that takes the steps.
     fence: u64,
 }
@@ -21,7 +19,7 @@ pub(super) struct OrderBuilder<'a> {
 impl<'a> OrderBuilder<'a> {
     /// Orders for the synchronizer with this fencing number, by the current ledger.
     pub(super) fn new(ledger: &'a Ledger, fence: u64) -> Self {
-        Self { ledger, shard_tokens: ledger.objects.shard_tokens(), fence }
+        Self { ledger, fence }
     }
 
     /// The order for an outer step that is due. Adds the gradients whose weight the guard reduces to `reduced`.
@@ -57,7 +55,7 @@ impl<'a> OrderBuilder<'a> {
     }
 
     /// The order for the next outer step of a fragment before it is due, with the outer gradients that have arrived. It
-    /// lets a synchronizer merge them early. `None` where the contributors or their weights are not known beforehand,
+    /// lets a synchronizer merge them early. It names all paths through the module, with their weights. `None` where the contributors or their weights are not known beforehand,
     /// and where the merge needs all contributions at once.
     pub(super) fn early(&self, fragment: FragmentId) -> Result<Option<OuterStepOrder>, LedgerError> {
         let Ledger { state, plan, objects, .. } = self.ledger;
@@ -142,9 +140,11 @@ impl<'a> OrderBuilder<'a> {
         Ok(merge_weights(plan.weighting, &sizes)?.into_iter().map(|(_, weight)| weight).collect())
     }
 
-    /// Tokens in the shards of `paths`.
+    /// Tokens in the shards of `paths` in this phase.
     fn shard_sizes(&self, paths: &[PathId]) -> Vec<(PathId, u64)> {
-        paths.iter().map(|&path| (path, self.shard_tokens.get(path.index()).copied().unwrap_or(0))).collect()
+        let shards = &self.ledger.objects.shards;
+        let tokens = |path: PathId| shards.get(path.index()).map_or(0, |shard| shard.tokens);
+        paths.iter().map(|&path| (path, tokens(path))).collect()
     }
 
     /// Number of contributions to a fragment that have been applied: all that were sent, less the pending ones.

@@ -85,10 +85,10 @@ impl RunState {
         let received = lease.receives.iter().find(|receive| receive.fragment == send.fragment);
         let base = received.map_or(self.path(path).adopted[slot], |receive| receive.version);
         let contribution = Contribution { path, number: send.number, base, steps, tokens };
-        self.progress.paths[path.index()].sent[slot] = send.number;
+        self.set_sent(path, send.fragment, send.number);
         let pending = self.progress.pending.entry(send.fragment).or_default();
-        pending.push(contribution);
-        pending.sort_unstable();
+        let place = pending.partition_point(|other| *other < contribution);
+        pending.insert(place, contribution);
         Commit::Accepted(contribution)
     }
 
@@ -128,12 +128,9 @@ impl RunState {
             }
         }
         let slots: Vec<_> = lease.receives.iter().map(|r| (self.slot(r.fragment), r.version)).collect();
-        let scheduled = self.scheduled(path, lease.to, lease.task);
+        // Dropped outer gradients at the end of the lease.
+        self.raise_sent(path, self.scheduled(path, lease.to, lease.task));
         let progress = &mut self.progress.paths[path.index()];
-        for (sent, scheduled) in progress.sent.iter_mut().zip(scheduled) {
-            // Dropped outer gradients at the end of the lease.
-            *sent = scheduled.max(*sent);
-        }
         for (slot, version) in slots {
             progress.adopted[slot] = version;
         }

@@ -1,5 +1,6 @@
 //! Grants of leases: the path that a worker trains next, and the length of its lease.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use dipaco_topology::PathId;
@@ -155,25 +156,27 @@ impl RunState {
                 held.next().unwrap_or(first)
             }),
             Some(sampling) => {
-                let free = self.ready.free().map(|(_, path)| path);
-                let open = |&path: &PathId| {
-                    self.holders.other(path, worker).is_none() && !self.leaves_to_others(path, worker)
-                };
-                let candidates: Vec<PathId> = free.filter(open).collect();
+                let candidates: BTreeSet<_> = self.own(worker).chain(self.ready.open()).collect();
+                let candidates: Vec<_> = candidates
+                    .into_iter()
+                    .filter(|&(_, path)| !self.leaves_to_others(path, worker))
+                    .collect();
                 // Kept paths have taken no steps in this run.
-                let taken = |path| if self.topology.path_trains(path) { self.path(path).steps } else { 0 };
-                let steps: Vec<u64> = self.topology.path_ids().map(taken).collect();
-                sampling.draw(&candidates, &steps, self.next_fence)
+                sampling.draw(&candidates, self.places.taken(), self.next_fence)
             }
         };
         let best = best.or_else(|| self.left_over_for(worker));
         best.and_then(|path| Some((path, self.ready.task(path).ok()?)))
     }
 
+    /// The free paths that a worker holds, with their numbers of inner steps.
+    fn own<'a>(&'a self, worker: &'a ProcessId) -> impl Iterator<Item = (u64, PathId)> + 'a {
+        self.holders.of(worker).filter_map(|path| Some((self.ready.place(path)?, path)))
+    }
+
     /// The path that is furthest behind among the paths open to a worker, with its number of inner steps.
     fn first_for(&self, worker: &ProcessId) -> Option<(u64, PathId)> {
-        let own = self.holders.of(worker).filter_map(|path| Some((self.ready.place(path)?, path)));
-        let own = own.filter(|&(_, path)| !self.leaves_to_others(path, worker));
+        let own = self.own(worker).filter(|&(_, path)| !self.leaves_to_others(path, worker));
         // Few paths fail, so the first open path is mostly the answer.
         own.chain(self.ready.open().find(|&(_, path)| !self.leaves_to_others(path, worker))).min()
     }
@@ -208,9 +211,22 @@ impl RunState {
         let paths = &self.progress.paths;
         let finished = paths.iter().all(|path| path.measured) == self.finished();
         let least = paths.iter().map(|path| path.steps).min().unwrap_or(0) == self.least_steps();
+        let trained = self.topology.trained_paths();
+        let taken = trained.map(|path| paths[path.index()].steps).sum::<u64>() == self.places.taken();
+        let end = self.end();
+        let of_modules = self.topology.module_ids().all(|module| {
+            let learners = self.topology.paths_through(module);
+            learners.filter(|path| paths[path.index()].steps < end).count() == self.places.in_phase(module)
+        });
+        let sent = self.progress.versions.iter().all(|(&fragment, &version)| {
+            let mut learners = self.topology.paths_through(fragment.module);
+            let slot = self.slot(fragment);
+            let complete = learners.all(|path| paths[path.index()].sent[slot] > version);
+            complete == self.sent.complete().contains(&fragment)
+        });
         #[cfg(test)]
         self.looks.set(looks);
-        agrees && finished && least
+        agrees && finished && least && taken && of_modules && sent
     }
 
     /// Last inner step of a lease that starts after `from` inner steps.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dipaco_topology::PathId;
 
 use super::{OuterStep, RunState};
-use crate::{FragmentId, Scheme};
+use crate::{Contribution, FragmentId, Scheme};
 
 /// Progress of the quorum of an outer step.
 #[derive(Clone, Copy, Debug)]
@@ -17,16 +17,14 @@ pub(super) struct Gathering {
 }
 
 impl RunState {
-    /// Outer steps that are due now, in order.
+    /// Outer steps that are due now, in order. Looks at the fragments whose steps are due and, with a quorum, at those with
+    /// contributions. The first time that a step is due it looks at the paths through its module: their next tasks may
+    /// change.
     pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
-        let schedule = &self.plan.schedule;
-        let missing =
-            schedule.drops().any() || schedule.rests().any() || !self.progress.quarantined.is_empty();
-        let fragments: Vec<FragmentId> = if missing {
-            // A step may have no contribution.
-            self.progress.versions.keys().copied().collect()
-        } else {
-            self.progress.pending.keys().copied().collect()
+        let fragments: Vec<FragmentId> = match self.plan.scheme {
+            // A step may have no contribution: all were dropped, or all paths rest.
+            Scheme::Synchronous => self.sent.complete().iter().copied().collect(),
+            Scheme::Quorum(_) => self.progress.pending.keys().copied().collect(),
         };
         fragments.into_iter().filter_map(|fragment| self.due_step(now, fragment)).collect()
     }
@@ -34,21 +32,15 @@ impl RunState {
     fn due_step(&mut self, now: Duration, fragment: FragmentId) -> Option<OuterStep> {
         let version = self.progress.versions[&fragment] + 1;
         let pending = self.progress.pending.get(&fragment).map_or(&[][..], Vec::as_slice);
-        let learners: Vec<PathId> = self.topology.paths_through(fragment.module).collect();
         let contributions = match self.plan.scheme {
-            Scheme::Synchronous => {
-                let slot = self.slot(fragment);
-                let of_version = pending.iter().filter(|c| c.number == version).copied();
-                let all = learners.iter().all(|&path| self.path(path).sent[slot] >= version);
-                all.then(|| of_version.collect())?
-            }
+            Scheme::Synchronous => pending.iter().filter(|c| c.number == version).copied().collect(),
             Scheme::Quorum(_) if pending.is_empty() => return None,
             Scheme::Quorum(quorum) => {
                 let there: BTreeSet<PathId> = pending.iter().map(|c| c.path).collect();
                 // Paths at the end of the phase contribute no more.
                 let end = self.end();
-                let possible =
-                    learners.iter().filter(|p| there.contains(p) || self.path(**p).steps < end).count();
+                let at_end = there.iter().filter(|&&path| self.path(path).steps >= end).count();
+                let possible = self.places.in_phase(fragment.module) + at_end;
                 let needed = (quorum.learners as usize).clamp(1, possible.max(1));
                 let window = self.grace.window();
                 let round = self.grace.fastest(quorum.throttle * self.plan.schedule.inner_steps() as f64);
@@ -68,21 +60,26 @@ impl RunState {
             }
         };
         self.stepped_at.insert(fragment, now);
-        self.stepping.insert(fragment);
-        self.look_at_learners(fragment.module);
+        if self.stepping.insert(fragment) {
+            self.look_at_learners(fragment.module);
+        }
         Some(OuterStep { fragment, version, contributions })
     }
 
     /// Records an outer step that was [`due`](Self::due), and its duration. Returns false if it does not count,
-    /// because the fragment has another version by now.
+    /// because the fragment has another version by now. Looks at the paths through the module, which go on after it.
     pub fn stepped(&mut self, step: &OuterStep, took: Duration) -> bool {
         let Some(version) = self.progress.versions.get_mut(&step.fragment) else { return false };
         let pending = self.progress.pending.get(&step.fragment).map_or(&[][..], Vec::as_slice);
-        if *version + 1 != step.version || !step.contributions.iter().all(|c| pending.contains(c)) {
+        // Both are in order.
+        let is_pending = |contribution: &Contribution| pending.binary_search(contribution).is_ok();
+        if *version + 1 != step.version || !step.contributions.iter().all(is_pending) {
             return false;
         }
-        let left: Vec<_> = pending.iter().filter(|c| !step.contributions.contains(c)).copied().collect();
+        let left: Vec<_> =
+            pending.iter().filter(|c| step.contributions.binary_search(c).is_err()).copied().collect();
         *version = step.version;
+        self.sent.is_at(step.fragment, step.version);
         if left.is_empty() {
             self.progress.pending.remove(&step.fragment);
         } else {

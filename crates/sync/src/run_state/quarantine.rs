@@ -91,11 +91,8 @@ impl RunState {
         };
         let receives = self.receives(path, from, task);
         let received: Vec<_> = receives.iter().map(|(r, _)| (self.slot(r.fragment), r.version)).collect();
-        let scheduled = self.scheduled(path, to, task);
+        self.raise_sent(path, self.scheduled(path, to, task));
         let progress = &mut self.progress.paths[path.index()];
-        for (sent, scheduled) in progress.sent.iter_mut().zip(scheduled) {
-            *sent = scheduled.max(*sent);
-        }
         for (slot, version) in received {
             progress.adopted[slot] = version;
         }

@@ -11,6 +11,8 @@ use dipaco_store::{
 };
 use dipaco_topology::Topology;
 
+use crate::TrainError;
+use crate::at_once::in_order;
 use crate::coordinator::error::CoordinatorError;
 use crate::open_run::OpenRun;
 use crate::stored_modules::read_module;
@@ -118,9 +120,13 @@ async fn modules_of_seed(
             let values = fragment.gather(&part.values);
             let file = module_files::encode(&ModuleWeights { specs: fragment.specs.clone(), values })?;
             // The modules of a level begin equal, with an object each, because later versions are deleted module by module.
-            for record in modules.iter_mut().filter(|record| record.module.level == level) {
-                let name = names::weights(record.module, number, 0, 0);
-                let weights = store.put_replacing(&name, file.clone()).await?;
+            let of_level = topology.module_ids().filter(|module| module.level == level);
+            let stored = in_order(of_level, |module| {
+                let (store, file, name) = (store.clone(), file.clone(), names::weights(module, number, 0, 0));
+                async move { store.put_replacing(&name, file).await.map_err(TrainError::from) }
+            });
+            let of_level = modules.iter_mut().filter(|record| record.module.level == level);
+            for (record, weights) in of_level.zip(stored.await?) {
                 record.fragments.push(FragmentRecord::first(weights));
             }
         }

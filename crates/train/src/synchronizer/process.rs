@@ -26,7 +26,7 @@ use crate::host::{
     serve_peers,
 };
 use crate::synchronizer::live::{self, ObserveSynchronizer, Tally};
-use crate::synchronizer::{Synchronizer, SynchronizerError};
+use crate::synchronizer::{OrdersInFlight, Synchronizer, SynchronizerError};
 use dipaco_path::{Layout, TrainDevice, numerics};
 use dipaco_protocol::{FetchSource, RUN_COMPLETE, Request, Response};
 
@@ -166,9 +166,10 @@ impl SynchronizerProcess {
     /// Takes the outer steps that the coordinator orders, until the run is complete.
     async fn take_outer_steps(
         &self,
-        mut synchronizer: Synchronizer,
+        synchronizer: Synchronizer,
         mut observe: Option<(ObserveSynchronizer, LiveSynchronizerSource)>,
     ) -> Result<(), SynchronizerError> {
+        let synchronizer = Arc::new(synchronizer);
         // The first answer says that the coordinator knows this process. Nobody waits for an order to hear that.
         let mut wait_ms = 0;
         loop {
@@ -195,8 +196,8 @@ impl SynchronizerProcess {
                 }
                 _ => return Err(SynchronizerError::UnexpectedAnswer { request: "Orders" }),
             };
-            for order in orders {
-                let Some(done) = synchronizer.carry_out(order).await? else { continue };
+            let mut steps = OrdersInFlight::new(&synchronizer, orders);
+            while let Some(done) = steps.next().await? {
                 let fragment = done.fragment;
                 match self.session.call(&Request::Stepped(Box::new(done)), None, LONG_CALL_TIMEOUT).await? {
                     Response::Done => self.tally.stepped(),

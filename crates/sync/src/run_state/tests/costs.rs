@@ -26,9 +26,21 @@ fn looks<T>(run: &mut RunState, call: impl FnOnce(&mut RunState) -> T) -> (T, u6
     (answer, looks)
 }
 
+/// How a worker's next path is chosen.
+#[derive(Clone, Copy)]
+enum Choice {
+    /// The path that is furthest behind.
+    FurthestBehind,
+    /// Drawn by the sizes of the shards.
+    Sampled,
+}
+
 /// Paths that each kind of request looks at in a run of K × K paths that are all in training.
-fn costs(k: u32) -> Vec<(&'static str, u64)> {
+fn costs(k: u32, choice: Choice) -> Vec<(&'static str, u64)> {
     let mut run = grid_of(k);
+    if let Choice::Sampled = choice {
+        run.sample_shards(1, (0..u64::from(k * k)).map(|path| 1000 + path).collect());
+    }
     let worker = |path: u32| ProcessId::local(&format!("worker {path:05}"));
     let mut costs = Vec::new();
     let mut leases = Vec::new();
@@ -51,6 +63,11 @@ fn costs(k: u32) -> Vec<(&'static str, u64)> {
                 looks(&mut run, |run| run.contribute_claimed(&lease.claim(), send.fragment, send.number, 1));
             assert!(matches!(sent, Commit::Accepted(_)));
             costs.push(("outer gradient", cost));
+            if let (due, cost) = looks(&mut run, |run| run.due(at(1)))
+                && due.is_empty()
+            {
+                costs.push(("no outer step is due", cost));
+            }
         }
     }
     let (followed, cost) =
@@ -86,15 +103,73 @@ fn costs(k: u32) -> Vec<(&'static str, u64)> {
 
 #[test]
 fn no_request_looks_at_more_paths_in_a_run_of_more_paths() {
-    let most = |k| {
-        let mut most: BTreeMap<&str, u64> = BTreeMap::new();
-        for (kind, cost) in costs(k) {
-            let entry = most.entry(kind).or_default();
-            *entry = cost.max(*entry);
-        }
-        most
+    for choice in [Choice::FurthestBehind, Choice::Sampled] {
+        let most = |k| {
+            let mut most: BTreeMap<&str, u64> = BTreeMap::new();
+            for (kind, cost) in costs(k, choice) {
+                let entry = most.entry(kind).or_default();
+                *entry = cost.max(*entry);
+            }
+            most
+        };
+        let (small, large) = (most(16), most(20));
+        assert_eq!(small, large, "256 paths and 400 paths");
+        assert!(large.values().all(|&cost| cost <= 40), "{large:?}");
+    }
+}
+
+/// Paths through one module with one fragment, all of whose outer gradients but the last count.
+fn one_module(paths: u32) -> (RunState, Lease) {
+    let config = TopologyConfig { replicas: paths, ..TopologyConfig::dense(1) };
+    let topology = Topology::new(&config, 1).unwrap();
+    let progress = TrainingProgress::start(&topology, 1);
+    let mut run = RunState::new(topology, plan(&[3 * STEPS]), progress, 1).unwrap();
+    let worker = |path: u32| ProcessId::local(&format!("worker {path:05}"));
+    let mut leases: Vec<_> =
+        (0..paths).map(|path| lease(run.grant(at(0), &request(&worker(path), &[])))).collect();
+    let last = leases.pop().unwrap();
+    for lease in leases {
+        assert!(matches!(commit(&mut run, &lease), Commit::Accepted(_)));
+    }
+    (run, last)
+}
+
+#[test]
+fn an_outer_step_looks_at_the_paths_of_its_module_when_it_is_first_due_and_when_it_is_taken() {
+    for paths in [8, 16] {
+        let (mut run, last) = one_module(paths);
+        let (due, cost) = looks(&mut run, |run| run.due(at(1)));
+        assert_eq!((due, cost), (Vec::new(), 0), "one path is missing");
+        assert!(matches!(commit(&mut run, &last), Commit::Accepted(_)));
+        let (due, first) = looks(&mut run, |run| run.due(at(1)));
+        assert_eq!(due[0].contributions.len(), paths as usize);
+        let (again, repeated) = looks(&mut run, |run| run.due(at(2)));
+        assert_eq!((again, repeated), (due.clone(), 0), "the synchronizer lost the answer");
+        let (stepped, taken) = looks(&mut run, |run| run.stepped(&due[0], Duration::ZERO));
+        assert!(stepped && first > 0 && first <= 8 * u64::from(paths), "{first} looks");
+        assert!(taken > 0 && taken <= 8 * u64::from(paths), "{taken} looks");
+        assert_eq!(looks(&mut run, |run| run.due(at(3))), (Vec::new(), 0));
+    }
+}
+
+#[test]
+fn a_quorum_looks_at_the_paths_that_have_contributed() {
+    let learners = |learners| {
+        let (grace, grace_share, throttle) = (at(1000), 0.0, 0.0);
+        Scheme::Quorum(Quorum { learners, grace, grace_share, throttle, dynamic_steps: false })
     };
-    let (small, large) = (most(16), most(20));
-    assert_eq!(small, large, "256 paths and 400 paths");
-    assert!(large.values().all(|&cost| cost <= 40), "{large:?}");
+    for (paths, missing) in [(8, 7), (16, 15), (16, 3)] {
+        let topology = TopologyConfig { replicas: paths, ..TopologyConfig::dense(1) };
+        let topology = Topology::new(&topology, 1).unwrap();
+        let progress = TrainingProgress::start(&topology, 1);
+        let plan = RunPlan { scheme: learners(paths), ..plan(&[3 * STEPS]) };
+        let mut run = RunState::new(topology, plan, progress, 1).unwrap();
+        for path in missing..paths {
+            let worker = ProcessId::local(&format!("worker {path:05}"));
+            let lease = lease(run.grant(at(0), &request(&worker, &[])));
+            assert!(matches!(commit(&mut run, &lease), Commit::Accepted(_)));
+        }
+        let (due, cost) = looks(&mut run, |run| run.due(at(1)));
+        assert_eq!((due, cost), (Vec::new(), u64::from(paths - missing)), "{paths} paths");
+    }
 }

@@ -1,6 +1,7 @@
 //! Outer steps at the coordinator: decides which process takes each step, and records finished steps.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_ledger::{Claimed, Orders, ReducedGradient, StepRecording, names};
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 use super::CoordinatorRequests;
 use crate::coordinator::error::CoordinatorError;
 use crate::host::{Answer, Peer, refused};
-use crate::synchronizer::Synchronizer;
+use crate::synchronizer::{OrdersInFlight, Synchronizer};
 use dipaco_protocol::Response;
 use dipaco_protocol::{OuterStepDone, OuterStepOrder};
 
@@ -23,8 +24,9 @@ impl CoordinatorRequests {
     /// Takes the outer steps of modules without a synchronizer of their own.
     pub(crate) async fn take_own_outer_steps(
         &self,
-        mut synchronizer: Synchronizer,
+        synchronizer: Synchronizer,
     ) -> Result<(), CoordinatorError> {
+        let synchronizer = Arc::new(synchronizer);
         let own = self.ledger().own_fence();
         let mut contributed = self.contributed.subscribe();
         loop {
@@ -32,10 +34,9 @@ impl CoordinatorRequests {
             contributed.borrow_and_update();
             let orders = self.orders(own)?;
             let idle = !orders.iter().any(|order| order.due);
-            for order in orders {
-                if let Some(done) = synchronizer.carry_out(order).await? {
-                    self.record_step(&done)?;
-                }
+            let mut steps = OrdersInFlight::new(&synchronizer, orders);
+            while let Some(done) = steps.next().await? {
+                self.record_step(&done)?;
             }
             if idle {
                 // Fails only when these requests are dropped.

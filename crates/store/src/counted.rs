@@ -1,0 +1,172 @@
+//! A store that counts what is done through it, for tests.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+
+use crate::RunStore;
+
+/// What has been done through a counted store.
+#[derive(Debug, Default)]
+pub struct StoreLoad {
+    reading: AtomicUsize,
+    most_reading: AtomicUsize,
+    written: Mutex<BTreeMap<String, usize>>,
+}
+
+impl StoreLoad {
+    /// The greatest number of reads that were open at the same time.
+    #[must_use]
+    pub fn most_reads(&self) -> usize {
+        self.most_reading.load(Ordering::Relaxed)
+    }
+
+    /// How often each object was written, by name.
+    #[must_use]
+    pub fn writes(&self) -> BTreeMap<String, usize> {
+        self.written().clone()
+    }
+
+    fn written(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writes_to(&self, location: &Path) {
+        *self.written().entry(location.to_string()).or_default() += 1;
+    }
+}
+
+impl RunStore {
+    /// This store, and counts of what is done through it. In a test on one thread, reads that several tasks begin before
+    /// they wait for anything else are always counted as simultaneous.
+    #[must_use]
+    pub fn counted(mut self) -> (Self, Arc<StoreLoad>) {
+        let load = Arc::<StoreLoad>::default();
+        self.objects = Arc::new(CountedObjects { objects: self.objects, load: load.clone() });
+        (self, load)
+    }
+}
+
+#[derive(Debug)]
+struct CountedObjects {
+    objects: Arc<dyn ObjectStore>,
+    load: Arc<StoreLoad>,
+}
+
+impl fmt::Display for CountedObjects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.objects.fmt(f)
+    }
+}
+
+/// An open read.
+struct Reading<'a>(&'a StoreLoad);
+
+impl<'a> Reading<'a> {
+    fn begin(load: &'a StoreLoad) -> Self {
+        let reading = load.reading.fetch_add(1, Ordering::Relaxed) + 1;
+        load.most_reading.fetch_max(reading, Ordering::Relaxed);
+        Self(load)
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.reading.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// Written out as the trait's macro writes its functions, so that this package does not depend on the macro.
+impl ObjectStore for CountedObjects {
+    fn put_opts<'a, 'b, 'c>(
+        &'a self,
+        location: &'b Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> BoxFuture<'c, Result<PutResult>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        self.load.writes_to(location);
+        self.objects.put_opts(location, payload, options)
+    }
+
+    fn put_multipart_opts<'a, 'b, 'c>(
+        &'a self,
+        location: &'b Path,
+        options: PutMultipartOptions,
+    ) -> BoxFuture<'c, Result<Box<dyn MultipartUpload>>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        self.load.writes_to(location);
+        self.objects.put_multipart_opts(location, options)
+    }
+
+    fn get_opts<'a, 'b, 'c>(
+        &'a self,
+        location: &'b Path,
+        options: GetOptions,
+    ) -> BoxFuture<'c, Result<GetResult>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async move {
+            let _reading = Reading::begin(&self.load);
+            let found = self.objects.get_opts(location, options).await;
+            // A store in memory answers at once. Others get their turn before the answer is used, as if it took time.
+            tokio::task::yield_now().await;
+            found
+        })
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.objects.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.objects.list(prefix)
+    }
+
+    fn list_with_delimiter<'a, 'b, 'c>(
+        &'a self,
+        prefix: Option<&'b Path>,
+    ) -> BoxFuture<'c, Result<ListResult>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        self.objects.list_with_delimiter(prefix)
+    }
+
+    fn copy_opts<'a, 'b, 'd, 'c>(
+        &'a self,
+        from: &'b Path,
+        to: &'d Path,
+        options: CopyOptions,
+    ) -> BoxFuture<'c, Result<()>>
+    where
+        'a: 'c,
+        'b: 'c,
+        'd: 'c,
+        Self: 'c,
+    {
+        self.objects.copy_opts(from, to, options)
+    }
+}
