@@ -8,7 +8,7 @@ use dipaco_topology::{PathId, Topology};
 use crate::module_cache::HeldModules;
 use crate::{BoxError, KvType, ModuleKey, ModuleMemory};
 
-/// What the distances of a router are.
+/// The meaning of a router's distances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Measure {
     /// Euclidean distances of features to centroids, less a bias of each path.
@@ -25,7 +25,7 @@ pub struct Route {
     pub path: PathId,
     /// Distance of the input to each path (P), lower is nearer. Empty for a router without distances.
     pub distances: Vec<f32>,
-    /// What the distances are.
+    /// The meaning of the distances.
     pub measure: Measure,
     /// Distance of the input to the path's module of each level (L), where the router chooses the module of the level by a
     /// part of the features. Empty for a router that chooses paths as a whole.
