@@ -119,7 +119,10 @@ fn one_level_of_product_kmeans_is_kmeans() {
     };
     let (one, other) = (fit(RouterKind::ProductKMeans, &[6]), fit(RouterKind::KMeans, &[3, 2]));
     for point in points.chunks_exact(4) {
-        assert_eq!(one.route(point).unwrap(), other.route(point).unwrap());
+        let (one, other) = (one.route(point).unwrap(), other.route(point).unwrap());
+        assert_eq!((one.path, one.distances), (other.path, other.distances));
+        // The whole feature is the only part.
+        assert_eq!(one.parts.len(), 1);
     }
     // A dense model has one path, whatever the rule.
     assert_eq!(fit(RouterKind::ProductKMeans, &[]).paths(), 1);
