@@ -18,7 +18,7 @@ impl ApiKeys {
     #[must_use]
     pub fn from_text(text: &str) -> Self {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        Self(lines.map(|key| blake3::hash(key.as_bytes())).collect())
+        Self::of(lines)
     }
 
     /// Reads keys from the value of an environment variable, separated by commas or white space.
@@ -27,8 +27,12 @@ impl ApiKeys {
     /// [`ServerError::NoKeysIn`] when the value holds no key. A server with an empty variable must not start open to all.
     pub fn from_variable(name: &'static str, value: &str) -> Result<Self, ServerError> {
         let keys = value.split(|c: char| c == ',' || c.is_whitespace()).filter(|key| !key.is_empty());
-        let keys = Self(keys.map(|key| blake3::hash(key.as_bytes())).collect());
+        let keys = Self::of(keys);
         if keys.is_empty() { Err(ServerError::NoKeysIn { name }) } else { Ok(keys) }
+    }
+
+    fn of<'a>(keys: impl Iterator<Item = &'a str>) -> Self {
+        Self(keys.map(|key| blake3::hash(key.as_bytes())).collect())
     }
 
     /// Returns true if there is no key, so that every request is accepted.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt};
+use futures::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::signer::Signer;
 use object_store::{Error, GetOptions, GetResult, ObjectStore, ObjectStoreExt, PutPayload};
@@ -183,6 +183,20 @@ impl RunStore {
         let written = self.overwrite(&path, content.into()).await;
         written.map_err(|source| self.failed("write", name, source))?;
         Ok(reference)
+    }
+
+    /// Writes one content under several names as [`Self::put_replacing`] does, some at a time. Returns the references in the
+    /// order of the names.
+    ///
+    /// # Errors
+    /// As [`Self::put_replacing`], for the first name that fails.
+    pub async fn put_replacing_each(
+        &self,
+        names: impl IntoIterator<Item = String>,
+        content: &Bytes,
+    ) -> Result<Vec<ObjectRef>, StoreError> {
+        let put = |name: String| async move { self.put_replacing(&name, content.clone()).await };
+        stream::iter(names).map(put).buffered(SLOTS).try_collect().await
     }
 
     /// Reads an object and verifies its length and hash.

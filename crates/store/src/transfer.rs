@@ -225,6 +225,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn one_content_under_several_names_has_references_in_their_order() {
+        let (store, load) = RunStore::in_memory().counted();
+        let names: Vec<String> = (0..2 * SLOTS + 1).map(|number| format!("modules/{number}")).collect();
+        let content = Bytes::from_static(b"the seed's");
+        let stored = store.put_replacing_each(names.clone(), &content).await.unwrap();
+        assert!(stored.iter().map(|object| &object.name).eq(&names), "{stored:?}");
+        for object in &stored {
+            assert_eq!(store.get(object).await.unwrap(), content);
+        }
+        assert!(load.writes().values().all(|&writes| writes == 1), "{:?}", load.writes());
+        let error = store.put_replacing_each([names[0].clone(), "../else".to_owned()], &content).await;
+        assert!(matches!(error, Err(StoreError::Name { .. })), "{error:?}");
+    }
+
+    #[tokio::test]
     async fn writers_of_one_large_content_that_look_up_its_name_together_leave_it_whole() {
         let (store, load) = RunStore::in_parts_in_memory().counted();
         let content = Bytes::from((0..PART + 5).map(|at| (at % 251) as u8).collect::<Vec<_>>());

@@ -13,7 +13,6 @@
 /// compute other bits.
 pub const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("DIPACO_BUILD"));
 
-mod at_once;
 mod blocking;
 pub mod client;
 mod coordinator;

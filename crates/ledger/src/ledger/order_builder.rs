@@ -55,8 +55,8 @@ impl<'a> OrderBuilder<'a> {
     }
 
     /// The order for the next outer step of a fragment before it is due, with the outer gradients that have arrived. It
-    /// lets a synchronizer merge them early. It names all paths through the module, with their weights. `None` where the contributors or their weights are not known beforehand,
-    /// and where the merge needs all contributions at once.
+    /// lets a synchronizer merge them early. It names all paths through the module, with their weights. `None` where the
+    /// contributors or their weights are not known beforehand, and where the merge needs all contributions at once.
     pub(super) fn early(&self, fragment: FragmentId) -> Result<Option<OuterStepOrder>, LedgerError> {
         let Ledger { state, plan, objects, .. } = self.ledger;
         let later = plan.weighting == Weighting::Tokens || plan.one_by_one || plan.compares;

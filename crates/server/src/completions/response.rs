@@ -2,7 +2,7 @@
 
 use dipaco_topology::PathId;
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
+use serde::ser::Serializer;
 
 /// OpenAI's completion object.
 #[derive(Debug, Serialize)]
@@ -173,11 +173,7 @@ pub(crate) struct TopTokens(pub(crate) Vec<(String, f64)>);
 
 impl Serialize for TopTokens {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (text, log_prob) in &self.0 {
-            map.serialize_entry(text, log_prob)?;
-        }
-        map.end()
+        serializer.collect_map(self.0.iter().map(|(text, log_prob)| (text, log_prob)))
     }
 }
 
@@ -199,10 +195,6 @@ pub(crate) struct PromptLogProb {
 
 impl Serialize for PromptToken {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (token, entry) in &self.0 {
-            map.serialize_entry(token, entry)?;
-        }
-        map.end()
+        serializer.collect_map(self.0.iter().map(|(token, entry)| (token, entry)))
     }
 }

@@ -4,10 +4,25 @@ use std::time::Duration;
 
 use dipaco_server::ServeConfig;
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, BufReader};
+use tokio::net::TcpStream;
 
 use super::client::{JSON, Server, chunk, head};
 use super::server;
+
+/// A stream of one token.
+const SHORT: &str = r#"{"prompt": "a", "max_tokens": 1, "stream": true}"#;
+
+/// A server whose only slot a stream has that stands still at the shut gate, and the stream.
+async fn with_its_slot_taken(keep_alive: f64) -> (Server, BufReader<TcpStream>) {
+    let config = ServeConfig { slots: 1, keep_alive, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    let mut load = server.state.engine().watch_load();
+    server.model.gate.shut();
+    let first = server.begin("POST", "/v1/completions", JSON, SHORT.as_bytes()).await;
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    (server, first)
+}
 
 #[tokio::test]
 async fn a_stream_has_the_content_of_the_whole_answer() {
@@ -86,13 +101,7 @@ async fn the_head_of_a_stream_names_the_path_of_each_prompt() {
         assert_eq!(server.complete(body).await.header("x-dipaco-path"), Some(paths));
     }
     // A pinned path is known, however long the queue is.
-    let config = ServeConfig { slots: 1, keep_alive: 0.001, ..ServeConfig::default() };
-    let server = Server::start(config).await;
-    let mut load = server.state.engine().watch_load();
-    server.model.gate.shut();
-    let body = json!({"prompt": "a", "max_tokens": 1, "stream": true}).to_string();
-    let first = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
-    load.wait_for(|load| load.running == 1).await.unwrap();
+    let (server, first) = with_its_slot_taken(0.001).await;
     let pinned = json!({"prompt": ["a", "b"], "path": 3, "max_tokens": 1, "stream": true}).to_string();
     let mut second = server.begin("POST", "/v1/completions", JSON, pinned.as_bytes()).await;
     let begin = head(&mut second).await;
@@ -176,14 +185,8 @@ async fn a_client_that_does_not_read_its_stream_loses_it() {
 
 #[tokio::test]
 async fn a_stream_begins_before_it_has_a_slot() {
-    let config = ServeConfig { slots: 1, keep_alive: 0.01, ..ServeConfig::default() };
-    let server = Server::start(config).await;
-    let mut load = server.state.engine().watch_load();
-    server.model.gate.shut();
-    let body = json!({"prompt": "a", "max_tokens": 1, "stream": true}).to_string();
-    let first = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
-    load.wait_for(|load| load.running == 1).await.unwrap();
-    let mut second = server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await;
+    let (server, first) = with_its_slot_taken(0.01).await;
+    let mut second = server.begin("POST", "/v1/completions", JSON, SHORT.as_bytes()).await;
     let begin = head(&mut second).await;
     assert!(begin.starts_with("HTTP/1.1 200"), "{begin}");
     assert_eq!(chunk(&mut second).await.unwrap(), b": keep-alive\n\n");

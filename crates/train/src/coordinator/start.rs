@@ -11,8 +11,6 @@ use dipaco_store::{
 };
 use dipaco_topology::Topology;
 
-use crate::TrainError;
-use crate::at_once::in_order;
 use crate::coordinator::error::CoordinatorError;
 use crate::open_run::OpenRun;
 use crate::stored_modules::read_module;
@@ -121,12 +119,10 @@ async fn modules_of_seed(
             let file = module_files::encode(&ModuleWeights { specs: fragment.specs.clone(), values })?;
             // The modules of a level begin equal, with an object each, because later versions are deleted module by module.
             let of_level = topology.module_ids().filter(|module| module.level == level);
-            let stored = in_order(of_level, |module| {
-                let (store, file, name) = (store.clone(), file.clone(), names::weights(module, number, 0, 0));
-                async move { store.put_replacing(&name, file).await.map_err(TrainError::from) }
-            });
+            let named: Vec<_> = of_level.map(|module| names::weights(module, number, 0, 0)).collect();
+            let stored = store.put_replacing_each(named, &file).await?;
             let of_level = modules.iter_mut().filter(|record| record.module.level == level);
-            for (record, weights) in of_level.zip(stored.await?) {
+            for (record, weights) in of_level.zip(stored) {
                 record.fragments.push(FragmentRecord::first(weights));
             }
         }
