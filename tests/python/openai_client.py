@@ -52,6 +52,16 @@ found["repeats"] = [choice.text for choice in several.choices] == [choice.text f
 raw = client.completions.with_raw_response.create(model=pinned, prompt="fn main() {", max_tokens=4, temperature=0)
 found["pinned"] = {"model": raw.parse().model, "path": raw.headers["x-dipaco-path"]}
 
+messages = [{"role": "system", "content": "fn "}, {"role": "user", "content": "main() {"}]
+chat = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 12, "seed": 1}
+said = client.chat.completions.create(**chat, logprobs=True, top_logprobs=2)
+found["chat"] = {"text": said.choices[0].message.content, "role": said.choices[0].message.role,
+                 "finish": said.choices[0].finish_reason, "tokens": said.usage.completion_tokens,
+                 "alternatives": [len(token.top_logprobs) for token in said.choices[0].logprobs.content]}
+pieces = list(client.chat.completions.create(**chat, stream=True, stream_options={"include_usage": True}))
+found["chat_stream"] = {"text": "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices),
+                        "pieces": len(pieces), "tokens": pieces[-1].usage.completion_tokens}
+
 stop = found["text"][3:5]
 found["stop"] = {"stop": stop, "text": ask(max_tokens=12, seed=1, stop=[stop]).choices[0].text}
 

@@ -16,7 +16,10 @@ fn floats(values: &Value) -> Vec<f64> {
 
 #[test]
 fn the_openai_client_gets_its_answers() {
-    let server = trained().serve("");
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("template.jinja");
+    std::fs::write(&template, "{% for m in messages %}{{ m['content'] }}{% endfor %}").unwrap();
+    let server = trained().serve(&format!("--set serve.chat_template={}", template.display()));
     let base = format!("http://{}/v1", server.address);
     let Some(found) = python("openai", "openai_client.py", &[&base, "e2e", "e2e/path-2"]) else { return };
 
@@ -45,6 +48,14 @@ fn the_openai_client_gets_its_answers() {
     assert_eq!(found["several"], json!([0, 1, 2, 3]));
     assert_eq!(found["repeats"], true, "the same seed gives the same text");
     assert_eq!(found["pinned"], json!({"model": "e2e/path-2", "path": "2"}));
+    // The template joins the messages to the prompt of the completion.
+    let chat = json!({
+        "text": found["text"], "role": "assistant", "finish": "length", "tokens": 12, "alternatives": vec![2; 12],
+    });
+    assert_eq!(found["chat"], chat);
+    assert_eq!(found["chat_stream"]["text"], found["text"], "a streamed chat is the same text in pieces");
+    assert_eq!(found["chat_stream"]["tokens"], 12);
+    assert!(found["chat_stream"]["pieces"].as_u64().unwrap() > 4, "{}", found["chat_stream"]);
     let stop = found["stop"]["stop"].as_str().unwrap();
     let cut = found["stop"]["text"].as_str().unwrap();
     assert_eq!(found["text"].as_str().unwrap().split(stop).next(), Some(cut));
