@@ -14,6 +14,7 @@ one module twice, while it is read. Prints the largest resident memory, without 
 import concurrent.futures
 import json
 import random
+import re
 import sys
 import threading
 import time
@@ -72,6 +73,7 @@ def main():
         seconds = time.monotonic() - begun
         most["resident"] = (server.process.most_resident() - server.resident("RssFile")) * 2**20
         loads = server.metric("dipaco_module_loads_total")
+        formula = re.search(r"the server needs at most ([^\n]*)", server.log.read_text())
     model = tomllib.loads((run / "config.toml").read_text())["model"]
     seed = 4 * info["path_parameters"]
     # The level with embedding and head has the largest modules.
@@ -83,7 +85,7 @@ def main():
         "limit_mib": round(limit / 2**20, 1), "most_modules_mib": round(most["modules"] / 2**20, 1), "loads": loads,
         "seed_mib": round(seed / 2**20, 1), "module_mib": round(module / 2**20, 1), "budget_mib": round(budget / 2**20, 1),
         "most_resident_mib": round(most["resident"] / 2**20, 1), "resident_over_budget": round(most["resident"] / budget, 3),
-        "seconds": round(seconds, 1),
+        "seconds": round(seconds, 1), "formula": formula and formula[1],
     }))
     for failure in failed[:5]:
         print(failure, file=sys.stderr)

@@ -10,7 +10,9 @@ each round, the three shares of the targets:
               products (`dipaco bench step`). The target is 0.7. With formats of few bits it compares with f32 products
     first     time to the first token of a prompt of 32 tokens that the router sends to its path, over the time to read the
               weights of the seed and of the path once. The target is at most 1.5. The time to read is that of two threads that
-              sum as many bytes, measured in the same round
+              sum as many bytes, measured in the same round. `pinned_ms` is the time of the same prompt whose request names its
+              path: the rest of `short_ms` is the router's. `multiplying_ms` is the time of the multiplications and additions of
+              both, at the rate of the f32 products: no program that computes in f32 is faster
     repeat    time to the first token of a prompt that was read before, over that of a new one. The target is at most 0.15
 """
 
@@ -49,6 +51,7 @@ def main():
                 "long_tokens_per_s": round(1e3 * given.long / found["long_ms"], 1),
                 "long_gflops": round(rate, 1), "product_gflops": round(products, 1), "reading_ms": round(reading, 2),
                 "product": round(rate / products, 3),
+                "multiplying_ms": round((features(model, 32) + operations(model, 32)) / products / 1e6, 2),
                 "first": round(found["short_ms"] / reading, 2),
                 "repeat": round(found["repeated_ms"] / found["long_ms"], 3),
             }), flush=True)
@@ -56,28 +59,34 @@ def main():
 
 def measure(server, given, draw):
     """Medians of the times to the first token, in milliseconds."""
-    times = {"long_ms": [], "repeated_ms": [], "short_ms": []}
+    times = {"long_ms": [], "repeated_ms": [], "short_ms": [], "pinned_ms": []}
 
     def ask(name, prompt, **fields):
         sent = server.stream(prompt, 1, **fields)
         times[name].append(1e3 * (sent[1] - sent[0]))
 
     for _ in range(given.repeats):
-        prompt, short = ([draw.randrange(serving.VOCABULARY) for _ in range(count)] for count in (given.long, 32))
+        prompt, short, pinned = ([draw.randrange(serving.VOCABULARY) for _ in range(count)] for count in (given.long, 32, 32))
         ask("long_ms", prompt, path=0)
         ask("repeated_ms", prompt, path=0)
         ask("short_ms", short)
+        ask("pinned_ms", pinned, path=0)
     return {name: statistics.median(found) for name, found in times.items()}
 
 
 def operations(model, tokens):
     """Multiplications and additions of a path for a prompt whose last token is predicted."""
+    return features(model, tokens) + 2 * model["hidden_size"] * model["vocab_size"]
+
+
+def features(model, tokens):
+    """Multiplications and additions of all blocks for so many tokens."""
     width, blocks, ffn = model["hidden_size"], model["blocks"], model["ffn_size"]
     inner = model["heads"] * model["head_dim"]
     of_token = blocks * 2 * (4 * width * inner + 3 * width * ffn)
     # A token attends to half of the others on average: scores and sums of values.
     attention = blocks * 4 * inner * (tokens + 1) / 2
-    return tokens * (of_token + attention) + 2 * width * model["vocab_size"]
+    return tokens * (of_token + attention)
 
 
 def reading_seconds(size):

@@ -69,6 +69,10 @@ checkpoints = 0
 
 [train.schedule]
 warmup_steps = 0
+
+# The outer gradients of a large grid of full precision would take tens of gigabytes.
+[outer]
+compression = "e3m0"
 """
 # Ids that every tokenizer of these runs has.
 VOCABULARY = 400

@@ -37,6 +37,22 @@ fn numbers(values: &Value) -> Vec<f64> {
     values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
 }
 
+/// The README of path 2 has the hashes of the weights of its modules, and no others.
+fn the_card_names_the_weights(card: &str, status: &Value) {
+    let modules = status["training"]["modules"].as_array().unwrap();
+    let paths = status["training"]["paths"].as_array().unwrap();
+    assert!(card.contains(&format!("One of the {} paths", paths.len())), "{card}");
+    let named = |module: &Value| {
+        let mut hashes =
+            module["fragments"].as_array().unwrap().iter().map(|f| f["weights"]["hash"].as_str().unwrap());
+        hashes.all(|hash| card.contains(hash))
+    };
+    // Path 2 of a 2 × 2 grid: module 1 of the first level and module 0 of the second.
+    let found: Vec<_> =
+        modules.iter().filter(|module| named(module)).map(|module| module["module"].to_string()).collect();
+    assert_eq!(found.len(), 2, "{found:?}: {card}");
+}
+
 #[test]
 fn transformers_gives_the_same_logits_as_the_decoder_and_as_the_server() {
     let run = trained();
@@ -46,6 +62,15 @@ fn transformers_gives_the_same_logits_as_the_decoder_and_as_the_server() {
     let tokenizer = Tokenizer::from_file(&out.join("tokenizer.json"), None).unwrap();
     let tokens = tokenizer.encode(TEXT).unwrap();
     assert!(tokens.len() > 16, "{tokens:?}");
+    the_card_names_the_weights(&fs::read_to_string(out.join("README.md")).unwrap(), &run.status());
+    let _ = run
+        .dipaco(&format!("export --path 2 --out {}", out.display()))
+        .failed(2, &["is there already", "--force"]);
+    // The README of somebody's folder stays as it is.
+    fs::remove_file(out.join("config.json")).unwrap();
+    let _ =
+        run.dipaco(&format!("export --path 2 --out {}", out.display())).failed(2, &["README.md", "--force"]);
+    let _ = run.dipaco(&format!("export --path 2 --force --out {}", out.display())).succeeded();
 
     let ids = json!(tokens).to_string();
     let Some(theirs) = python("transformers", "llama.py", &[out.to_str().unwrap(), &ids, TEXT]) else {

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeSet;
 
+use dipaco_tests::http::post;
 use dipaco_tests::process::{Process, Signal, field};
 use dipaco_tests::run::Run;
 use dipaco_tests::training::untrained;
+use serde_json::json;
 
 /// Reads of each kind. `scripts/readers-beside-training.sh` repeats them 200 times.
 const READS: usize = 3;
@@ -40,30 +42,55 @@ fn pinned(run: &Run) -> BTreeSet<String> {
     pins.flat_map(objects).map(|name| name.as_str().unwrap().to_owned()).collect()
 }
 
+/// Stops a reader for many rounds after it has pinned its weights, and lets it go on. Nothing that it needs is deleted.
+fn stand_still(run: &Run, train: &mut Process, reader: &Process, what: &str) {
+    reader.signal(Signal::STOP);
+    // What the training deletes just now was dropped before the pin, and the reader has not begun to read.
+    more_rounds(run, train, 2);
+    let exists = |name: &String| run.file("store").join(name).exists();
+    let needed: BTreeSet<_> = pinned(run).into_iter().filter(exists).collect();
+    more_rounds(run, train, ROUNDS);
+    assert!(needed.iter().all(exists), "{what}: the training has deleted what a reader has pinned");
+    let manifest = run.status().to_string();
+    let superseded = needed.iter().filter(|name| !manifest.contains(&format!("\"{name}\"")));
+    assert!(superseded.count() >= 4, "{what}: all four modules have had {ROUNDS} outer steps");
+    reader.signal(Signal::CONT);
+}
+
 #[test]
 fn a_reader_that_stands_still_for_many_rounds_loses_nothing() {
     let run = untrained();
     let mut train = training(&run);
     let out = run.folder().join("path-1");
-    for words in ["evaluate --json".to_owned(), format!("export --path 1 --out {}", out.display())] {
-        let mut reader = Process::start(run.command(&words));
+    let export = format!("export --path 1 --out {}", out.display());
+    for words in ["evaluate --json", "route score", &export] {
+        let mut reader = Process::start(run.command(words));
         reader.until("the reader pins its weights", || !pinned(&run).is_empty());
-        reader.signal(Signal::STOP);
-        // What the training deletes just now was dropped before the pin, and the reader has not begun to read.
-        more_rounds(&run, &mut train, 2);
-        let exists = |name: &String| run.file("store").join(name).exists();
-        let needed: BTreeSet<_> = pinned(&run).into_iter().filter(exists).collect();
-        more_rounds(&run, &mut train, ROUNDS);
-        assert!(needed.iter().all(exists), "{words}: the training has deleted what a reader has pinned");
-        let manifest = run.status().to_string();
-        let superseded = needed.iter().filter(|name| !manifest.contains(&format!("\"{name}\"")));
-        assert!(superseded.count() >= 4, "{words}: all four modules have had {ROUNDS} outer steps");
-        reader.signal(Signal::CONT);
+        stand_still(&run, &mut train, &reader, words);
         let _ = reader.finish().succeeded();
     }
     train.signal(Signal::INT);
     let _ = train.finish().failed(130, &[]);
     assert_eq!(pinned(&run), BTreeSet::new(), "each reader has ended its pin");
+}
+
+#[test]
+fn a_server_that_stands_still_for_many_rounds_loses_no_path() {
+    let run = untrained();
+    let mut train = training(&run);
+    // Only path 0 is in memory when it stops.
+    let server = run.serve("--set serve.preload=none");
+    stand_still(&run, &mut train, &server.process, "serve");
+    for path in 0..4 {
+        let ask = json!({"model": format!("e2e/path-{path}"), "prompt": [1, 2, 3], "max_tokens": 2});
+        let answer = post(&server.address, "/v1/completions", &ask);
+        assert_eq!(answer.status, 200, "path {path}: {}", answer.body);
+    }
+    server.process.signal(Signal::INT);
+    let _ = server.process.finish().succeeded();
+    train.signal(Signal::INT);
+    let _ = train.finish().failed(130, &[]);
+    assert_eq!(pinned(&run), BTreeSet::new(), "the server has ended its pin");
 }
 
 #[test]

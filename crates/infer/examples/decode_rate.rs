@@ -1,11 +1,12 @@
 //! Measures how many tokens a second the engine generates on a grid of random modules.
 //!
 //! ```text
-//! cargo run --release -p dipaco-infer --example decode_rate -- [--grid 4] [--size paper] [--repeats 3] [--tokens 48] [--format f32]
+//! cargo run --release -p dipaco-infer --example decode_rate -- [--grid 4] [--size paper] [--repeats 3] [--prompt 32] [--tokens 48]
+//!     [--format f32]
 //! ```
 //!
 //! Prints one line of JSON for each case: 1, 8 and 32 sequences, all on one path, or on paths that are spread over the
-//! grid. Every sequence has a prompt of 32 tokens. The rate counts generated tokens, and its time includes the prompts.
+//! grid. Every sequence has a prompt of `--prompt` tokens. The rate counts generated tokens, and its time includes the prompts.
 #![allow(clippy::print_stdout, clippy::print_stderr, missing_docs)]
 
 use std::error::Error;
@@ -20,13 +21,13 @@ use dipaco_infer::{
 use dipaco_model::{ModelConfig, PackedModule, WeightFormat, init, parameters, path_specs, split};
 use dipaco_topology::{LevelConfig, ModuleId, Modules, PathId, Topology, TopologyConfig};
 
-const PROMPT: u32 = 32;
 const LONGEST: Duration = Duration::from_secs(3600);
 
 struct Options {
     grid: u32,
     size: String,
     repeats: usize,
+    prompt: u32,
     tokens: usize,
     format: WeightFormat,
 }
@@ -39,8 +40,14 @@ fn format(name: &str) -> Result<WeightFormat, String> {
 
 impl Options {
     fn read() -> Result<Self, Box<dyn Error>> {
-        let mut options =
-            Self { grid: 4, size: "paper".into(), repeats: 3, tokens: 48, format: WeightFormat::F32 };
+        let mut options = Self {
+            grid: 4,
+            size: "paper".into(),
+            repeats: 3,
+            prompt: 32,
+            tokens: 48,
+            format: WeightFormat::F32,
+        };
         let mut arguments = std::env::args().skip(1);
         while let Some(name) = arguments.next() {
             let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
@@ -48,6 +55,7 @@ impl Options {
                 "--grid" => options.grid = value.parse()?,
                 "--size" => options.size = value,
                 "--repeats" => options.repeats = value.parse()?,
+                "--prompt" => options.prompt = value.parse()?,
                 "--tokens" => options.tokens = value.parse()?,
                 "--format" => options.format = format(&value)?,
                 _ => return Err(format!("unknown option {name}").into()),
@@ -113,11 +121,17 @@ fn load(options: &Options) -> Result<RunModel, Box<dyn Error>> {
     Ok(model)
 }
 
-/// Seconds to generate `tokens` tokens for each of `sequences` sequences.
-async fn seconds(engine: &Engine, sequences: u32, mixed: bool, tokens: usize) -> Result<f64, Box<dyn Error>> {
+/// Seconds to generate `tokens` tokens after `prompt` tokens, for each of `sequences` sequences.
+async fn seconds(
+    engine: &Engine,
+    sequences: u32,
+    mixed: bool,
+    prompt: u32,
+    tokens: usize,
+) -> Result<f64, Box<dyn Error>> {
     let (paths, vocabulary) = (engine.model().topology().paths(), engine.model().vocab_size() as u32);
     let request = |number: u32| {
-        let prompt: Vec<u32> = (0..PROMPT).map(|i| (i * i * 7 + number * 31 + 1) % vocabulary).collect();
+        let prompt: Vec<u32> = (0..prompt).map(|i| (i * i * 7 + number * 31 + 1) % vocabulary).collect();
         GenerateRequest {
             // Steps through all paths, so that 32 sequences spread evenly over the grid.
             path: Some(PathId(if mixed { number * 5 % paths } else { 0 })),
@@ -147,14 +161,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let size = parameters(&path_specs(&options.model()?));
     eprintln!("{} × {} paths of {size} parameters are loaded", options.grid, options.grid);
     let engine = Engine::start(model, Arc::new(Numbers), Arc::new(NoObserver), &EngineConfig::default())?;
-    seconds(&engine, 2, true, 2).await?;
+    seconds(&engine, 2, true, options.prompt, 2).await?;
     for repeat in 0..options.repeats {
         for sequences in [1, 8, 32] {
             for mixed in [false, true] {
                 if sequences == 1 && mixed {
                     continue;
                 }
-                let took = seconds(&engine, sequences, mixed, options.tokens).await?;
+                let took = seconds(&engine, sequences, mixed, options.prompt, options.tokens).await?;
                 let rate = (options.tokens * sequences as usize) as f64 / took;
                 let paths = if mixed { "mixed" } else { "one" };
                 println!(

@@ -10,6 +10,8 @@ use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
 use crate::files;
+pub use crate::model_card::CARD_FILE;
+use crate::model_card::model_card;
 use crate::prepared::tokenizer;
 use crate::run_directory::RunDirectory;
 use crate::weights::Weights;
@@ -24,6 +26,8 @@ pub struct Exported {
     pub weights: ModuleWeights,
     /// `path-2` or `seed`.
     pub name: String,
+    /// The README of a checkpoint: run, modules, and round.
+    pub card: String,
 }
 
 impl Exported {
@@ -35,7 +39,7 @@ impl Exported {
     pub fn compose(weights: &Weights, path: Option<PathId>) -> Result<Self, PipelineError> {
         let composed = path.map_or_else(|| weights.seed(), |path| weights.path(path))?;
         let name = path.map_or_else(|| "seed".to_owned(), |path| format!("path-{path}"));
-        Ok(Self { weights: composed.weights()?, name })
+        Ok(Self { weights: composed.weights()?, name, card: model_card(weights, path)? })
     }
 
     /// Writes a checkpoint for transformers, vLLM and others into the folder `out`, over another one. `config` has its
@@ -68,7 +72,7 @@ impl Exported {
         for (name, bytes) in &checkpoint {
             files::write(&out.join(name), bytes)?;
         }
-        Ok(())
+        files::write(&out.join(CARD_FILE), self.card.as_bytes())
     }
 
     /// Writes a GGUF file for llama.cpp, Ollama and others, over another one. `config` has its vocabulary.

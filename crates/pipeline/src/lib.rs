@@ -17,6 +17,7 @@ mod authority_file;
 mod error;
 mod fingerprint;
 mod imported_files;
+mod model_card;
 mod path_source;
 mod pinned;
 mod prefix_router;

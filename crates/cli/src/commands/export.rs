@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use dipaco_model::WeightFormat;
-use dipaco_pipeline::export::{CHECKPOINT_FILE, Exported};
+use dipaco_pipeline::export::{CARD_FILE, CHECKPOINT_FILE, Exported};
 use dipaco_topology::PathId;
 
 use crate::error::CliError;
@@ -30,7 +30,7 @@ pub(crate) struct ExportOptions {
     /// Export the seed instead of a path.
     #[arg(long, conflicts_with_all = ["path", "early_stopping"])]
     seed: bool,
-    /// Folder to write a Hugging Face checkpoint to. It must not hold another checkpoint.
+    /// Folder to write a Hugging Face checkpoint to. It must not hold another checkpoint or a README.md.
     #[arg(long, value_name = "DIR", required_unless_present = "gguf")]
     out: Option<PathBuf>,
     /// GGUF file to write, with the tokenizer inside. It must not exist.
@@ -78,8 +78,9 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
-    let there = [options.out.as_ref().map(|out| out.join(CHECKPOINT_FILE)), options.gguf.clone()];
-    if let Some(there) = there.into_iter().flatten().find(|file| file.exists() && !options.force) {
+    let of_folder =
+        options.out.iter().flat_map(|out| [CHECKPOINT_FILE, CARD_FILE].map(|file| out.join(file)));
+    if let Some(there) = of_folder.chain(options.gguf.clone()).find(|file| file.exists() && !options.force) {
         return Err(CliError::Usage {
             message: format!("{} is there already", there.display()),
             remedy: "give another name, or add --force to write over it".into(),
