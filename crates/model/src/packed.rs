@@ -6,7 +6,7 @@ use dipaco_ops::{BlockShape, PackedBlock, PackedRows, RopeTable, WeightFormat};
 use dipaco_topology::{Part, Topology};
 
 use crate::split::require_specs;
-use crate::{ModelConfig, ModelError, ModuleWeights, level_specs};
+use crate::{ModelConfig, ModelError, ModulePacker, ModuleWeights, level_specs};
 
 /// A module whose matrices are rounded to a format and packed once, when it is loaded, for products with any number of rows.
 /// There is no other copy of them. All paths through the module share it.
@@ -48,45 +48,13 @@ impl PackedModule {
         weights: &ModuleWeights,
         format: WeightFormat,
     ) -> Result<Self, ModelError> {
-        config.check_complete()?;
-        config.check_topology(topology)?;
+        let mut packer = ModulePacker::new(config, topology, level, format)?;
         weights.check()?;
         require_specs(&weights.specs, &level_specs(config, topology, level))?;
-        let (shape, width) = (block_shape(config, 1)?, config.hidden_size);
-        let mut own = Self { embedding: None, blocks: BTreeMap::new(), head: None };
-        let mut rest = weights.values.as_slice();
-        let mut table: &[f32] = &[];
-        for &part in topology.parts(level) {
-            let length = weights
-                .specs
-                .iter()
-                .filter(|spec| spec.part == part)
-                .map(crate::TensorSpec::parameters)
-                .sum();
-            let (values, after) = rest.split_at(length);
-            rest = after;
-            match part {
-                Part::Embedding => table = values,
-                Part::Block(number) => {
-                    own.blocks.insert(number, PackedBlock::new(&shape, values, format)?);
-                }
-                Part::Head => {
-                    let (norm, projection) = values.split_at(width);
-                    // The level of a tied head also holds the embedding, which comes first.
-                    let projection = if config.tie_embeddings { table } else { projection };
-                    let projection = PackedRows::with_format(projection, width, format.of_ends())?;
-                    own.head = Some(PackedHead { norm: norm.to_vec(), projection });
-                }
-            }
+        for (spec, values) in weights.tensors() {
+            packer.add(&spec.name, values)?;
         }
-        if !table.is_empty() {
-            own.embedding = Some(if config.tie_embeddings {
-                Embedding::Tied
-            } else {
-                Embedding::Table(PackedRows::with_format(table, width, format.of_ends())?)
-            });
-        }
-        Ok(own)
+        packer.finish()
     }
 
     /// Returns the memory of a module of `level` in bytes, before it is packed.

@@ -1,10 +1,10 @@
 //! Weights of a module outside of any device.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use safetensors::tensor::{Dtype, SafeTensors, View};
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, View};
 
 use crate::{ModelError, TensorSpec, parameters};
 
@@ -68,38 +68,48 @@ impl ModuleWeights {
     /// # Errors
     /// The bytes are damaged, or a tensor is missing, unknown, of another shape or not f32.
     pub fn from_safetensors(bytes: &[u8], specs: Arc<[TensorSpec]>) -> Result<Self, ModelError> {
-        let file = SafeTensors::deserialize(bytes)?;
-        let wrong =
-            |tensor: &str, problem: String| ModelError::Weights { tensor: tensor.to_owned(), problem };
-        // A set, because a file of a stranger may have any number of names.
-        let known: HashSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
-        for name in file.names() {
-            if !known.contains(name) {
-                return Err(wrong(name, "the file has it, but a module of this shape does not".into()));
-            }
-        }
+        let (header, metadata) = SafeTensors::read_metadata(bytes)?;
+        check_tensors(&metadata, &specs)?;
+        let data = bytes.get(size_of::<u64>() + header..).unwrap_or_default();
         // The sizes in the file may be wrong, so its length bounds the capacity.
         let mut values = Vec::with_capacity(bytes.len() / 4);
-        for spec in specs.iter() {
-            let Ok(view) = file.tensor(&spec.name) else {
-                return Err(wrong(&spec.name, "is missing from the file".into()));
-            };
-            if view.dtype() != Dtype::F32 {
-                return Err(wrong(
-                    &spec.name,
-                    format!("is {:?} in the file: only F32 is read", view.dtype()),
-                ));
-            }
-            if view.shape() != spec.shape {
-                let problem =
-                    format!("is {:?} in the file, but the model has {:?}", view.shape(), spec.shape);
-                return Err(wrong(&spec.name, problem));
-            }
-            let (numbers, _) = view.data().as_chunks::<4>();
+        for info in specs.iter().filter_map(|spec| metadata.info(&spec.name)) {
+            let (start, end) = info.data_offsets;
+            let (numbers, _) = data.get(start..end).unwrap_or_default().as_chunks::<4>();
             values.extend(numbers.iter().map(|&bytes| f32::from_le_bytes(bytes)));
         }
         Self::new(specs, values)
     }
+}
+
+/// Checks that a file has exactly these tensors, of their shapes and f32. Returns their indices in the order of the file.
+///
+/// # Errors
+/// A tensor is missing, unknown, of another shape or not f32.
+pub(crate) fn check_tensors(metadata: &Metadata, specs: &[TensorSpec]) -> Result<Vec<usize>, ModelError> {
+    let wrong = |tensor: &str, problem: String| ModelError::Weights { tensor: tensor.to_owned(), problem };
+    // A map, because a file of a stranger may have any number of names.
+    let known: HashMap<&str, usize> =
+        specs.iter().enumerate().map(|(index, spec)| (spec.name.as_str(), index)).collect();
+    let mut order = Vec::with_capacity(specs.len());
+    for name in metadata.offset_keys() {
+        let unknown = || wrong(&name, "the file has it, but a module of this shape does not".into());
+        order.push(*known.get(name.as_str()).ok_or_else(unknown)?);
+    }
+    for spec in specs {
+        let Some(info) = metadata.info(&spec.name) else {
+            return Err(wrong(&spec.name, "is missing from the file".into()));
+        };
+        if info.dtype != Dtype::F32 {
+            let problem = format!("is {:?} in the file: only F32 is read", info.dtype);
+            return Err(wrong(&spec.name, problem));
+        }
+        if info.shape != spec.shape {
+            let problem = format!("is {:?} in the file, but the model has {:?}", info.shape, spec.shape);
+            return Err(wrong(&spec.name, problem));
+        }
+    }
+    Ok(order)
 }
 
 /// Writes a safetensors file of f32 tensors, which may lie anywhere, with this entry as its `__metadata__`: see

@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dipaco_fuzz::rand::Rng;
@@ -81,6 +82,19 @@ fn batches_that_do_not_fit_are_refused() {
     assert_eq!((none.counted, none.mean), (0, 0.0));
 }
 
+/// The values of a file that comes in pieces, in the order of the specs.
+fn streamed(bytes: &[u8], specs: &Arc<[TensorSpec]>) -> Result<Vec<f32>, ModelError> {
+    let (mut stream, mut found) = (WeightStream::new(specs.clone(), bytes.len()), BTreeMap::new());
+    for piece in bytes.chunks(7) {
+        stream.read(piece, |spec, values| {
+            found.insert(spec.name.clone(), values.to_vec());
+            Ok(())
+        })?;
+    }
+    stream.finish()?;
+    Ok(specs.iter().filter_map(|spec| found.remove(&spec.name)).flatten().collect())
+}
+
 #[test]
 fn damaged_weights_are_refused_or_read() {
     let config = ModelConfig { hidden_size: 4, head_dim: 2, ffn_size: 4, vocab_size: 5, ..config(false) };
@@ -93,8 +107,12 @@ fn damaged_weights_are_refused_or_read() {
     let reached = |bytes: &[u8]| match ModuleWeights::from_safetensors(bytes, specs.clone()) {
         Ok(weights) => {
             assert_eq!(weights.values.len(), parameters(&specs));
+            // The bits may be those of numbers that are unequal to themselves.
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&streamed(bytes, &specs).unwrap()), bits(&weights.values));
             Reached::Accepted
         }
+        Err(_) if streamed(bytes, &specs).is_ok() => panic!("a piece by piece reader accepts it"),
         Err(ModelError::Safetensors(_)) => Reached::Outside,
         Err(_) => Reached::Inside,
     };

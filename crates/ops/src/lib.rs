@@ -7,7 +7,8 @@
 //! - The tensor functions [`embedding`], [`blocks`] and [`cross_entropy`] make up a training step; [`token_log_probs`]
 //!   scores. They read a module's flat parameters and write gradients to [`GradientSlot`]s. Their memory comes from a
 //!   [`Workspace`] and goes back there. Products are f32, or bf16 with f32 sums ([`Precision`]).
-//! - [`PackedBlock`] runs a block on rows of many sequences, for serving. Keys and values lie in [`KvPages`].
+//! - [`PackedBlock`] runs a block on rows of many sequences, for serving. [`BlockPacker`] makes it part by part. Keys and
+//!   values lie in [`KvPages`].
 //! - [`PackedRows`] multiplies many blocks of rows by one matrix, which may be rounded ([`WeightFormat`]).
 //! - [`kernel_choice`] gives the [`KernelSet`] that products use, and the reason for it.
 //! - [`kernel`] has computations on plain slices, without a graph.
@@ -70,7 +71,7 @@ pub use head::head_rows;
 pub use kernel_set::{Int8Kernels, KernelChoice, KernelSet, KernelSetError, kernel_choice};
 pub use kv_pages::{KvPages, KvShape, PAGE_TOKENS, SequencePages, SequencePlace};
 pub use memory::{update_in_place, with_slice};
-pub use packed_block::PackedBlock;
+pub use packed_block::{BlockPacker, BlockPart, PackedBlock};
 pub use packed_rows::{PackedRows, Target, gated_products};
 pub use product::product_rate;
 pub use profile::{Phase, Phases, Profile};

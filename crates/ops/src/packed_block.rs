@@ -5,7 +5,7 @@
 use rayon::prelude::*;
 
 use crate::attention::paged::{PagedQueries, attend};
-use crate::block::{BlockShape, BlockWeights};
+use crate::block::BlockShape;
 use crate::buffer::Workspace;
 use crate::element::Element;
 use crate::kv_pages::{SequencePages, SharedMemory};
@@ -25,28 +25,91 @@ pub struct PackedBlock {
     down: PackedRows,
 }
 
-impl PackedBlock {
-    /// Packs a block's flat parameters, with matrices in `format`.
+/// A part of a block's weights. Neighbours that multiply the same input are one matrix, but for gate and up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockPart {
+    /// The norm before attention (D).
+    InputNorm,
+    /// Queries, keys and values ((H + 2 · Hkv)·Dh, D).
+    Qkv,
+    /// The output of attention (D, H·Dh).
+    O,
+    /// The norm after attention (D).
+    PostNorm,
+    /// The gate of the feed-forward layer (F, D).
+    Gate,
+    /// The other factor of the feed-forward layer (F, D).
+    Up,
+    /// The output of the feed-forward layer (D, F).
+    Down,
+}
+
+/// Packs a block part by part, in any order, so that one part at a time need be in memory as f32.
+#[derive(Debug, Default)]
+pub struct BlockPacker {
+    input_norm: Option<Vec<f32>>,
+    qkv: Option<PackedRows>,
+    o: Option<PackedRows>,
+    post_norm: Option<Vec<f32>>,
+    gate: Option<PackedRows>,
+    up: Option<PackedRows>,
+    down: Option<PackedRows>,
+}
+
+impl BlockPacker {
+    /// Packs a part from f32 values, row-major. A matrix is rounded to `format`. A norm stays f32. The last of two equal
+    /// parts counts.
     ///
     /// # Errors
-    /// The rows of a matrix are no multiple of the format's blocks.
-    ///
-    /// # Panics
-    /// When there are fewer than [`BlockShape::parameters`].
-    pub fn new(shape: &BlockShape, weights: &[f32], format: WeightFormat) -> Result<Self, OpsError> {
-        let BlockWeights { input_norm, qkv, o, post_norm, gate_up, down } = BlockWeights::new(shape, weights);
-        let (gate, up) = gate_up.split_at(shape.ffn * shape.width);
-        Ok(Self {
-            input_norm: input_norm.to_vec(),
-            qkv: PackedRows::with_format(qkv, shape.width, format)?,
-            o: PackedRows::with_format(o, shape.attention(), format)?,
-            post_norm: post_norm.to_vec(),
-            gate: PackedRows::with_format(gate, shape.width, format)?,
-            up: PackedRows::with_format(up, shape.width, format)?,
-            down: PackedRows::with_format(down, shape.ffn, format)?,
-        })
+    /// The number of values is not that of the part, or the rows of a matrix are no multiple of the format's blocks.
+    pub fn add(
+        &mut self,
+        shape: &BlockShape,
+        part: BlockPart,
+        values: &[f32],
+        format: WeightFormat,
+    ) -> Result<(), OpsError> {
+        let (width, attention, ffn) = (shape.width, shape.attention(), shape.ffn);
+        let (rows, depth) = match part {
+            BlockPart::InputNorm | BlockPart::PostNorm => (1, width),
+            BlockPart::Qkv => (shape.qkv(), width),
+            BlockPart::O => (width, attention),
+            BlockPart::Gate | BlockPart::Up => (ffn, width),
+            BlockPart::Down => (width, ffn),
+        };
+        if values.len() != rows * depth {
+            let problem = format!("{part:?} has {rows} x {depth} values, and {} were given", values.len());
+            return Err(crate::error::shape("packed block", problem));
+        }
+        let packed = || PackedRows::with_format(values, depth, format).map(Some);
+        match part {
+            BlockPart::InputNorm => self.input_norm = Some(values.to_vec()),
+            BlockPart::Qkv => self.qkv = packed()?,
+            BlockPart::O => self.o = packed()?,
+            BlockPart::PostNorm => self.post_norm = Some(values.to_vec()),
+            BlockPart::Gate => self.gate = packed()?,
+            BlockPart::Up => self.up = packed()?,
+            BlockPart::Down => self.down = packed()?,
+        }
+        Ok(())
     }
 
+    /// The block; `None` if a part is missing.
+    #[must_use]
+    pub fn finish(self) -> Option<PackedBlock> {
+        Some(PackedBlock {
+            input_norm: self.input_norm?,
+            qkv: self.qkv?,
+            o: self.o?,
+            post_norm: self.post_norm?,
+            gate: self.gate?,
+            up: self.up?,
+            down: self.down?,
+        })
+    }
+}
+
+impl PackedBlock {
     /// Memory of the weights of a block in bytes, before it is packed.
     #[must_use]
     pub fn bytes_of(shape: &BlockShape, format: WeightFormat) -> usize {

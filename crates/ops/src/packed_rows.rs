@@ -62,6 +62,17 @@ fn packed(weights: &[f32], depth: usize) -> Buffer {
     memory
 }
 
+/// W (N, K), row-major, in panels of bf16. Panel by panel: W is never in panels of f32 as a whole.
+fn packed_bf16(weights: &[f32], depth: usize) -> Buffer {
+    let (panel, mut memory) = (NR * depth, Buffer::default());
+    let elements = packed_len(Group::Single, depth, weights.len() / depth, NR);
+    memory.resize(bf16::room(elements));
+    let to = &mut bf16::of_mut(&mut memory)[..elements];
+    let panels = weights.par_chunks(panel).zip(to.par_chunks_mut(panel));
+    panels.for_each(|(weights, to)| convert(&packed(weights, depth), to));
+    memory
+}
+
 /// The rows X of a product, as the kernels of a format read them.
 #[derive(Clone, Copy)]
 struct Left<'a> {
@@ -91,12 +102,7 @@ impl PackedRows {
     pub fn with_format(weights: &[f32], depth: usize, format: WeightFormat) -> Result<Self, OpsError> {
         let panels = match format {
             WeightFormat::F32 => Panels::F32(packed(weights, depth)),
-            WeightFormat::Bf16 => {
-                let (from, mut memory) = (packed(weights, depth), Buffer::default());
-                memory.resize(bf16::room(from.len()));
-                convert(&from, &mut bf16::of_mut(&mut memory)[..from.len()]);
-                Panels::Bf16(memory)
-            }
+            WeightFormat::Bf16 => Panels::Bf16(packed_bf16(weights, depth)),
             WeightFormat::Q8_0 | WeightFormat::Q4_0 => {
                 Panels::Blocks(QuantizedPanels::new(weights, depth, format)?)
             }

@@ -155,6 +155,19 @@ impl Layout {
         found.ok_or_else(|| PathError::NoSuchFragment { what: format!("level {level}") })
     }
 
+    /// The fragments of a module that has this many files.
+    ///
+    /// # Errors
+    /// When there is no such level, or its modules have another number of fragments.
+    pub fn fragments_of(&self, level: u16, files: usize) -> Result<&[FragmentLayout], PathError> {
+        let fragments = self.fragments(level)?;
+        if files == fragments.len() {
+            return Ok(fragments);
+        }
+        let what = format!("{} fragments of a module of level {level}", fragments.len());
+        Err(PathError::NoSuchFragment { what })
+    }
+
     /// A fragment of a module.
     ///
     /// # Errors
@@ -172,11 +185,7 @@ impl Layout {
     /// # Errors
     /// When the number of files is wrong, or a file does not fit.
     pub fn assemble<B: AsRef<[u8]>>(&self, level: u16, files: &[B]) -> Result<ModuleWeights, PathError> {
-        let (specs, fragments) = (self.module(level)?, self.fragments(level)?);
-        if files.len() != fragments.len() {
-            let what = format!("{} fragments of a module of level {level}", fragments.len());
-            return Err(PathError::NoSuchFragment { what });
-        }
+        let (specs, fragments) = (self.module(level)?, self.fragments_of(level, files.len())?);
         if let ([only], [_]) = (files, fragments) {
             return Ok(ModuleWeights::from_safetensors(only.as_ref(), specs)?);
         }

@@ -43,6 +43,7 @@ mod hash;
 mod link;
 mod link_reader;
 mod manifest;
+mod parts;
 mod pins;
 mod probe;
 mod remote;
@@ -61,4 +62,5 @@ pub use dipaco_ledger::{
 pub use error::{RemoteCause, StoreError};
 pub use link_reader::{LinkError, LinkReader};
 pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, ManifestSequence};
+pub use parts::{ObjectParts, PARTS_IN_MEMORY};
 pub use store::{RunStore, StoredObject};

@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use crate::ObjectRef;
 use crate::address::{self, Open, Resolved, StoreOptions};
 use crate::hash::hash;
+use crate::parts::ObjectParts;
 use crate::transfer::{PART, SLOTS};
 use crate::{StoreError, manifest, probe};
 
@@ -217,23 +218,15 @@ impl RunStore {
     /// # Errors
     /// As [`RunStore::get`].
     pub async fn verify(&self, reference: &ObjectRef) -> Result<(), StoreError> {
-        let mut parts = match self.is_remote() {
-            true => self.read_parts(reference, 0..reference.bytes).boxed(),
-            false => {
-                let found = self.open_object(reference, GetOptions::default()).await?.into_stream();
-                found.map_err(|source| self.failed("read", &reference.name, source)).boxed()
-            }
-        };
-        let (mut hasher, mut bytes) = (blake3::Hasher::new(), 0);
-        while let Some(part) = parts.try_next().await? {
-            bytes += part.len() as u64;
-            hasher.update(&part);
-        }
-        let hash = hasher.finalize().to_hex().to_string();
-        if hash != reference.hash || bytes != reference.bytes {
-            return Err(self.damaged(reference, hash, bytes));
-        }
+        let mut parts = self.parts(reference);
+        while parts.next().await?.is_some() {}
         Ok(())
+    }
+
+    /// Reads an object part by part, and verifies its length and hash when the last part has come.
+    #[must_use]
+    pub fn parts<'a>(&'a self, reference: &'a ObjectRef) -> ObjectParts<'a> {
+        ObjectParts::new(self, reference)
     }
 
     /// Reads a part of an object. Verifies only the object's length; the caller verifies the hash of the whole.
@@ -274,7 +267,7 @@ impl RunStore {
         Ok(found)
     }
 
-    fn damaged(&self, reference: &ObjectRef, found: String, found_bytes: u64) -> StoreError {
+    pub(crate) fn damaged(&self, reference: &ObjectRef, found: String, found_bytes: u64) -> StoreError {
         StoreError::Damaged {
             object: reference.name.clone(),
             store: self.address.to_string(),

@@ -21,6 +21,19 @@ use crate::{ObjectRef, RunStore, StoreError};
 pub(crate) const PART: usize = 8 << 20;
 /// Parts that one store moves at a time.
 pub(crate) const SLOTS: usize = 4;
+/// The parts of an object that a store reads at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    /// Bytes of a part.
+    pub(crate) bytes: usize,
+    /// Parts that are read before they are needed.
+    pub(crate) ahead: usize,
+}
+
+/// The parts of an object from a remote store, which fill the line.
+pub(crate) const PARTS: Parts = Parts { bytes: PART, ahead: SLOTS };
+/// The parts of an object from a directory or from memory. One is read while the one before it is used.
+pub(crate) const LOCAL_PARTS: Parts = Parts { bytes: 1 << 20, ahead: 2 };
 /// Attempts at a conditional write whose outcome is unknown.
 const ATTEMPTS: u32 = 3;
 
@@ -127,7 +140,7 @@ impl RunStore {
         if !self.is_remote() || bytes <= PART as u64 {
             return self.read_part(reference, range).await;
         }
-        let mut parts = std::pin::pin!(self.read_parts(reference, range));
+        let mut parts = std::pin::pin!(self.read_parts(reference, range, PARTS));
         let mut content = BytesMut::new();
         while let Some(part) = parts.try_next().await? {
             // The first part has shown that the object is as long as its reference says.
@@ -137,15 +150,18 @@ impl RunStore {
         Ok(content.freeze())
     }
 
-    /// Reads `range` of an object part by part, in order. Several parts are on the line at a time.
+    /// Reads `range` of an object part by part, in order. Several parts are on the way at a time.
     pub(crate) fn read_parts(
         &self,
         reference: &ObjectRef,
         range: Range<u64>,
+        Parts { bytes, ahead }: Parts,
     ) -> impl Stream<Item = Result<Bytes, StoreError>> {
-        let starts = range.clone().step_by(PART);
-        let parts = starts.map(move |start| start..range.end.min(start + PART as u64));
-        stream::iter(parts).map(|part| self.read_part(reference, part)).buffered(SLOTS)
+        // An empty range has one part, too, so that an absent object is found.
+        let others = (range.start.saturating_add(bytes as u64)..range.end).step_by(bytes);
+        let starts = std::iter::once(range.start).chain(others);
+        let parts = starts.map(move |start| start..range.end.min(start + bytes as u64));
+        stream::iter(parts).map(|part| self.read_part(reference, part)).buffered(ahead)
     }
 
     async fn read_part(&self, reference: &ObjectRef, range: Range<u64>) -> Result<Bytes, StoreError> {

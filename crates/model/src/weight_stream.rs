@@ -1,0 +1,153 @@
+//! Reading a safetensors file piece by piece.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use safetensors::tensor::{Metadata, SafeTensorError};
+
+use crate::weights::check_tensors;
+use crate::{ModelError, TensorSpec};
+
+/// Bytes of the length of the header.
+const LENGTH: usize = 8;
+/// Most bytes of a header, as in the package `safetensors`.
+const MOST_HEADER: usize = 100_000_000;
+/// Bytes of an f32.
+const F32: usize = size_of::<f32>();
+
+/// Reads a safetensors file of f32 tensors piece by piece, so that one tensor at a time is in memory.
+#[derive(Debug)]
+pub struct WeightStream {
+    specs: Arc<[TensorSpec]>,
+    /// Bytes of the file that have not come.
+    left: usize,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The bytes of the header so far.
+    Header(Vec<u8>),
+    Tensors(Tensors),
+}
+
+#[derive(Debug, Default)]
+struct Tensors {
+    /// Indices of the specs, in the order of the file. The first is read.
+    order: VecDeque<usize>,
+    /// Its values so far.
+    values: Vec<f32>,
+    /// The first bytes of a value that was cut.
+    cut: Vec<u8>,
+}
+
+impl WeightStream {
+    /// Begins a file of `length` bytes with exactly these tensors, in any order.
+    #[must_use]
+    pub fn new(specs: Arc<[TensorSpec]>, length: usize) -> Self {
+        Self { specs, left: length, state: State::Header(Vec::new()) }
+    }
+
+    /// Reads the next piece of the file, and gives each tensor to `take` when its last value has come, row-major.
+    ///
+    /// # Errors
+    /// The bytes are damaged or more than the length of the file. A tensor is missing, unknown, of another shape or not f32.
+    /// The error of `take`.
+    pub fn read(
+        &mut self,
+        mut piece: &[u8],
+        mut take: impl FnMut(&TensorSpec, &[f32]) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        self.left = self.left.checked_sub(piece.len()).ok_or(SafeTensorError::MetadataIncompleteBuffer)?;
+        if let State::Header(header) = &mut self.state {
+            let Some(order) = read_header(header, &mut piece, self.left, &self.specs)? else { return Ok(()) };
+            self.state = State::Tensors(Tensors { order, ..Tensors::default() });
+        }
+        match &mut self.state {
+            State::Tensors(tensors) => tensors.read(piece, &self.specs, &mut take),
+            State::Header(_) => Ok(()),
+        }
+    }
+
+    /// Ends the file.
+    ///
+    /// # Errors
+    /// Bytes are missing.
+    pub fn finish(self) -> Result<(), ModelError> {
+        match self.state {
+            State::Tensors(tensors) if tensors.order.is_empty() && self.left == 0 => Ok(()),
+            _ => Err(SafeTensorError::MetadataIncompleteBuffer.into()),
+        }
+    }
+}
+
+/// Moves the bytes of the header from `piece` to `header`. `left` bytes of the file come after the piece. Returns the tensors
+/// in the order of the file when the header is whole.
+fn read_header(
+    header: &mut Vec<u8>,
+    piece: &mut &[u8],
+    left: usize,
+    specs: &[TensorSpec],
+) -> Result<Option<VecDeque<usize>>, ModelError> {
+    take_bytes(header, piece, LENGTH);
+    let Some(length) = header.first_chunk::<LENGTH>() else { return Ok(None) };
+    let length = usize::try_from(u64::from_le_bytes(*length));
+    let length =
+        length.ok().filter(|length| *length <= MOST_HEADER).ok_or(SafeTensorError::HeaderTooLarge)?;
+    let end = LENGTH + length;
+    if end > header.len() + piece.len() + left {
+        return Err(SafeTensorError::InvalidHeaderLength.into());
+    }
+    take_bytes(header, piece, end);
+    if header.len() < end {
+        return Ok(None);
+    }
+    let json = header.get(LENGTH..).unwrap_or_default();
+    let metadata: Metadata =
+        serde_json::from_slice(json).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
+    if metadata.data_len() != piece.len() + left {
+        return Err(SafeTensorError::MetadataIncompleteBuffer.into());
+    }
+    Ok(Some(check_tensors(&metadata, specs)?.into()))
+}
+
+/// Moves bytes from the start of `piece` to `to`, until that has `length`.
+fn take_bytes(to: &mut Vec<u8>, piece: &mut &[u8], length: usize) {
+    let (first, rest) = piece.split_at(length.saturating_sub(to.len()).min(piece.len()));
+    to.extend_from_slice(first);
+    *piece = rest;
+}
+
+impl Tensors {
+    fn read(
+        &mut self,
+        mut piece: &[u8],
+        specs: &[TensorSpec],
+        take: &mut impl FnMut(&TensorSpec, &[f32]) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        while let Some(spec) = self.order.front().and_then(|&index| specs.get(index)) {
+            let length = spec.parameters();
+            // The shape is that of the model, so the file has no influence on the memory.
+            self.values.reserve_exact(length - self.values.len());
+            if !self.cut.is_empty() {
+                take_bytes(&mut self.cut, &mut piece, F32);
+                let Some(value) = self.cut.first_chunk() else { return Ok(()) };
+                self.values.push(f32::from_le_bytes(*value));
+                self.cut.clear();
+            }
+            let (own, rest) = piece.split_at(((length - self.values.len()) * F32).min(piece.len()));
+            let (whole, cut) = own.as_chunks::<F32>();
+            self.values.extend(whole.iter().map(|&bytes| f32::from_le_bytes(bytes)));
+            self.cut.extend_from_slice(cut);
+            piece = rest;
+            if self.values.len() < length {
+                return Ok(());
+            }
+            // Freed before the next tensor takes its memory.
+            let values = std::mem::take(&mut self.values);
+            take(spec, &values)?;
+            self.order.pop_front();
+        }
+        Ok(())
+    }
+}
