@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use dipaco_config::RunConfig;
 use dipaco_infer::{ModuleKey, PathModules};
-use dipaco_model::{ModelError, PackedModule, Stepper, level_specs, parameters, path_specs};
+use dipaco_model::{ModelError, PackedModule, Stepper, level_specs, packing_bytes, parameters, path_specs};
 use dipaco_server::{Preload, RerouteBy, body_bytes, engine_config};
+use dipaco_store::PARTS_IN_MEMORY;
 use dipaco_telemetry::human;
 use dipaco_topology::Topology;
 use thiserror::Error;
@@ -34,7 +35,7 @@ pub struct ServeMemory {
     pub pages: usize,
     /// The seed of the router and the transformer router.
     pub routers: usize,
-    /// The file and the f32 weights of the largest module, while it is read.
+    /// Parts of a module's file and its tensors in f32, while it is read and packed.
     pub loading: usize,
     /// Rows and logits of a step.
     pub step: usize,
@@ -82,8 +83,6 @@ impl ServeMemory {
         let reroutes = routers.transformer || serve.reroute_by == RerouteBy::Features;
         let borders = if reroutes { stepper.border_bytes() } else { 0 };
         let page = stepper.page_bytes(engine.kv_type) + borders;
-        let largest =
-            (0..topology.levels()).map(|level| parameters(&level_specs(model, topology, level))).max();
         let rows = engine.step_tokens.max(engine.places());
         let (width, ffn) = (model.hidden_size, model.ffn_size);
         // Queries, keys and values, the attention's output, gate and up, and the rows before and after the products.
@@ -96,7 +95,7 @@ impl ServeMemory {
             modules,
             pages: engine.pages(model.context, page).saturating_mul(page),
             routers: router(routers.seed, model).saturating_add(router(routers.transformer, &transformer)),
-            loading: 2 * F32 * largest.unwrap_or(0),
+            loading: loading(config, topology),
             step: rows.saturating_mul(F32 * (row + logits)),
             bodies: body_bytes(serve),
         })
@@ -160,6 +159,18 @@ pub(crate) fn modules_at_start(
     Ok(loaded.len())
 }
 
+/// Most memory in bytes beside a packed module while it is read. One module is read at a time.
+fn loading(config: &RunConfig, topology: &Topology) -> usize {
+    let model = &config.model;
+    // Fragments may cut between the tensors of a block.
+    let apart = config.sync.fragments > 1;
+    let most = |level| {
+        let file = F32 * parameters(&level_specs(model, topology, level));
+        file.min(PARTS_IN_MEMORY) + packing_bytes(model, topology, level, apart)
+    };
+    (0..topology.levels()).map(most).max().unwrap_or(0)
+}
+
 /// Bytes of a module of each level.
 fn module_sizes(config: &RunConfig, topology: &Topology) -> Result<Vec<usize>, ModelError> {
     let format = format(config.serve.format);
@@ -187,14 +198,18 @@ mod tests {
         let mut config = RunConfig::default();
         config.model.vocab_size = 512;
         let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
+        let paths = paths(&topology);
+        (config, topology, paths)
+    }
+
+    fn paths(topology: &Topology) -> Vec<PathModules> {
         let key = |module: dipaco_topology::ModuleId| ModuleKey {
             level: module.level,
             content: [module.index as u8; 32],
         };
         let modules = |path| topology.modules_of(path).into_iter().map(key).collect();
         let path = |path| PathModules { version: PathVersion([0; 32]), modules: modules(path) };
-        let paths = topology.path_ids().map(path).collect();
-        (config, topology, paths)
+        topology.path_ids().map(path).collect()
     }
 
     fn memory(change: impl FnOnce(&mut RunConfig), routers: RouterModels) -> ServeMemory {
@@ -232,6 +247,28 @@ mod tests {
         assert_eq!(bodies, 2 * all.bodies);
         let parts = [all.modules, all.pages, all.routers, all.loading, all.step, all.bodies];
         assert_eq!(all.total(), parts.iter().sum::<usize>());
+    }
+
+    #[test]
+    fn the_256_paths_of_the_paper_fit_into_4_gib() {
+        let file =
+            std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/paper/16x16.toml"));
+        let mut config = RunConfig::from_toml(&std::fs::read_to_string(file).unwrap(), file).unwrap();
+        let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
+        let paths = paths(&topology);
+        assert_eq!(paths.len(), 256);
+        // These settings are those of docs/serving.md.
+        config.serve.format = dipaco_server::WeightType::Q8_0;
+        config.serve.kv_bytes = 268_435_456;
+        let memory = ServeMemory::new(&config, &topology, &paths, SEED).unwrap();
+        memory.check(MachineMemory { total: 4 << 30, available: 4 << 30 }).unwrap();
+        // All modules are in memory: what is read and packed takes a small part of one.
+        let module = F32 * parameters(&level_specs(&config.model, &topology, 0));
+        assert!(memory.modules > 2_500_000_000 && 2 * memory.loading < module, "{memory}");
+        // By default keys and values take more.
+        config.serve.kv_bytes = 0;
+        let memory = ServeMemory::new(&config, &topology, &paths, SEED).unwrap();
+        assert!(memory.total() > 4 << 30, "{memory}");
     }
 
     #[test]

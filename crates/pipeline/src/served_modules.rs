@@ -65,8 +65,7 @@ fn load(
     let module = modules.find(|module| module.version.module.level == level);
     let module =
         module.ok_or(PipelineError::Internal { what: "a path has no module of a level", source: None })?;
-    let values = weights.assemble(level, &module.objects)?;
-    Ok(PackedModule::new(weights.model(), weights.topology(), level.into(), &values, format)?)
+    weights.pack(level, &module.objects, format)
 }
 
 fn content(objects: &[&ObjectRef]) -> [u8; 32] {

@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use dipaco_config::RunConfig;
-use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, TensorSpec, path_specs};
+use dipaco_model::{
+    Device, ModelConfig, Module, ModulePacker, ModuleWeights, PackedModule, Path, TensorSpec, WeightFormat,
+    WeightStream, path_specs,
+};
 use dipaco_path::Layout;
 use dipaco_store::{ObjectRef, RunManifest, RunStore, SeedRecord, TrainingRecord};
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
@@ -298,6 +301,34 @@ impl Weights {
         let files = objects.iter().map(|object| self.runtime.block_on(self.store.get(object)));
         let files = files.collect::<Result<Vec<_>, _>>()?;
         Ok(self.layout.assemble(level, &files)?)
+    }
+
+    /// Reads a module and packs it tensor by tensor: it is never in memory as f32. Blocks on the store.
+    ///
+    /// # Errors
+    /// The errors of the store, also when the content of an object is not what its hash says. [`PipelineError::Path`] and
+    /// [`PipelineError::Model`] when the objects do not fit the module.
+    pub(crate) fn pack(
+        &self,
+        level: u16,
+        objects: &[&ObjectRef],
+        format: WeightFormat,
+    ) -> Result<PackedModule, PipelineError> {
+        let fragments = self.layout.fragments_of(level, objects.len())?;
+        let mut packer = ModulePacker::new(self.model(), &self.topology, level.into(), format)?;
+        for (object, fragment) in objects.iter().zip(fragments) {
+            let length = usize::try_from(object.bytes).unwrap_or(usize::MAX);
+            let mut stream = WeightStream::new(fragment.specs.clone(), length);
+            let (mut parts, mut read) = (self.store.parts(object), Ok(()));
+            while let Some(part) = self.runtime.block_on(parts.next())? {
+                // The rest is read for its hash: damage to the object explains the error best.
+                if read.is_ok() {
+                    read = stream.read(&part, |spec, values| packer.add(&spec.name, values));
+                }
+            }
+            read.and_then(|()| stream.finish())?;
+        }
+        Ok(packer.finish()?)
     }
 
     fn read(&self, object: &ObjectRef, specs: Vec<TensorSpec>) -> Result<ModuleWeights, PipelineError> {

@@ -27,8 +27,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "bytes",
         "Largest memory of modules; 0 sets no limit. Modules are then read from the store when a sequence needs them, and those \
          that were used longest ago leave the memory. A limit below the modules of one path is refused at the start. Keys and \
-         values (`serve.kv_bytes`) and the seed of the router are not counted. While a module is read, its f32 weights take \
-         memory twice besides.",
+         values (`serve.kv_bytes`) and the seed of the router are not counted. While a module is read, its largest \
+         tensor in f32 and some parts of its file take memory besides.",
     ),
     free(
         "serve.check_memory",
