@@ -71,9 +71,9 @@ impl Job {
     }
 }
 
-/// Largest number of events of a request: `Started`, `Prompt`, each `Token`, the last event, and one to spare.
+/// Largest number of events of a request: `Started`, `Began`, `Prompt`, each `Token`, the last event, and one to spare.
 pub(crate) fn most_events(request: &GenerateRequest) -> usize {
-    request.max_tokens + 4
+    request.max_tokens + 5
 }
 
 /// The outcome that counts for a failure.

@@ -180,6 +180,7 @@ impl Shared {
             state.scheduler.ready(id, modules, 0);
             return self.changed(&state);
         }
+        let _ = job.send(Ok(GenerationEvent::Began { queued: job.arrived.elapsed() }));
         let finished = Finished {
             reason: FinishReason::Length,
             stop: None,

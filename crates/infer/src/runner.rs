@@ -164,7 +164,10 @@ impl Shared {
                 if let Some(mut job) = state.waiting.remove(&id)
                     && let Some((path, served)) = job.place.take()
                 {
-                    all.insert(id, Running::new(job, path, served, cached, self.codec.as_ref()));
+                    let running = Running::new(job, path, served, cached, self.codec.as_ref());
+                    // Sending fails only when the caller is gone. The step finds that out.
+                    let _ = running.job.send(Ok(GenerationEvent::Began { queued: running.summary.queued }));
+                    all.insert(id, running);
                 }
             }
             if !plan.at_end.is_empty() {

@@ -64,6 +64,7 @@ impl Answer {
     fn take(&mut self, event: GenerationEvent) {
         match event {
             GenerationEvent::Started { path, .. } => self.path = Some(path.0),
+            GenerationEvent::Began { .. } => {}
             GenerationEvent::Prompt(scores) => self.scores = scores,
             GenerationEvent::Token { token, text, score, .. } => {
                 self.tokens.push(token);
