@@ -52,7 +52,7 @@ pub(crate) async fn completions(
 ) -> Result<Response, ApiError> {
     let began = Instant::now();
     let headers = request.headers().clone();
-    let mut fields = fields_of(&state, request).await?;
+    let mut fields = fields_of(&state, &id, request).await?;
     let completion = CompletionRequest::read(&mut fields)?;
     respond(state, id, headers, completion, began).await
 }
@@ -64,7 +64,7 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let began = Instant::now();
     let headers = request.headers().clone();
-    let mut fields = fields_of(&state, request).await?;
+    let mut fields = fields_of(&state, &id, request).await?;
     if state.chat.get().is_none() {
         return Err(no_chat());
     }
@@ -81,9 +81,11 @@ pub(crate) async fn chat(
     respond(state, id, headers, completion, began).await
 }
 
-/// The fields of a request, with the sampling parameters of the model where the request sets none.
-async fn fields_of(state: &ServerState, request: Request) -> Result<Fields, ApiError> {
+/// The fields of a request, with the sampling parameters of the model where the request sets none. The id comes first: an error
+/// of another field has it, too.
+async fn fields_of(state: &ServerState, id: &RequestId, request: Request) -> Result<Fields, ApiError> {
     let mut fields = Fields::read(state, request).await?;
+    id.read(&mut fields)?;
     if let Some(defaults) = state.sampling.get() {
         defaults.fill(&mut fields);
     }
@@ -92,34 +94,31 @@ async fn fields_of(state: &ServerState, request: Request) -> Result<Fields, ApiE
 
 async fn respond(
     state: Arc<ServerState>,
-    mut id: RequestId,
+    id: RequestId,
     headers: HeaderMap,
     mut completion: CompletionRequest,
     began: Instant,
 ) -> Result<Response, ApiError> {
-    if let Some(given) = completion.request_id.take() {
-        id.0 = given;
-    }
     let accepted = accept(&state, &headers, &mut completion, began).await.inspect_err(|error| {
         let status = error.status.as_u16();
         if status == StatusCode::TOO_MANY_REQUESTS {
             state.metrics.overloaded();
         }
-        tracing::info!(id = id.0, status, code = error.code, "a completion was refused");
+        tracing::info!(id = id.as_str(), status, code = error.code, "a completion was refused");
     })?;
     let Accepted { prompts, choices, submission, seeds } = accepted;
     state.metrics.admitted(completion.n);
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let answer = Answer {
         form: completion.form,
-        id: format!("{}-{}", if completion.form == Form::Chat { "chatcmpl" } else { "cmpl" }, id.0),
+        id: format!("{}-{}", if completion.form == Form::Chat { "chatcmpl" } else { "cmpl" }, id.as_str()),
         created,
         model: completion.path.map_or_else(|| state.run.name.clone(), |path| state.path_model(path)),
         prompt_tokens: prompts.iter().map(|prompt| prompt.len()).sum(),
         choices,
         choices_per_prompt: completion.n,
         submission,
-        log: answer::Log::new(id.0, began, std::mem::take(&mut completion.unknown)),
+        log: answer::Log::new(id.as_str().to_owned(), began, std::mem::take(&mut completion.unknown)),
         state,
     };
     let mut response = if completion.stream {
@@ -342,6 +341,7 @@ fn name_paths(response: &mut Response, answer: &Answer) {
 /// Reads the fields of a completion or of a chat, for the test of their description.
 #[cfg(test)]
 pub(crate) fn read_fields(fields: &mut Fields, is_chat: bool) -> Result<(), ApiError> {
+    RequestId::new("own").read(fields)?;
     if is_chat {
         chat::messages(fields)?;
         return CompletionRequest::of_prompts(vec![Prompt::Tokens(vec![1])], fields).map(drop);

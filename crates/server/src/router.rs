@@ -78,8 +78,8 @@ async fn wrong_method(request: Request) -> ApiError {
 async fn common(State(state): State<Arc<ServerState>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
     let usable = given.filter(|id| usable_id(id));
-    let id = usable.map_or_else(|| state.random.id(), ToOwned::to_owned);
-    request.extensions_mut().insert(RequestId(id.clone()));
+    let id = usable.map_or_else(|| RequestId::new(&state.random.id()), RequestId::new);
+    request.extensions_mut().insert(id.clone());
 
     let handler = handler(request.uri().path());
     let mut counted = Counted::new(&state, method(request.method()), handler);
@@ -94,7 +94,7 @@ async fn common(State(state): State<Arc<ServerState>>, mut request: Request, nex
         Err(error) => error.into_response(),
     };
     counted.status = response.status().as_u16();
-    if let Ok(id) = HeaderValue::from_str(&id) {
+    if let Ok(id) = HeaderValue::from_str(id.as_str()) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response

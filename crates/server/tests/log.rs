@@ -10,7 +10,7 @@ mod log;
 
 use std::time::Instant;
 
-use client::{JSON, Server, head};
+use client::{JSON, Server, head, reply};
 use dipaco_server::ServeConfig;
 use log::Log;
 use serde_json::json;
@@ -41,5 +41,43 @@ async fn the_log_has_the_time_in_the_queue_and_not_the_time_until_the_path_is_kn
     let queued: Vec<f64> = lines.iter().map(|line| line["queued_seconds"].as_f64().unwrap()).collect();
     assert!(queued.len() == 2 && queued[1] >= held && queued[1] > queued[0], "{queued:?}, held {held}");
     let metric = server.metric("dipaco_request_queue_time_seconds_sum{model_name=\"tiny\"}").await;
-    assert!((metric - queued.iter().sum::<f64>()).abs() < 1e-3, "{metric} {queued:?}");
+    assert!((metric - queued.iter().sum::<f64>()).abs() < 1e-6, "{metric} {queued:?}");
+}
+
+#[tokio::test]
+async fn the_id_of_a_body_is_in_the_head_the_body_and_the_log_whatever_the_answer() {
+    let (log, _guard) = Log::listen();
+    let config = ServeConfig { slots: 1, queued_requests: 0, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    let headers = format!("{JSON}x-request-id: of-the-head\r\n");
+    let ask = async |id: &str, fields: serde_json::Value| {
+        let mut body = json!({"prompt": "a", "max_tokens": 2, "path": 0, "request_id": id});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        server.send("POST", "/v1/completions", &headers, body.to_string().as_bytes()).await
+    };
+    let whole = ask("whole", json!({})).await;
+    assert_eq!((whole.status, &whole.json()["id"]), (200, &json!("cmpl-whole")));
+    let stream = ask("stream", json!({"stream": true})).await;
+    assert!(stream.events()[0].contains("\"id\":\"cmpl-stream\""), "{:?}", stream.events());
+    let bad = ask("bad", json!({"temperature": "hot"})).await;
+    let failed = ask("failed", json!({"prompt": "a!"})).await;
+    let mut load = server.state.engine().watch_load();
+    server.model.gate.shut();
+    let running = server.begin("POST", "/v1/completions", JSON, br#"{"prompt": "a", "max_tokens": 1}"#).await;
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    let full = ask("full", json!({})).await;
+    server.model.gate.open();
+    assert_eq!(reply(running).await.status, 200);
+    for (answer, status, id) in [
+        (whole, 200, "whole"),
+        (stream, 200, "stream"),
+        (bad, 400, "bad"),
+        (failed, 500, "failed"),
+        (full, 429, "full"),
+    ] {
+        assert_eq!((answer.status, answer.header("x-request-id")), (status, Some(id)));
+        let of = |message| log.lines(message).into_iter().filter(|line| line["id"] == id).collect::<Vec<_>>();
+        let lines = [of("completion"), of("a request was refused")].concat();
+        assert!(lines.len() == 1 && lines[0]["status"] == status, "{id}: {lines:?}");
+    }
 }

@@ -9,7 +9,6 @@ use serde_json::Value;
 use crate::admission::Asked;
 use crate::error::ApiError;
 use crate::fields::{Fields, token, wrong};
-use crate::request_id::usable_id;
 
 pub(crate) use prompt::Prompt;
 use prompt::prompts;
@@ -59,8 +58,6 @@ pub(crate) struct CompletionRequest {
     pub(crate) prompts: Vec<Prompt>,
     /// Largest number of tokens of a prompt, of which the last are kept; `None` keeps all.
     pub(crate) truncate: Option<Truncation>,
-    /// Id of the request, if the client names one in the body.
-    pub(crate) request_id: Option<String>,
     pub(crate) path: Option<PathId>,
     /// Tokens after which the path is chosen anew; `Some(0)` keeps the first path.
     pub(crate) route_every: Option<usize>,
@@ -159,17 +156,11 @@ impl CompletionRequest {
         for name in WITHOUT_EFFECT {
             fields.flag(name)?;
         }
-        let request_id = fields.string("request_id")?;
-        if request_id.as_ref().is_some_and(|id| !usable_id(id)) {
-            let message = "request_id must have 1 to 128 visible characters of ASCII";
-            return Err(ApiError::field("request_id", message));
-        }
         let mut completion = Self {
             form: Form::Text,
             model: fields.string("model")?,
             prompts,
             truncate: truncation(fields)?,
-            request_id,
             path: fields
                 .integer("path", 0, i64::from(u32::MAX))?
                 .and_then(|path| u32::try_from(path).ok())

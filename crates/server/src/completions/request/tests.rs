@@ -45,7 +45,6 @@ fn wrong_fields_are_named_and_unknown_fields_accepted() {
         ("path", json!(-1)),
         ("truncate_prompt_tokens", json!(0)),
         ("truncate_prompt_tokens", json!(-2)),
-        ("request_id", json!("a b")),
         ("return_token_ids", json!("yes")),
         ("add_special_tokens", json!(0)),
     ] {
