@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Extension;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use dipaco_infer::{EngineError, GenerateRequest, Submission};
 use dipaco_topology::PathId;
@@ -99,13 +99,7 @@ async fn respond(
     mut completion: CompletionRequest,
     began: Instant,
 ) -> Result<Response, ApiError> {
-    let accepted = accept(&state, &headers, &mut completion, began).await.inspect_err(|error| {
-        let status = error.status.as_u16();
-        if status == StatusCode::TOO_MANY_REQUESTS {
-            state.metrics.overloaded();
-        }
-        tracing::info!(id = id.as_str(), status, code = error.code, "a completion was refused");
-    })?;
+    let accepted = accept(&state, &headers, &mut completion, began).await?;
     let Accepted { prompts, choices, submission, seeds } = accepted;
     state.metrics.admitted(completion.n);
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -121,11 +115,10 @@ async fn respond(
         log: answer::Log::new(id.as_str().to_owned(), began, std::mem::take(&mut completion.unknown)),
         state,
     };
-    let mut response = if completion.stream {
-        stream::answer(answer, completion.usage).await?
-    } else {
-        whole(answer).await?
-    };
+    let answered =
+        if completion.stream { stream::answer(answer, completion.usage).await } else { whole(answer).await };
+    // The answer has written its line when it was dropped.
+    let mut response = answered.map_err(|error| ApiError { logged: true, ..error })?;
     // Several drawn seeds do not fit into a header; `return_route` shows them.
     if let [seed] = seeds[..] {
         response.headers_mut().insert(SEED, HeaderValue::from(seed));

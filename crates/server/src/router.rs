@@ -10,7 +10,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, Refusal};
 use crate::request_id::{RequestId, usable_id};
 use crate::{ServerState, completions, cors, info, models, openapi, route, tokenize};
 
@@ -94,6 +94,13 @@ async fn common(State(state): State<Arc<ServerState>>, mut request: Request, nex
         Err(error) => error.into_response(),
     };
     counted.status = response.status().as_u16();
+    if let Some(refusal) = response.extensions_mut().remove::<Refusal>()
+        && !public
+    {
+        state.metrics.refused(response.status());
+        let Refusal { param, code } = refusal;
+        tracing::info!(id = id.as_str(), handler, status = counted.status, code, param, "a request was refused");
+    }
     if let Ok(id) = HeaderValue::from_str(id.as_str()) {
         response.headers_mut().insert(REQUEST_ID, id);
     }

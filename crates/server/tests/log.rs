@@ -11,7 +11,7 @@ mod log;
 use std::time::Instant;
 
 use client::{JSON, Server, head, reply};
-use dipaco_server::ServeConfig;
+use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig};
 use log::Log;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
@@ -80,4 +80,64 @@ async fn the_id_of_a_body_is_in_the_head_the_body_and_the_log_whatever_the_answe
         let lines = [of("completion"), of("a request was refused")].concat();
         assert!(lines.len() == 1 && lines[0]["status"] == status, "{id}: {lines:?}");
     }
+}
+
+#[tokio::test]
+async fn every_refused_request_has_one_line_and_counts_once() {
+    let (log, _guard) = Log::listen();
+    let config = ServeConfig { slots: 1, queued_requests: 0, body_limit: 100, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    let ask = async |address: &str, headers: &str, body: String| {
+        server.send("POST", address, headers, body.as_bytes()).await.error()
+    };
+    let hello = json!([{"role": "user", "content": "a"}]);
+    let mut refused = Vec::new();
+    for (address, headers, body) in [
+        ("/v1/completions", JSON, json!({"prompt": "a", "n": "many"}).to_string()),
+        ("/v1/completions", JSON, json!({"prompt": "a", "model": "other"}).to_string()),
+        ("/v1/completions", JSON, "{".to_owned()),
+        ("/v1/completions", JSON, "x".repeat(101)),
+        ("/v1/completions", "", "{}".to_owned()),
+        ("/v1/chat/completions", JSON, json!({"messages": hello}).to_string()),
+        ("/v1/route", JSON, json!({"prompt": ""}).to_string()),
+        ("/tokenize", JSON, json!({"prompt": 1}).to_string()),
+        ("/nothing", JSON, "{}".to_owned()),
+    ] {
+        refused.push(ask(address, headers, body).await);
+    }
+    with_template(&server);
+    server.model.gate.shut();
+    let mut load = server.state.engine().watch_load();
+    let running = server.begin("POST", "/v1/completions", JSON, br#"{"prompt": "a", "max_tokens": 1}"#).await;
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    refused.push(ask("/v1/completions", JSON, json!({"prompt": "a"}).to_string()).await);
+    refused.push(ask("/v1/chat/completions", JSON, json!({"messages": hello}).to_string()).await);
+    server.model.gate.open();
+    assert_eq!(reply(running).await.status, 200);
+    assert_eq!(server.complete(json!({"prompt": "a!", "path": 0})).await.status, 500);
+    let of = async |reason: &str| {
+        let line = format!("dipaco_request_failure_total{{model_name=\"tiny\",reason=\"{reason}\"}}");
+        server.metric(&line).await
+    };
+    assert_eq!((of("overloaded").await, of("refused").await, of("error").await), (2.0, 9.0, 1.0));
+    server.state.add_keys(&dipaco_server::ApiKeys::from_text("secret"));
+    refused.push(ask("/v1/completions", JSON, "{}".to_owned()).await);
+    assert_eq!(server.get("/health").await.status, 200);
+
+    let statuses: Vec<u16> = refused.iter().map(|error| error.0).collect();
+    assert_eq!(statuses, [400, 404, 400, 413, 415, 400, 400, 400, 404, 429, 429, 401]);
+    let lines = log.lines("a request was refused");
+    let found: Vec<_> = lines.iter().map(|line| (&line["status"], &line["code"], &line["param"])).collect();
+    let statuses = statuses.iter().map(|&status| json!(status)).collect::<Vec<_>>();
+    let expected: Vec<_> =
+        refused.iter().zip(&statuses).map(|((_, _, _, param, code), status)| (status, code, param)).collect();
+    assert_eq!(found, expected);
+    assert_eq!(log.lines("completion").len(), 2, "the one that ran and the one that failed");
+}
+
+/// Serves chats whose prompt is the text of all messages.
+fn with_template(server: &Server) {
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned();
+    let encode: EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
+    server.state.set_chat_template(ChatTemplate::new(template, "<|end|>".into(), encode).unwrap());
 }
