@@ -20,10 +20,10 @@ use dipaco_topology::PathId;
 use crate::ServerState;
 use crate::admission::Asked;
 use crate::chat_template::no_chat;
+use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::request_id::RequestId;
-use crate::settings;
 
 use answer::Answer;
 use choice::{Choice, Ending};
@@ -33,7 +33,6 @@ use response::UsageField;
 
 const PATH: HeaderName = HeaderName::from_static("x-dipaco-path");
 const SEED: HeaderName = HeaderName::from_static("x-dipaco-seed");
-const TIMEOUT: HeaderName = HeaderName::from_static("x-dipaco-timeout");
 
 /// Token ids of a prompt, shared by its choices.
 type SharedTokens = Arc<[u32]>;
@@ -69,12 +68,7 @@ pub(crate) async fn chat(
         return Err(no_chat());
     }
     let messages = chat::messages(&mut fields)?;
-    // Without a template this point is not reached.
-    let work = Arc::clone(&state);
-    let prompt = move || work.chat.get().ok_or_else(no_chat)?.prompt(&messages);
-    check_queue(&state, 1)?;
-    let prompt = state.blocking.run(prompt).await?;
-    let mut completion = CompletionRequest::of_prompts(vec![Prompt::Tokens(prompt)], &mut fields)?;
+    let mut completion = CompletionRequest::of_prompts(vec![Prompt::Chat(messages)], &mut fields)?;
     // A chat ends with the model's answer, not after a few tokens.
     completion.default_max_tokens = usize::MAX;
     completion.form = Form::Chat;
@@ -144,14 +138,13 @@ async fn accept(
     began: Instant,
 ) -> Result<Accepted, ApiError> {
     pin(state, headers, completion)?;
-    let deadline = deadline(state, headers)?;
+    let deadline = Deadline::of(state, headers, began)?;
     let count = completion.prompts.len().saturating_mul(completion.n);
     check_choices(state, completion, count)?;
     check_queue(state, count)?;
-    state.admission.check(completion.least(state.engine.model().context()), deadline)?;
+    state.admission.check(completion.least(state.engine.model().context()), deadline.left())?;
 
-    let late = |_| ApiError::from(EngineError::Deadline { deadline });
-    let prompts = tokio::time::timeout(deadline, token_ids(state, completion)).await.map_err(late)??;
+    let prompts = deadline.bound(token_ids(state, completion)).await?;
     let seeds = match completion.sampling.seed {
         Some(seed) => vec![seed],
         // Equal prompts of a request without a seed get different texts.
@@ -160,7 +153,7 @@ async fn accept(
     let client = state.keys.keys().client(headers);
     let Sequences { requests, choices } = sequences(state, completion, &prompts, &seeds, client)?;
     let asked = Asked::of(&requests);
-    let left = deadline.saturating_sub(began.elapsed());
+    let left = deadline.left();
     state.admission.admit(asked, left)?;
     // The engine admits all sequences of a request or none, so a completion never runs in part.
     let submission = state.engine.submit(requests, left);
@@ -228,7 +221,7 @@ async fn token_ids(
     completion: &mut CompletionRequest,
 ) -> Result<Vec<SharedTokens>, ApiError> {
     let prompts = std::mem::take(&mut completion.prompts);
-    let codec = Arc::clone(&state.codec);
+    let work = Arc::clone(state);
     let context = state.engine.model().context();
     let most = match completion.truncate {
         None => usize::MAX,
@@ -241,7 +234,7 @@ async fn token_ids(
     };
     let tokens = move || {
         let tokens = prompts.into_iter().map(|prompt| {
-            let tokens = prompt.tokens(codec.as_ref())?;
+            let tokens = prompt.tokens(&work)?;
             Ok(tokens[tokens.len().saturating_sub(most)..].into())
         });
         tokens.collect::<Result<Vec<SharedTokens>, ApiError>>()
@@ -337,7 +330,7 @@ pub(crate) fn read_fields(fields: &mut Fields, is_chat: bool) -> Result<(), ApiE
     RequestId::new("own").read(fields)?;
     if is_chat {
         chat::messages(fields)?;
-        return CompletionRequest::of_prompts(vec![Prompt::Tokens(vec![1])], fields).map(drop);
+        return CompletionRequest::of_prompts(vec![Prompt::Chat(Vec::new())], fields).map(drop);
     }
     CompletionRequest::read(fields).map(drop)
 }
@@ -362,17 +355,10 @@ fn pin(state: &ServerState, headers: &HeaderMap, completion: &mut CompletionRequ
         );
         return Err(ApiError::field("path", message));
     }
+    let paths = state.engine.model().topology().paths();
+    if let Some(path) = first.filter(|path| path.0 >= paths) {
+        return Err(EngineError::Path { path, paths }.into());
+    }
     completion.path = first;
     Ok(())
-}
-
-/// The time of the request: the header `x-dipaco-timeout`, at most `serve.request_timeout`.
-fn deadline(state: &ServerState, headers: &HeaderMap) -> Result<Duration, ApiError> {
-    let most = settings::seconds(state.config.request_timeout);
-    let Some(value) = headers.get(&TIMEOUT) else { return Ok(most) };
-    let asked = value.to_str().ok().and_then(|text| text.trim().parse().ok());
-    let asked = asked.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    asked.map(|asked| asked.min(most)).ok_or_else(|| {
-        ApiError::field("x-dipaco-timeout", "the header x-dipaco-timeout is not a number of seconds")
-    })
 }

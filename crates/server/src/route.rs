@@ -1,6 +1,7 @@
 //! `POST /v1/route`: the path of a text, its module of each level, and the distances behind the choice.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::ServerState;
 use crate::completions::Prompt;
+use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::{Fields, tokens, wrong};
 
@@ -17,6 +19,7 @@ pub(crate) async fn route(
     State(state): State<Arc<ServerState>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
+    let deadline = Deadline::of(&state, request.headers(), Instant::now())?;
     let mut fields = Fields::read(&state, request).await?;
     if let Some(model) = fields.string("model")? {
         state.resolve(&model)?;
@@ -29,7 +32,7 @@ pub(crate) async fn route(
             Value::Array(values) => Prompt::Tokens(tokens("prompt", &values)?),
             other => return Err(wrong("prompt", &other, "a text or a list of token ids")),
         };
-        let ids = prompt.tokens(work.codec.as_ref())?;
+        let ids = prompt.tokens(&work)?;
         let route = work.engine.route(&ids)?;
         let prefix = &ids[..route.prefix_tokens.min(ids.len())];
         let topology = work.engine.model().topology();
@@ -52,7 +55,7 @@ pub(crate) async fn route(
             "prefix_text": work.codec.decode(prefix).unwrap_or_default(),
         }))
     };
-    state.blocking.run(answer).await.map(Json)
+    deadline.bound(state.blocking.run(answer)).await.map(Json)
 }
 
 /// The smallest distance to a path that does not go through `module`; `None` if all do.

@@ -1,6 +1,7 @@
 //! The tokenizer over HTTP, with vLLM's API. Evaluation harnesses use it in place of a local tokenizer.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 use crate::ServerState;
 use crate::chat_template::no_chat;
 use crate::completions::Prompt;
+use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::{Fields, tokens, wrong};
 
@@ -16,6 +18,7 @@ pub(crate) async fn tokenize(
     State(state): State<Arc<ServerState>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
+    let deadline = Deadline::of(&state, request.headers(), Instant::now())?;
     let mut fields = Fields::read(&state, request).await?;
     if let Some(model) = fields.string("model")? {
         state.resolve(&model)?;
@@ -34,20 +37,21 @@ pub(crate) async fn tokenize(
         let tokens = if end {
             vec![work.codec.end_of_text()]
         } else {
-            Prompt::Text(text).tokens(work.codec.as_ref())?
+            Prompt::Text(text).tokens(&work)?
         };
         let shown =
             strings.then(|| tokens.iter().map(|&token| work.codec.token_text(token)).collect::<Vec<_>>());
         let context = work.engine.model().context();
         Ok(json!({"count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": shown}))
     };
-    state.blocking.run(answer).await.map(Json)
+    deadline.bound(state.blocking.run(answer)).await.map(Json)
 }
 
 pub(crate) async fn detokenize(
     State(state): State<Arc<ServerState>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
+    let deadline = Deadline::of(&state, request.headers(), Instant::now())?;
     let mut fields = Fields::read(&state, request).await?;
     let ids = match fields.take("tokens") {
         Some(Value::Array(values)) => tokens("tokens", &values)?,
@@ -61,7 +65,7 @@ pub(crate) async fn detokenize(
             text.map_err(|error| ApiError::field("tokens", format!("tokens can't be decoded: {error}")))?;
         Ok(json!({"prompt": text}))
     };
-    state.blocking.run(answer).await.map(Json)
+    deadline.bound(state.blocking.run(answer)).await.map(Json)
 }
 
 pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
