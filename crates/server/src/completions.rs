@@ -27,6 +27,7 @@ use crate::request_id::RequestId;
 
 use answer::Answer;
 use choice::{Choice, Ending};
+pub(crate) use chat::list_of_messages;
 pub(crate) use request::Prompt;
 use request::{CompletionRequest, DEFAULT_MAX_TOKENS, Form, Truncation};
 use response::UsageField;

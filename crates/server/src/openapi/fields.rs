@@ -10,7 +10,7 @@ pub(super) fn requests() -> Vec<(&'static str, Vec<Field>, &'static [&'static st
         ("CompletionRequest", completion(), &["prompt"]),
         ("ChatRequest", chat(), &["messages"]),
         ("RouteRequest", route(), &["prompt"]),
-        ("TokenizeRequest", tokenize(), &["prompt"]),
+        ("TokenizeRequest", tokenize(), &[]),
         ("DetokenizeRequest", detokenize(), &["tokens"]),
     ]
 }
@@ -69,17 +69,21 @@ pub(super) fn completion() -> Vec<Field> {
     fields
 }
 
-pub(super) fn chat() -> Vec<Field> {
+fn messages() -> Value {
     let message = json!({
         "type": "object",
         "properties": {"role": {"type": "string"}, "content": {"type": ["string", "array", "null"]}},
         "required": ["role"],
     });
+    json!({"type": "array", "items": message, "minItems": 1, "maxItems": 4096})
+}
+
+pub(super) fn chat() -> Vec<Field> {
     let refused = json!({"type": ["array", "object", "null"], "maxItems": 0});
     let mut fields = vec![
         field(
             "messages",
-            json!({"type": "array", "items": message, "minItems": 1, "maxItems": 4096}),
+            messages(),
             "The chat so far. Contents are texts.",
         ),
         count("max_completion_tokens", 0, None, "The same as max_tokens."),
@@ -209,8 +213,13 @@ pub(super) fn tokenize() -> Vec<Field> {
     vec![
         text("model", "The run, or one of its paths."),
         field("prompt", json!({"type": "string"}), "The text."),
+        field("messages", messages(), "The messages of a chat, in place of a text."),
+        field(
+            "add_generation_prompt",
+            json!({"type": ["boolean", "null"], "default": true}),
+            "Ends a chat with the beginning of the answer, as the prompt of a chat.",
+        ),
         flag("return_token_strs", "Adds the text of each token."),
-        field("messages", json!({"type": "null"}), "Not supported."),
     ]
 }
 

@@ -23,7 +23,7 @@ impl Prompt {
         match self {
             Self::Tokens(tokens) => Ok(tokens),
             Self::Text(text) => state.codec.encode(&text).map_err(failed),
-            Self::Chat(messages) => state.chat.get().ok_or_else(no_chat)?.prompt(&messages),
+            Self::Chat(messages) => state.chat.get().ok_or_else(no_chat)?.prompt(&messages, true),
         }
     }
 }
