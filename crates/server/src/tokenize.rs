@@ -65,6 +65,8 @@ pub(crate) async fn tokenize(
     if matches!(asked, Asked::Chat { .. }) && state.chat.get().is_none() {
         return Err(no_chat());
     }
+    // No token is added to a text. A template adds the tokens of a chat.
+    fields.flag("add_special_tokens")?;
     let strings = fields.flag("return_token_strs")?;
     let work = Arc::clone(&state);
     let answer = move || {

@@ -156,6 +156,8 @@ impl CompletionRequest {
         for name in WITHOUT_EFFECT {
             fields.flag(name)?;
         }
+        // The name of the client's own user is of no use here, so it goes nowhere.
+        fields.string("user")?;
         let mut completion = Self {
             form: Form::Text,
             model: fields.string("model")?,

@@ -129,6 +129,7 @@ fn common() -> Vec<Field> {
         flag("include_stop_str_in_output", "Keeps the stop text or stop token in the text."),
         flag("ignore_eos", "Treats the end-of-text token like any other."),
         count("truncate_prompt_tokens", -1, None, "Keeps this many last tokens of a prompt; -1 keeps as many as leave room for max_tokens."),
+        text("user", "Without effect. It is not kept."),
         text("request_id", "The id of the request, in place of the header x-request-id."),
         flag("return_token_ids", "Adds the token ids of prompts and choices."),
         flag("return_tokens_as_token_ids", "Writes tokens as token_id:N in log-probabilities."),
@@ -219,6 +220,7 @@ pub(super) fn tokenize() -> Vec<Field> {
             json!({"type": ["boolean", "null"], "default": true}),
             "Ends a chat with the beginning of the answer, as the prompt of a chat.",
         ),
+        flag("add_special_tokens", "Without effect: no token is added."),
         flag("return_token_strs", "Adds the text of each token."),
     ]
 }
