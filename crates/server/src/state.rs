@@ -99,6 +99,12 @@ pub struct ServedRun {
     pub path_parameters: u64,
     /// Number of parameters of all modules.
     pub total_parameters: u64,
+    /// Width of the model, the size of an embedding.
+    pub width: u64,
+    /// Memory of the weights of one path in bytes, in the served format.
+    pub path_bytes: u64,
+    /// Memory of the weights of all modules in bytes, in the served format.
+    pub total_bytes: u64,
 }
 
 /// A server: its engine, configuration and metrics.

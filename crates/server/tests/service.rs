@@ -102,6 +102,8 @@ async fn the_run_and_its_paths_are_models() {
     assert_eq!(one, list["data"][3]);
     assert_eq!((&one["parent"], &one["max_model_len"]), (&json!("tiny"), &json!(400)));
     assert_eq!(one["dipaco"]["modules"], json!(["0/1", "1/0"]));
+    let meta = |parameters: u64, bytes: u64| json!({"n_vocab": 257, "n_ctx_train": 400, "n_embd": 8, "n_params": parameters, "size": bytes});
+    assert_eq!((&one["meta"], &list["data"][0]["meta"]), (&meta(10, 20), &meta(40, 80)));
     assert_eq!(server.get("/v1/models/tiny%2Fpath-2").await.json(), one);
     assert_eq!(server.get("/v1/models/other").await.error().0, 404);
     assert_eq!(server.get("/info").await.json()["paths"], 4);
@@ -388,6 +390,9 @@ async fn a_server_that_cannot_work_does_not_start() {
             commit: String::new(),
             path_parameters: 0,
             total_parameters: 0,
+            width: 0,
+            path_bytes: 0,
+            total_bytes: 0,
         };
         dipaco_server::ServerState::start(config, run, fake::Fake::new(8), std::sync::Arc::new(fake::Bytes))
             .err()
