@@ -213,6 +213,8 @@ impl Engine {
             chunks,
         });
         let arrivals = arrivals.collect();
+        let same = |pair: &[GenerateRequest]| Arc::ptr_eq(&pair[0].prompt, &pair[1].prompt);
+        let shares: Vec<bool> = std::iter::once(false).chain(requests.windows(2).map(same)).collect();
         let most = model.prefix_tokens();
         // All sequences use the weights of this moment, whenever they begin.
         let generation = model.generation();
@@ -223,14 +225,15 @@ impl Engine {
         let sequences = state.scheduler.admit(arrivals, deadline)?;
         state.submissions += 1;
         let submission = state.submissions;
-        let new = requests.into_iter().zip(chunks).zip(&sequences);
-        for (sequence, ((request, chunks), &id)) in new.enumerate() {
+        let new = requests.into_iter().zip(chunks).zip(shares).zip(&sequences);
+        for (sequence, (((request, chunks), shares_prompt), &id)) in new.enumerate() {
             let kept = request.route_every.map(|_| Arc::clone(&generation));
             state.unrouted.push_back(Unrouted::new(id, &request, chunks, most, Arc::clone(&generation)));
             let (events, place, routing) = (events.clone(), None, None);
             let job = Job {
                 request,
                 sequence,
+                shares_prompt,
                 submission,
                 events,
                 arrived,

@@ -221,7 +221,7 @@ impl Metrics {
         out.value(
             "prompt_tokens_total",
             Counter,
-            "Prompt tokens that were read for finished requests.",
+            "Prompt tokens that were read for finished requests. A prompt counts once, whatever its number of choices.",
             count(&self.prompt_tokens),
         );
         out.value("generation_tokens_total", Counter, "Tokens generated.", count(&self.generated_tokens));
@@ -281,7 +281,10 @@ impl Observer for Metrics {
     fn finished(&self, summary: &RequestSummary) {
         // A request that left the queue unread has cost nothing.
         if summary.prefill.is_some() {
-            self.prompt_tokens.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
+            // The choices of a prompt count it once, as the usage of an answer does.
+            if !summary.shares_prompt {
+                self.prompt_tokens.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
+            }
             if summary.reads_cache {
                 self.cache_queries.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
                 self.cache_hits.fetch_add(summary.cached_tokens as u64, Ordering::Relaxed);

@@ -326,6 +326,21 @@ async fn the_prefix_cache_and_the_steps_are_counted() {
 }
 
 #[tokio::test]
+async fn the_tokens_of_a_prompt_count_once_as_in_the_usage() {
+    let server = server().await;
+    // Equal prompts are two prompts, each with four choices.
+    let body = json!({"prompt": ["abc", "abc"], "n": 4, "max_tokens": 2, "temperature": 0, "path": 0});
+    let usage = server.complete(body).await.json()["usage"].clone();
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(6), &json!(16)));
+    for (name, field) in
+        [("prompt_tokens_total", "prompt_tokens"), ("generation_tokens_total", "completion_tokens")]
+    {
+        let metric = server.metric(&format!("dipaco_{name}{{model_name=\"tiny\"}}")).await;
+        assert_eq!(Some(metric), usage[field].as_f64(), "{name}");
+    }
+}
+
+#[tokio::test]
 async fn running_requests_finish_when_the_server_is_stopped() {
     let server = Server::start(ServeConfig { slots: 1, ..ServeConfig::default() }).await;
     server.model.gate.shut();
