@@ -1,7 +1,7 @@
 //! The engine: admission, and the threads that route sequences and run steps.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::job::{Job, most_events};
 use crate::loads;
+use crate::observer::Guarded;
 use crate::reroute;
 use crate::reroute::Moves;
 use crate::routes;
@@ -20,7 +21,7 @@ use crate::scheduler::{Arrival, Limits, Scheduler, SequenceId};
 use crate::shared::{Shared, SharedState, Unrouted};
 use crate::versions::Versions;
 use crate::{
-    EngineError, GenerateRequest, KvType, Load, Observer, Outcome, Route, RoutedModel, Submission, TextCodec,
+    EngineError, GenerateRequest, KvType, Load, Observer, Route, RoutedModel, Submission, TextCodec,
 };
 
 /// Limits of the engine.
@@ -130,8 +131,10 @@ impl Engine {
         let shared = Arc::new(Shared {
             model,
             codec,
-            observer,
+            observer: Arc::new(Guarded(observer)),
             abort: CancellationToken::new(),
+            ended: OnceLock::new(),
+            broken: CancellationToken::new(),
             load,
             state: Mutex::new(state),
             change: Condvar::new(),
@@ -142,29 +145,31 @@ impl Engine {
             .build()
             .map_err(std::io::Error::other)?;
         let mut engine = Self { shared, threads: Vec::with_capacity(3), slots };
-        let (shared, kv, step_tokens) = (Arc::clone(&engine.shared), config.kv_type, config.step_tokens);
+        let (kv, step_tokens) = (config.kv_type, config.step_tokens);
         let (warm, warmed) = std::sync::mpsc::sync_channel(1);
-        engine.spawn("dipaco-engine", move || {
-            // Should the thread end by a bug, callers learn of it now and not at their deadlines.
-            let _end = shared.abort.clone().drop_guard();
+        engine.spawn("dipaco-engine", move |shared| {
             let model = Arc::clone(&shared.model);
             let mut executor = model.executor(pages, kv);
-            runner::warm_up(&shared, &pool, executor.as_mut(), step_tokens);
+            runner::warm_up(shared, &pool, executor.as_mut(), step_tokens);
             // Sending fails only when the caller is gone.
             let _ = warm.send(());
-            runner::run(&shared, &pool, executor.as_mut());
+            runner::run(shared, &pool, executor.as_mut());
         })?;
-        let shared = Arc::clone(&engine.shared);
-        engine.spawn("dipaco-router", move || routes::run(&shared))?;
-        let shared = Arc::clone(&engine.shared);
-        engine.spawn("dipaco-loader", move || loads::run(&shared))?;
+        engine.spawn("dipaco-router", routes::run)?;
+        engine.spawn("dipaco-loader", loads::run)?;
         // A thread that panics drops its end. Requests then learn of it.
         let _ = warmed.recv();
         Ok(engine)
     }
 
-    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-        self.threads.push(std::thread::Builder::new().name(name.to_owned()).spawn(run)?);
+    fn spawn(
+        &mut self,
+        name: &'static str,
+        run: impl FnOnce(&Shared) + Send + 'static,
+    ) -> std::io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        self.threads.push(thread.spawn(move || shared.run_thread(name, run))?);
         Ok(())
     }
 
@@ -220,7 +225,7 @@ impl Engine {
         let generation = model.generation();
         let mut state = self.shared.lock();
         if state.closed {
-            return Err(EngineError::ShuttingDown);
+            return Err(self.shared.stopped());
         }
         let sequences = state.scheduler.admit(arrivals, deadline)?;
         state.submissions += 1;
@@ -303,17 +308,18 @@ impl Engine {
 
     /// Refuses new sequences and ends the admitted ones with [`EngineError::ShuttingDown`], within one step of the model.
     pub fn abort(&self) {
-        self.close();
-        self.shared.abort.cancel();
-        let mut state = self.shared.lock();
-        // Nobody makes these moves any more, and their modules may be what the loader waits for.
-        state.moves = Moves::default();
-        let waiting: Vec<SequenceId> = state.waiting.keys().copied().collect();
-        for id in waiting {
-            self.shared.end_waiting(state, id, Outcome::ShuttingDown, Some(Err(EngineError::ShuttingDown)));
-            state = self.shared.lock();
-        }
-        self.shared.changed(&state);
+        self.shared.stop();
+    }
+
+    /// Why the engine answers nothing any more, if one of its threads ended by a bug.
+    #[must_use]
+    pub fn failure(&self) -> Option<EngineError> {
+        self.shared.ended.get().map(|_| self.shared.stopped())
+    }
+
+    /// Waits until a thread of the engine has ended by a bug. Then all sequences have ended.
+    pub async fn failed(&self) {
+        self.shared.broken.cancelled().await;
     }
 }
 

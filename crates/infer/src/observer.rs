@@ -1,5 +1,7 @@
 //! Counts and durations of finished requests.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_topology::PathId;
@@ -71,6 +73,29 @@ pub trait Observer: Send + Sync {
     fn step(&self, step: &StepSummary);
     /// Called exactly once for each admitted request, when it ends in any way.
     fn finished(&self, summary: &RequestSummary);
+}
+
+/// An observer whose panics end no thread of the engine.
+pub(crate) struct Guarded(pub(crate) Arc<dyn Observer>);
+
+impl Observer for Guarded {
+    fn token(&self, interval: Duration) {
+        quietly(|| self.0.token(interval));
+    }
+
+    fn step(&self, step: &StepSummary) {
+        quietly(|| self.0.step(step));
+    }
+
+    fn finished(&self, summary: &RequestSummary) {
+        quietly(|| self.0.finished(summary));
+    }
+}
+
+fn quietly(count: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(count)).is_err() {
+        tracing::error!("counting a request panicked: the counts may be wrong from now on");
+    }
 }
 
 /// Counts nothing.

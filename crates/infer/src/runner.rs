@@ -128,7 +128,7 @@ impl Shared {
             if self.abort.is_cancelled() {
                 for (id, running) in std::mem::take(all) {
                     state.scheduler.remove(id);
-                    let _ = running.job.send(Err(EngineError::ShuttingDown));
+                    let _ = running.job.send(Err(self.stopped()));
                     self.count(running, Outcome::ShuttingDown);
                 }
                 self.changed(&state);

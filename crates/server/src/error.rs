@@ -130,6 +130,9 @@ impl From<EngineError> for ApiError {
                 Self { code: Some("deadline_exceeded"), ..Self::new(StatusCode::GATEWAY_TIMEOUT, message) }
             }
             EngineError::ShuttingDown => Self::shutting_down(),
+            EngineError::ThreadEnded { .. } => {
+                Self { code: Some("engine_failed"), message, ..Self::shutting_down() }
+            }
             _ => {
                 let mut chain = message.clone();
                 let mut source = std::error::Error::source(&error);

@@ -86,8 +86,8 @@ async fn common(State(state): State<Arc<ServerState>>, mut request: Request, nex
     let public = handler == "/health";
     let refused = if public { Ok(()) } else { state.keys.keys().check(request.headers()) };
     let refused = refused.and_then(|()| {
-        let open = public || handler == "/metrics" || !state.draining();
-        if open { Ok(()) } else { Err(ApiError::shutting_down()) }
+        let open = public || handler == "/metrics";
+        state.closed().filter(|_| !open).map_or(Ok(()), Err)
     });
     let mut response = match refused {
         Ok(()) => next.run(request).await,

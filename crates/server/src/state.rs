@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use dipaco_infer::{Engine, Observer, RoutedModel, TextCodec};
+use dipaco_infer::{Engine, EngineError, Observer, RoutedModel, TextCodec};
 use dipaco_settings::SettingError;
 use dipaco_topology::PathId;
 use thiserror::Error;
@@ -72,6 +72,13 @@ pub enum ServerError {
         tokenizer: usize,
         /// V, the number of tokens of the model.
         model: usize,
+    },
+    /// The engine ended by a bug. A new process may do better.
+    #[error("the server ends, because it can answer nothing any more")]
+    Engine {
+        /// The reason.
+        #[source]
+        source: EngineError,
     },
     /// The operating system refused a thread for a slot.
     #[error("can't start the {slots} threads that run sequences: lower serve.slots")]
@@ -211,6 +218,12 @@ impl ServerState {
     /// Returns whether the server is shutting down.
     pub(crate) fn draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Why the server takes no requests: its engine ended by a bug, or it is shutting down.
+    pub(crate) fn closed(&self) -> Option<ApiError> {
+        let failed = self.engine.failure().map(ApiError::from);
+        failed.or_else(|| self.draining().then(ApiError::shutting_down))
     }
 
     /// Refuses new requests from now on.

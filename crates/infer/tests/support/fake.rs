@@ -19,6 +19,7 @@ pub struct Fake {
     topology: Topology,
     pub context: usize,
     pub gate: Arc<Gate>,
+    pub broken: Arc<Broken>,
 }
 
 impl Fake {
@@ -32,12 +33,28 @@ impl Fake {
         };
         let config = TopologyConfig::grid(1, vec![level("0", true), level("1", false)]);
         let topology = Topology::new(&config, 2).unwrap();
-        Arc::new(Self { topology, context, gate: Arc::default() })
+        Arc::new(Self { topology, context, gate: Arc::default(), broken: Arc::default() })
     }
 
     pub fn next(token: u32, path: u32) -> u32 {
         let next = token + 1 + path;
         if token == u32::from(b'~') || next > u32::from(b'z') { END } else { next }
+    }
+}
+
+/// Names a thread that panics as soon as it asks the model something, outside of any request.
+#[derive(Default)]
+pub struct Broken(Mutex<Option<&'static str>>);
+
+impl Broken {
+    pub fn set(&self, thread: &'static str) {
+        *self.0.lock().unwrap() = Some(thread);
+    }
+
+    fn meet(&self) {
+        let thread = *self.0.lock().unwrap();
+        let current = std::thread::current();
+        assert!(thread.is_none() || thread != current.name(), "the fake model was asked to end a thread");
     }
 }
 
@@ -70,6 +87,7 @@ impl RoutedModel for Fake {
     }
 
     fn vocab_size(&self) -> usize {
+        self.broken.meet();
         VOCAB
     }
 
@@ -94,7 +112,7 @@ impl RoutedModel for Fake {
     }
 
     fn generation(&self) -> Arc<dyn Generation> {
-        Arc::new(FakePaths)
+        Arc::new(FakePaths(Arc::clone(&self.broken)))
     }
 
     fn module_memory(&self) -> ModuleMemory {
@@ -110,7 +128,7 @@ impl RoutedModel for Fake {
     }
 }
 
-struct FakePaths;
+struct FakePaths(Arc<Broken>);
 
 impl Generation for FakePaths {
     fn fingerprint(&self) -> Arc<str> {
@@ -118,6 +136,7 @@ impl Generation for FakePaths {
     }
 
     fn loaded(&self, path: PathId) -> Option<ServedPath> {
+        self.0.meet();
         // Every other path is in memory from the start.
         path.0.is_multiple_of(2).then(|| self.prepare(path).unwrap())
     }
