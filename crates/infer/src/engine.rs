@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dipaco_model::PAGE_TOKENS;
 use dipaco_topology::PathId;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::job::{Job, most_events};
@@ -18,11 +18,14 @@ use crate::reroute::Moves;
 use crate::routes;
 use crate::runner;
 use crate::scheduler::{Arrival, Limits, Scheduler, SequenceId};
-use crate::shared::{Shared, SharedState, Unrouted};
+use crate::shared::{Question, Shared, SharedState, Unrouted};
 use crate::versions::Versions;
 use crate::{
     EngineError, GenerateRequest, KvType, Load, Observer, Route, RoutedModel, Submission, TextCodec,
 };
+
+/// Callers that may wait for a route.
+const QUESTIONS: usize = 1024;
 
 /// Limits of the engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,6 +124,7 @@ impl Engine {
             scheduler,
             waiting: BTreeMap::new(),
             unrouted: VecDeque::new(),
+            questions: VecDeque::new(),
             unloaded: VecDeque::new(),
             cancelled: Vec::new(),
             moves: Moves::default(),
@@ -256,11 +260,12 @@ impl Engine {
         Ok(Submission { events: receiver, arrived, deadline, unfinished, sequences, fingerprint, shared })
     }
 
-    /// Routes tokens without generating text. Runs the model on the calling thread, so call it where blocking is allowed.
+    /// Routes tokens without generating text. The thread that routes sequences does it, so there is one pass of the router at
+    /// a time, and a text of the last ones costs none.
     ///
     /// # Errors
-    /// When there is no token, a token is not in the vocabulary, or the model fails.
-    pub fn route(&self, tokens: &[u32]) -> Result<Route, EngineError> {
+    /// When there is no token, a token is not in the vocabulary, too many callers wait, or the model fails.
+    pub async fn route(&self, tokens: &[u32]) -> Result<Route, EngineError> {
         let model = self.model();
         let prefix = &tokens[..tokens.len().min(model.prefix_tokens())];
         GenerateRequest { max_tokens: 0, ..GenerateRequest::new(prefix) }.check(
@@ -268,9 +273,33 @@ impl Engine {
             model.vocab_size(),
             model.topology().paths(),
         )?;
-        let failed = |source| EngineError::Model { action: "routing the text".into(), source };
-        let routes = model.route(&[prefix]).map_err(failed)?;
-        routes.into_iter().next().ok_or_else(|| failed("the model returned no route".into()))
+        let route = self.ask(prefix.into())?;
+        match route.await {
+            Ok(route) => route,
+            // A thread that panics drops the question before it gives the reason.
+            Err(_) => {
+                self.shared.abort.cancelled().await;
+                Err(self.shared.stopped())
+            }
+        }
+    }
+
+    fn ask(&self, prefix: Arc<[u32]>) -> Result<oneshot::Receiver<Result<Route, EngineError>>, EngineError> {
+        let (answer, route) = oneshot::channel();
+        let mut state = self.shared.lock();
+        if state.closed {
+            return Err(self.shared.stopped());
+        }
+        // Callers that went away leave their questions.
+        state.questions.retain(|question| !question.answer.is_closed());
+        let waiting = state.questions.len();
+        if waiting >= QUESTIONS {
+            let retry_after = Duration::from_secs(1);
+            return Err(EngineError::Overloaded { waiting, limit: QUESTIONS, unit: "routes", retry_after });
+        }
+        state.questions.push_back(Question { prefix, answer });
+        self.shared.changed(&state);
+        Ok(route)
     }
 
     /// The current load of the engine.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use dipaco_topology::PathId;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::job::Job;
@@ -40,6 +40,8 @@ pub(crate) struct SharedState {
     /// Sequences that have not left the queue.
     pub(crate) waiting: BTreeMap<SequenceId, Job>,
     pub(crate) unrouted: VecDeque<Unrouted>,
+    /// Callers that ask for a route only.
+    pub(crate) questions: VecDeque<Question>,
     /// Sequences that wait for their modules. The first one's are being loaded.
     pub(crate) unloaded: VecDeque<Routed>,
     /// Running sequences whose callers went away, with the reason.
@@ -56,6 +58,12 @@ pub(crate) struct Unrouted {
     pub(crate) id: SequenceId,
     pub(crate) asked: Asked,
     pub(crate) generation: Arc<dyn Generation>,
+}
+
+/// A caller that asks for the route of the first tokens of a text.
+pub(crate) struct Question {
+    pub(crate) prefix: Arc<[u32]>,
+    pub(crate) answer: oneshot::Sender<Result<Route, EngineError>>,
 }
 
 /// A sequence with a path.
@@ -129,6 +137,7 @@ impl Shared {
         let mut state = self.lock();
         // Nobody makes these moves any more, and their modules may be what the loader waits for.
         state.moves = Moves::default();
+        state.questions.clear();
         let waiting: Vec<SequenceId> = state.waiting.keys().copied().collect();
         for id in waiting {
             self.end_waiting(state, id, Outcome::ShuttingDown, Some(Err(self.stopped())));

@@ -26,8 +26,8 @@ use crate::fields::Fields;
 use crate::request_id::RequestId;
 
 use answer::Answer;
-use choice::{Choice, Ending};
 pub(crate) use chat::list_of_messages;
+use choice::{Choice, Ending};
 pub(crate) use request::Prompt;
 use request::{CompletionRequest, DEFAULT_MAX_TOKENS, Form, Truncation};
 use response::UsageField;

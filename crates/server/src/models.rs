@@ -28,9 +28,7 @@ fn model(state: &ServerState, path: Option<PathId>) -> Value {
     let (run, model) = (&state.run, state.engine.model());
     let (id, parent, parameters, bytes) = match path {
         None => (run.name.clone(), None, run.total_parameters, run.total_bytes),
-        Some(path) => {
-            (state.path_model(path), Some(run.name.as_str()), run.path_parameters, run.path_bytes)
-        }
+        Some(path) => (state.path_model(path), Some(run.name.as_str()), run.path_parameters, run.path_bytes),
     };
     let mut value = json!({
         "id": id, "object": "model", "created": run.created, "owned_by": "dipaco", "root": run.name, "parent": parent,

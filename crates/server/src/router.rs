@@ -99,7 +99,14 @@ async fn common(State(state): State<Arc<ServerState>>, mut request: Request, nex
     {
         state.metrics.refused(response.status());
         let Refusal { param, code } = refusal;
-        tracing::info!(id = id.as_str(), handler, status = counted.status, code, param, "a request was refused");
+        tracing::info!(
+            id = id.as_str(),
+            handler,
+            status = counted.status,
+            code,
+            param,
+            "a request was refused"
+        );
     }
     if let Ok(id) = HeaderValue::from_str(id.as_str()) {
         response.headers_mut().insert(REQUEST_ID, id);

@@ -167,8 +167,10 @@ impl ServerState {
         let observers = Observers { metrics: Arc::clone(&metrics), admission: Arc::clone(&admission) };
         let engine = start_engine(&config, model, Arc::clone(&codec), Arc::new(observers))?;
         admission.set_places(engine.slots());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Arc::new(Self {
-            blocking: Blocking::new(engine.slots(), config.queued_requests),
+            // More threads than cores would only take turns.
+            blocking: Blocking::new(engine.slots().min(cores), config.queued_requests),
             bodies: BodyMemory::new(config.body_limit),
             config,
             run,

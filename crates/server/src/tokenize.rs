@@ -7,12 +7,12 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
-use crate::{ChatTemplate, ServerState};
 use crate::chat_template::{Message, no_chat};
 use crate::completions::{Prompt, list_of_messages};
 use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::{Fields, tokens, wrong};
+use crate::{ChatTemplate, ServerState};
 
 /// What is to be tokenized.
 enum Asked {

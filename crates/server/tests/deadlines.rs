@@ -55,7 +55,11 @@ async fn a_request_that_waits_for_a_worker_ends_at_its_deadline() {
     }
     go.send(()).unwrap();
     assert_eq!(reply(first).await.status, 200);
-    assert_eq!(server.post("/tokenize", &json!({"prompt": "a"})).await.status, 200, "the worker is free again");
+    assert_eq!(
+        server.post("/tokenize", &json!({"prompt": "a"})).await.status,
+        200,
+        "the worker is free again"
+    );
 }
 
 #[tokio::test]

@@ -6,6 +6,8 @@ mod client;
 #[path = "../../infer/tests/support/fake.rs"]
 mod fake;
 
+use std::sync::atomic::Ordering;
+
 use client::{JSON, Server, chunk, head, reply};
 use dipaco_server::{ServeConfig, ServerError};
 use serde_json::{Value, json};
@@ -128,6 +130,18 @@ async fn a_route_is_explained() {
     for bad in [json!({}), json!({"prompt": ""}), json!({"prompt": [999]}), json!({"prompt": {}})] {
         assert_eq!(server.post("/v1/route", &bad).await.error().3, "prompt");
     }
+}
+
+#[tokio::test]
+async fn a_route_is_asked_of_the_router_of_requests_and_remembered_with_theirs() {
+    let server = server().await;
+    for _ in 0..3 {
+        assert_eq!(server.post("/v1/route", &json!({"prompt": "bcdefgh"})).await.json()["path"], 2);
+        // The router reads four tokens.
+        let same = server.complete(json!({"prompt": "bcde and more", "max_tokens": 1})).await;
+        assert_eq!((same.status, same.header("x-dipaco-path")), (200, Some("2")));
+    }
+    assert_eq!(server.model.routed.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! A model whose next token is a known function, and a tokenizer whose tokens are bytes.
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use dipaco_infer::{
@@ -20,6 +21,8 @@ pub struct Fake {
     pub context: usize,
     pub gate: Arc<Gate>,
     pub broken: Arc<Broken>,
+    /// Number of texts that were routed.
+    pub routed: AtomicUsize,
 }
 
 impl Fake {
@@ -33,7 +36,13 @@ impl Fake {
         };
         let config = TopologyConfig::grid(1, vec![level("0", true), level("1", false)]);
         let topology = Topology::new(&config, 2).unwrap();
-        Arc::new(Self { topology, context, gate: Arc::default(), broken: Arc::default() })
+        Arc::new(Self {
+            topology,
+            context,
+            gate: Arc::default(),
+            broken: Arc::default(),
+            routed: AtomicUsize::new(0),
+        })
     }
 
     pub fn next(token: u32, path: u32) -> u32 {
@@ -100,6 +109,7 @@ impl RoutedModel for Fake {
     }
 
     fn route(&self, prefixes: &[&[u32]]) -> Result<Vec<Route>, BoxError> {
+        self.routed.fetch_add(prefixes.len(), Ordering::SeqCst);
         let route = |prefix: &&[u32]| {
             let path = prefix[0] % 4;
             let distances = (0..4).map(|p: u32| 0.25 + (p ^ path) as f32).collect();

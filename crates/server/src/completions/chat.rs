@@ -28,8 +28,7 @@ pub(crate) fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
     {
         return Err(wrong("response_format", &format, "{\"type\": \"text\"}"));
     }
-    let list =
-        fields.take("messages").ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
+    let list = fields.take("messages").ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
     let messages = list_of_messages(list)?;
     // Checked here, so that an error has the name of the client's field.
     if let Some(most) = fields.count("max_completion_tokens", 0, MAX_TOKENS)? {

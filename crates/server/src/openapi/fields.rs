@@ -81,11 +81,7 @@ fn messages() -> Value {
 pub(super) fn chat() -> Vec<Field> {
     let refused = json!({"type": ["array", "object", "null"], "maxItems": 0});
     let mut fields = vec![
-        field(
-            "messages",
-            messages(),
-            "The chat so far. Contents are texts.",
-        ),
+        field("messages", messages(), "The chat so far. Contents are texts."),
         count("max_completion_tokens", 0, None, "The same as max_tokens."),
         flag("logprobs", "Adds the log-probabilities of the answer's tokens."),
         count(

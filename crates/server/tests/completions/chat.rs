@@ -111,7 +111,8 @@ async fn chats_that_cannot_be_answered_are_refused_with_the_field() {
 async fn the_tokenizer_knows_the_template_and_the_tokens_of_a_chat() {
     let server = server().await;
     assert_eq!(server.get("/tokenizer_info").await.json()["chat_template"], Value::Null);
-    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}";
+    let template =
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}";
     let encode: dipaco_server::EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
     let chats = dipaco_server::ChatTemplate::new(template.into(), "<|end|>".into(), encode).unwrap();
     server.state.set_chat_template(chats);
