@@ -277,6 +277,28 @@ fn status_with(address: &str, key: &str) -> u16 {
 }
 
 #[test]
+fn a_server_that_everybody_can_reach_without_a_key_says_so() {
+    const OPEN: &str = "everybody who reaches";
+    let log = |words: &str, keys: Option<&str>| {
+        let mut command = trained().command(&format!("serve {words}"));
+        command.envs(keys.map(|keys| ("DIPACO_API_KEYS", keys)));
+        let mut process = Process::start(command);
+        process.line_with("serving");
+        process.signal(Signal::TERM);
+        process.finish().succeeded().stderr
+    };
+    let open = log("--address 0.0.0.0:0", None);
+    let line = open.lines().find(|line| line.contains(OPEN)).unwrap_or_else(|| panic!("no warning: {open}"));
+    assert!(line.contains("WARN") && line.contains("0.0.0.0:0") && line.contains("serve.api_keys"), "{line}");
+    let metrics = log("--address 127.0.0.1:0 --set serve.metrics_address=0.0.0.0:0", None);
+    assert!(metrics.contains("read its metrics") && !metrics.contains("use this server"), "{metrics}");
+    for (words, keys) in [("--address 127.0.0.1:0", None), ("--address 0.0.0.0:0", Some("secret"))] {
+        let log = log(words, keys);
+        assert!(!log.contains(OPEN), "{words} {keys:?}: {log}");
+    }
+}
+
+#[test]
 fn requests_need_a_key_if_keys_are_configured() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys");

@@ -1,27 +1,31 @@
 //! The engine: admission, and the threads that route sequences and run steps.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dipaco_model::PAGE_TOKENS;
 use dipaco_topology::PathId;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::job::{Job, most_events};
 use crate::loads;
+use crate::observer::Guarded;
 use crate::reroute;
 use crate::reroute::Moves;
 use crate::routes;
 use crate::runner;
 use crate::scheduler::{Arrival, Limits, Scheduler, SequenceId};
-use crate::shared::{Shared, SharedState, Unrouted};
+use crate::shared::{Question, Shared, SharedState, Unrouted};
 use crate::versions::Versions;
 use crate::{
-    EngineError, GenerateRequest, KvType, Load, Observer, Outcome, Route, RoutedModel, Submission, TextCodec,
+    EngineError, GenerateRequest, KvType, Load, Observer, Route, RoutedModel, Submission, TextCodec,
 };
+
+/// Callers that may wait for a route.
+const QUESTIONS: usize = 1024;
 
 /// Limits of the engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -120,6 +124,7 @@ impl Engine {
             scheduler,
             waiting: BTreeMap::new(),
             unrouted: VecDeque::new(),
+            questions: VecDeque::new(),
             unloaded: VecDeque::new(),
             cancelled: Vec::new(),
             moves: Moves::default(),
@@ -130,8 +135,10 @@ impl Engine {
         let shared = Arc::new(Shared {
             model,
             codec,
-            observer,
+            observer: Arc::new(Guarded(observer)),
             abort: CancellationToken::new(),
+            ended: OnceLock::new(),
+            broken: CancellationToken::new(),
             load,
             state: Mutex::new(state),
             change: Condvar::new(),
@@ -142,29 +149,31 @@ impl Engine {
             .build()
             .map_err(std::io::Error::other)?;
         let mut engine = Self { shared, threads: Vec::with_capacity(3), slots };
-        let (shared, kv, step_tokens) = (Arc::clone(&engine.shared), config.kv_type, config.step_tokens);
+        let (kv, step_tokens) = (config.kv_type, config.step_tokens);
         let (warm, warmed) = std::sync::mpsc::sync_channel(1);
-        engine.spawn("dipaco-engine", move || {
-            // Should the thread end by a bug, callers learn of it now and not at their deadlines.
-            let _end = shared.abort.clone().drop_guard();
+        engine.spawn("dipaco-engine", move |shared| {
             let model = Arc::clone(&shared.model);
             let mut executor = model.executor(pages, kv);
-            runner::warm_up(&shared, &pool, executor.as_mut(), step_tokens);
+            runner::warm_up(shared, &pool, executor.as_mut(), step_tokens);
             // Sending fails only when the caller is gone.
             let _ = warm.send(());
-            runner::run(&shared, &pool, executor.as_mut());
+            runner::run(shared, &pool, executor.as_mut());
         })?;
-        let shared = Arc::clone(&engine.shared);
-        engine.spawn("dipaco-router", move || routes::run(&shared))?;
-        let shared = Arc::clone(&engine.shared);
-        engine.spawn("dipaco-loader", move || loads::run(&shared))?;
+        engine.spawn("dipaco-router", routes::run)?;
+        engine.spawn("dipaco-loader", loads::run)?;
         // A thread that panics drops its end. Requests then learn of it.
         let _ = warmed.recv();
         Ok(engine)
     }
 
-    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-        self.threads.push(std::thread::Builder::new().name(name.to_owned()).spawn(run)?);
+    fn spawn(
+        &mut self,
+        name: &'static str,
+        run: impl FnOnce(&Shared) + Send + 'static,
+    ) -> std::io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        self.threads.push(thread.spawn(move || shared.run_thread(name, run))?);
         Ok(())
     }
 
@@ -213,24 +222,27 @@ impl Engine {
             chunks,
         });
         let arrivals = arrivals.collect();
+        let same = |pair: &[GenerateRequest]| Arc::ptr_eq(&pair[0].prompt, &pair[1].prompt);
+        let shares: Vec<bool> = std::iter::once(false).chain(requests.windows(2).map(same)).collect();
         let most = model.prefix_tokens();
         // All sequences use the weights of this moment, whenever they begin.
         let generation = model.generation();
         let mut state = self.shared.lock();
         if state.closed {
-            return Err(EngineError::ShuttingDown);
+            return Err(self.shared.stopped());
         }
         let sequences = state.scheduler.admit(arrivals, deadline)?;
         state.submissions += 1;
         let submission = state.submissions;
-        let new = requests.into_iter().zip(chunks).zip(&sequences);
-        for (sequence, ((request, chunks), &id)) in new.enumerate() {
+        let new = requests.into_iter().zip(chunks).zip(shares).zip(&sequences);
+        for (sequence, (((request, chunks), shares_prompt), &id)) in new.enumerate() {
             let kept = request.route_every.map(|_| Arc::clone(&generation));
             state.unrouted.push_back(Unrouted::new(id, &request, chunks, most, Arc::clone(&generation)));
             let (events, place, routing) = (events.clone(), None, None);
             let job = Job {
                 request,
                 sequence,
+                shares_prompt,
                 submission,
                 events,
                 arrived,
@@ -248,11 +260,12 @@ impl Engine {
         Ok(Submission { events: receiver, arrived, deadline, unfinished, sequences, fingerprint, shared })
     }
 
-    /// Routes tokens without generating text. Runs the model on the calling thread, so call it where blocking is allowed.
+    /// Routes tokens without generating text. The thread that routes sequences does it, so there is one pass of the router at
+    /// a time, and a text of the last ones costs none.
     ///
     /// # Errors
-    /// When there is no token, a token is not in the vocabulary, or the model fails.
-    pub fn route(&self, tokens: &[u32]) -> Result<Route, EngineError> {
+    /// When there is no token, a token is not in the vocabulary, too many callers wait, or the model fails.
+    pub async fn route(&self, tokens: &[u32]) -> Result<Route, EngineError> {
         let model = self.model();
         let prefix = &tokens[..tokens.len().min(model.prefix_tokens())];
         GenerateRequest { max_tokens: 0, ..GenerateRequest::new(prefix) }.check(
@@ -260,9 +273,33 @@ impl Engine {
             model.vocab_size(),
             model.topology().paths(),
         )?;
-        let failed = |source| EngineError::Model { action: "routing the text".into(), source };
-        let routes = model.route(&[prefix]).map_err(failed)?;
-        routes.into_iter().next().ok_or_else(|| failed("the model returned no route".into()))
+        let route = self.ask(prefix.into())?;
+        match route.await {
+            Ok(route) => route,
+            // A thread that panics drops the question before it gives the reason.
+            Err(_) => {
+                self.shared.abort.cancelled().await;
+                Err(self.shared.stopped())
+            }
+        }
+    }
+
+    fn ask(&self, prefix: Arc<[u32]>) -> Result<oneshot::Receiver<Result<Route, EngineError>>, EngineError> {
+        let (answer, route) = oneshot::channel();
+        let mut state = self.shared.lock();
+        if state.closed {
+            return Err(self.shared.stopped());
+        }
+        // Callers that went away leave their questions.
+        state.questions.retain(|question| !question.answer.is_closed());
+        let waiting = state.questions.len();
+        if waiting >= QUESTIONS {
+            let retry_after = Duration::from_secs(1);
+            return Err(EngineError::Overloaded { waiting, limit: QUESTIONS, unit: "routes", retry_after });
+        }
+        state.questions.push_back(Question { prefix, answer });
+        self.shared.changed(&state);
+        Ok(route)
     }
 
     /// The current load of the engine.
@@ -300,17 +337,18 @@ impl Engine {
 
     /// Refuses new sequences and ends the admitted ones with [`EngineError::ShuttingDown`], within one step of the model.
     pub fn abort(&self) {
-        self.close();
-        self.shared.abort.cancel();
-        let mut state = self.shared.lock();
-        // Nobody makes these moves any more, and their modules may be what the loader waits for.
-        state.moves = Moves::default();
-        let waiting: Vec<SequenceId> = state.waiting.keys().copied().collect();
-        for id in waiting {
-            self.shared.end_waiting(state, id, Outcome::ShuttingDown, Some(Err(EngineError::ShuttingDown)));
-            state = self.shared.lock();
-        }
-        self.shared.changed(&state);
+        self.shared.stop();
+    }
+
+    /// Why the engine answers nothing any more, if one of its threads ended by a bug.
+    #[must_use]
+    pub fn failure(&self) -> Option<EngineError> {
+        self.shared.ended.get().map(|_| self.shared.stopped())
+    }
+
+    /// Waits until a thread of the engine has ended by a bug. Then all sequences have ended.
+    pub async fn failed(&self) {
+        self.shared.broken.cancelled().await;
     }
 }
 

@@ -85,6 +85,12 @@ pub enum EngineError {
     /// The engine is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
+    /// A thread of the engine ended by a bug, so the engine answers nothing any more.
+    #[error("the thread {thread} of the engine ended by a bug: start the server again, and see its log")]
+    ThreadEnded {
+        /// Name of the thread.
+        thread: &'static str,
+    },
     /// The model returned logits that are not finite.
     #[error("path {path} gave logits that are not finite: its weights are damaged or diverged in training")]
     NotFinite {

@@ -1,5 +1,7 @@
 //! What a caller learns about its sequences.
 
+use std::time::Duration;
+
 use dipaco_topology::PathId;
 
 use crate::{Route, TokenScore};
@@ -48,8 +50,8 @@ pub struct SequenceEvent {
     pub event: GenerationEvent,
 }
 
-/// Events of a sequence, in this order: `Started`, `Prompt` if the request scores its prompt, `Token` for each token, then
-/// `Finished`. An error can take the place of each of them and is the last.
+/// Events of a sequence, in this order: `Started`, `Began`, `Prompt` if the request scores its prompt, `Token` for each token,
+/// then `Finished`. An error can take the place of each of them and is the last.
 #[derive(Debug)]
 pub enum GenerationEvent {
     /// The sequence has its path. It may still wait for its turn.
@@ -58,6 +60,11 @@ pub enum GenerationEvent {
         path: PathId,
         /// The router's decision; `None` for a pinned path.
         route: Option<Route>,
+    },
+    /// The sequence has left the queue.
+    Began {
+        /// Time in the queue.
+        queued: Duration,
     },
     /// The scores of the prompt, one per token. The first token has no log-probability.
     Prompt(Vec<TokenScore>),

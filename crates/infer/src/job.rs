@@ -20,6 +20,8 @@ pub(crate) struct Job {
     pub(crate) request: GenerateRequest,
     /// Index of the request in its submission.
     pub(crate) sequence: usize,
+    /// True if the sequence before it in its submission has the same prompt.
+    pub(crate) shares_prompt: bool,
     /// Number of the submission. The first failure ends all its sequences.
     pub(crate) submission: u64,
     pub(crate) events: mpsc::Sender<Result<SequenceEvent, EngineError>>,
@@ -41,6 +43,7 @@ impl Job {
             path: self.place.as_ref().map(|place| place.0).or(self.request.path),
             outcome,
             prompt_tokens: self.request.prompt.len(),
+            shares_prompt: self.shares_prompt,
             cached_tokens: 0,
             reads_cache: self.request.prompt_log_probs.is_none(),
             generated_tokens: 0,
@@ -71,9 +74,9 @@ impl Job {
     }
 }
 
-/// Largest number of events of a request: `Started`, `Prompt`, each `Token`, the last event, and one to spare.
+/// Largest number of events of a request: `Started`, `Began`, `Prompt`, each `Token`, the last event, and one to spare.
 pub(crate) fn most_events(request: &GenerateRequest) -> usize {
-    request.max_tokens + 4
+    request.max_tokens + 5
 }
 
 /// The outcome that counts for a failure.

@@ -1,5 +1,7 @@
 //! Counts and durations of finished requests.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_topology::PathId;
@@ -30,6 +32,8 @@ pub struct RequestSummary {
     pub outcome: Outcome,
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
+    /// True if the sequence before it in its submission has the same prompt, as the choices of one prompt have.
+    pub shares_prompt: bool,
     /// Number of tokens of the prompt whose keys and values came from the prefix cache.
     pub cached_tokens: usize,
     /// False if the request could not read the prefix cache, because it wants the scores of its prompt.
@@ -69,6 +73,29 @@ pub trait Observer: Send + Sync {
     fn step(&self, step: &StepSummary);
     /// Called exactly once for each admitted request, when it ends in any way.
     fn finished(&self, summary: &RequestSummary);
+}
+
+/// An observer whose panics end no thread of the engine.
+pub(crate) struct Guarded(pub(crate) Arc<dyn Observer>);
+
+impl Observer for Guarded {
+    fn token(&self, interval: Duration) {
+        quietly(|| self.0.token(interval));
+    }
+
+    fn step(&self, step: &StepSummary) {
+        quietly(|| self.0.step(step));
+    }
+
+    fn finished(&self, summary: &RequestSummary) {
+        quietly(|| self.0.finished(summary));
+    }
+}
+
+fn quietly(count: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(count)).is_err() {
+        tracing::error!("counting a request panicked: the counts may be wrong from now on");
+    }
 }
 
 /// Counts nothing.

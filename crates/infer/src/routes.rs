@@ -8,7 +8,7 @@ use dipaco_topology::PathId;
 
 use crate::running::failed;
 use crate::scheduler::SequenceId;
-use crate::shared::{Asked, Routed, Shared, Unrouted, guarded};
+use crate::shared::{Asked, Question, Routed, Shared, Unrouted, guarded};
 use crate::{EngineError, FinishReason, Finished, GenerationEvent, Outcome, Route, ServedPath};
 
 /// Sequences that are routed together.
@@ -43,9 +43,13 @@ type Found = Result<(PathId, Option<Route>), EngineError>;
 /// Finds the paths of admitted sequences until the engine ends.
 pub(crate) fn run(shared: &Shared) {
     let mut cache = RouteCache::default();
-    while let Some(sequences) = shared.next_unrouted(MOST) {
+    while let Some((sequences, questions)) = shared.next_unrouted(MOST) {
         let began = Instant::now();
-        let failures = route_new(shared, &mut cache, &sequences);
+        let failures = route_new(shared, &mut cache, &sequences, &questions);
+        for Question { prefix, answer } in questions {
+            // Sending fails only when the caller is gone.
+            let _ = answer.send(known(&cache, &failures, &prefix));
+        }
         let found: Vec<Found> =
             sequences.iter().map(|sequence| find(shared, &cache, &failures, sequence)).collect();
         for (sequence, found) in sequences.into_iter().zip(found) {
@@ -71,9 +75,11 @@ fn route_new(
     shared: &Shared,
     cache: &mut RouteCache,
     sequences: &[Unrouted],
+    questions: &[Question],
 ) -> BTreeMap<Arc<[u32]>, EngineError> {
+    let of_sequences = sequences.iter().filter_map(|sequence| sequence.asked.prefix());
     let new: BTreeSet<&Arc<[u32]>> =
-        sequences.iter().filter_map(|sequence| sequence.asked.prefix()).collect();
+        of_sequences.chain(questions.iter().map(|question| &question.prefix)).collect();
     let new: Vec<&Arc<[u32]>> =
         new.into_iter().filter(|prefix| !cache.routes.contains_key(*prefix)).collect();
     let mut failures = BTreeMap::new();
@@ -108,11 +114,23 @@ fn find(
             let reroute = || shared.model.reroute(tokens).map_err(failed("choosing the path of a chunk"));
             Ok((guarded(reroute)?, None))
         }
-        Asked::Prefix(prefix) => match (cache.routes.get(prefix), failures.get(prefix)) {
-            (Some(route), _) => Ok((route.path, Some(route.clone()))),
-            (None, Some(error)) => Err(error.again()),
-            (None, None) => Err(EngineError::EmptyPrompt),
-        },
+        Asked::Prefix(prefix) => {
+            let route = known(cache, failures, prefix)?;
+            Ok((route.path, Some(route)))
+        }
+    }
+}
+
+/// The route of a prefix that was in the last pass or is remembered.
+fn known(
+    cache: &RouteCache,
+    failures: &BTreeMap<Arc<[u32]>, EngineError>,
+    prefix: &Arc<[u32]>,
+) -> Result<Route, EngineError> {
+    match (cache.routes.get(prefix), failures.get(prefix)) {
+        (Some(route), _) => Ok(route.clone()),
+        (None, Some(error)) => Err(error.again()),
+        (None, None) => Err(EngineError::EmptyPrompt),
     }
 }
 
@@ -123,16 +141,17 @@ impl Asked {
 }
 
 impl Shared {
-    /// Waits for sequences without a path; `None` when the engine ends.
-    fn next_unrouted(&self, most: usize) -> Option<Vec<Unrouted>> {
+    /// Waits for sequences without a path and for questions; `None` when the engine ends.
+    fn next_unrouted(&self, most: usize) -> Option<(Vec<Unrouted>, Vec<Question>)> {
         let mut state = self.lock();
         loop {
             if self.abort.is_cancelled() {
                 return None;
             }
-            if !state.unrouted.is_empty() {
-                let count = state.unrouted.len().min(most);
-                return Some(state.unrouted.drain(..count).collect());
+            let (sequences, questions) = (state.unrouted.len().min(most), state.questions.len().min(most));
+            if sequences + questions > 0 {
+                let sequences = state.unrouted.drain(..sequences).collect();
+                return Some((sequences, state.questions.drain(..questions).collect()));
             }
             state = self.wait(state);
         }
@@ -180,6 +199,7 @@ impl Shared {
             state.scheduler.ready(id, modules, 0);
             return self.changed(&state);
         }
+        let _ = job.send(Ok(GenerationEvent::Began { queued: job.arrived.elapsed() }));
         let finished = Finished {
             reason: FinishReason::Length,
             stop: None,

@@ -128,7 +128,7 @@ impl Shared {
             if self.abort.is_cancelled() {
                 for (id, running) in std::mem::take(all) {
                     state.scheduler.remove(id);
-                    let _ = running.job.send(Err(EngineError::ShuttingDown));
+                    let _ = running.job.send(Err(self.stopped()));
                     self.count(running, Outcome::ShuttingDown);
                 }
                 self.changed(&state);
@@ -164,7 +164,10 @@ impl Shared {
                 if let Some(mut job) = state.waiting.remove(&id)
                     && let Some((path, served)) = job.place.take()
                 {
-                    all.insert(id, Running::new(job, path, served, cached, self.codec.as_ref()));
+                    let running = Running::new(job, path, served, cached, self.codec.as_ref());
+                    // Sending fails only when the caller is gone. The step finds that out.
+                    let _ = running.job.send(Ok(GenerationEvent::Began { queued: running.summary.queued }));
+                    all.insert(id, running);
                 }
             }
             if !plan.at_end.is_empty() {

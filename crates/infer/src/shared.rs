@@ -3,11 +3,11 @@
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use dipaco_topology::PathId;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::job::Job;
@@ -25,6 +25,10 @@ pub(crate) struct Shared {
     pub(crate) codec: Arc<dyn TextCodec>,
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) abort: CancellationToken,
+    /// Name of the thread that ended by a bug.
+    pub(crate) ended: OnceLock<&'static str>,
+    /// A thread ended by a bug, and all sequences have ended.
+    pub(crate) broken: CancellationToken,
     pub(crate) load: watch::Sender<Load>,
     pub(crate) state: Mutex<SharedState>,
     /// The state changed.
@@ -36,6 +40,8 @@ pub(crate) struct SharedState {
     /// Sequences that have not left the queue.
     pub(crate) waiting: BTreeMap<SequenceId, Job>,
     pub(crate) unrouted: VecDeque<Unrouted>,
+    /// Callers that ask for a route only.
+    pub(crate) questions: VecDeque<Question>,
     /// Sequences that wait for their modules. The first one's are being loaded.
     pub(crate) unloaded: VecDeque<Routed>,
     /// Running sequences whose callers went away, with the reason.
@@ -52,6 +58,12 @@ pub(crate) struct Unrouted {
     pub(crate) id: SequenceId,
     pub(crate) asked: Asked,
     pub(crate) generation: Arc<dyn Generation>,
+}
+
+/// A caller that asks for the route of the first tokens of a text.
+pub(crate) struct Question {
+    pub(crate) prefix: Arc<[u32]>,
+    pub(crate) answer: oneshot::Sender<Result<Route, EngineError>>,
 }
 
 /// A sequence with a path.
@@ -111,6 +123,38 @@ impl Shared {
     pub(crate) fn changed(&self, state: &SharedState) {
         self.load.send_replace(state.scheduler.load());
         self.change.notify_all();
+    }
+
+    /// Why the engine takes no sequences any more.
+    pub(crate) fn stopped(&self) -> EngineError {
+        self.ended.get().map_or(EngineError::ShuttingDown, |&thread| EngineError::ThreadEnded { thread })
+    }
+
+    /// Refuses new sequences and ends the admitted ones.
+    pub(crate) fn stop(&self) {
+        self.lock().closed = true;
+        self.abort.cancel();
+        let mut state = self.lock();
+        // Nobody makes these moves any more, and their modules may be what the loader waits for.
+        state.moves = Moves::default();
+        state.questions.clear();
+        let waiting: Vec<SequenceId> = state.waiting.keys().copied().collect();
+        for id in waiting {
+            self.end_waiting(state, id, Outcome::ShuttingDown, Some(Err(self.stopped())));
+            state = self.lock();
+        }
+        self.changed(&state);
+    }
+
+    /// Runs one of the engine's threads. Should it end by a bug, callers learn of it now and not at their deadlines.
+    pub(crate) fn run_thread(&self, thread: &'static str, run: impl FnOnce(&Self)) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(self))) {
+            tracing::error!(thread, panic = message(panic.as_ref()), "a thread of the engine panicked");
+            // The first one counts: others may follow from it.
+            let _ = self.ended.set(thread);
+            self.stop();
+            self.broken.cancel();
+        }
     }
 
     /// Ends a sequence that has not left the queue. A failure ends the other sequences of its submission.

@@ -50,8 +50,9 @@ impl Submission {
         // Events come first: a caller at its deadline still gets the tokens that were made in time.
         let received = tokio::select! {
             biased;
-            received = self.events.recv() => received.unwrap_or(Err(EngineError::ShuttingDown)),
-            () = self.shared.abort.cancelled() => Err(EngineError::ShuttingDown),
+            // A thread that panics drops its ends before it gives the reason.
+            Some(received) = self.events.recv() => received,
+            () = self.shared.abort.cancelled() => Err(self.shared.stopped()),
             () = over => Err(EngineError::Deadline { deadline }),
         };
         match &received {

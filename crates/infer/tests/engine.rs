@@ -64,6 +64,7 @@ impl Answer {
     fn take(&mut self, event: GenerationEvent) {
         match event {
             GenerationEvent::Started { path, .. } => self.path = Some(path.0),
+            GenerationEvent::Began { .. } => {}
             GenerationEvent::Prompt(scores) => self.scores = scores,
             GenerationEvent::Token { token, text, score, .. } => {
                 self.tokens.push(token);
@@ -149,7 +150,7 @@ async fn the_router_reads_the_first_tokens_and_a_pin_overrules_it() {
     let answer =
         one(&engine, GenerateRequest { path: Some(PathId(1)), max_tokens: 2, ..ask("bcdefgh") }).await;
     assert_eq!((answer.path, answer.text.as_str()), (Some(1), "jl"));
-    let route = engine.route(&[u32::from(b'b'); 30]).unwrap();
+    let route = engine.route(&[u32::from(b'b'); 30]).await.unwrap();
     assert_eq!((route.path, route.prefix_tokens, route.distances.len()), (PathId(2), 4, 4));
 }
 

@@ -115,7 +115,9 @@ async fn count(paths: [u32; 4], score_prompt: bool) -> ([usize; 2], Vec<(u32, Op
         match event.event {
             GenerationEvent::Prompt(prompt) => scores.extend(prompt.iter().map(|s| (s.token, s.log_prob))),
             GenerationEvent::Token { token, score, .. } => scores.push((token, score.unwrap().log_prob)),
-            GenerationEvent::Started { .. } | GenerationEvent::Finished(_) => {}
+            GenerationEvent::Started { .. }
+            | GenerationEvent::Began { .. }
+            | GenerationEvent::Finished(_) => {}
         }
     }
     let rows = *counting.rows.lock().unwrap();

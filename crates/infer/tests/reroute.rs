@@ -63,7 +63,7 @@ async fn answers(engine: &Engine, requests: Vec<GenerateRequest>) -> Vec<Answer>
     while let Some(event) = submission.next().await.unwrap() {
         let answer = &mut all[event.sequence];
         match event.event {
-            GenerationEvent::Started { .. } => {}
+            GenerationEvent::Started { .. } | GenerationEvent::Began { .. } => {}
             GenerationEvent::Prompt(scores) => {
                 answer.scores.extend(scores.iter().map(|s| (s.token, s.log_prob)));
             }

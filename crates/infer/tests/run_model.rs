@@ -69,7 +69,7 @@ fn add(all: &mut [Scored], SequenceEvent { sequence, event }: SequenceEvent) {
         GenerationEvent::Started { path: started, .. } => *path = started.0,
         GenerationEvent::Prompt(prompt) => scores.extend(prompt.into_iter().map(|s| (s.token, s.log_prob))),
         GenerationEvent::Token { token, score, .. } => scores.push((token, score.unwrap().log_prob)),
-        GenerationEvent::Finished(_) => {}
+        GenerationEvent::Began { .. } | GenerationEvent::Finished(_) => {}
     }
 }
 

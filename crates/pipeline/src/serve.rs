@@ -21,8 +21,8 @@ use crate::prepared::tokenizer;
 use crate::reload::{Source, follow};
 use crate::route::router;
 use crate::run_directory::RunDirectory;
-use crate::serve_memory::modules_at_start;
 pub use crate::serve_memory::{RouterModels, ServeMemory, ServerTooLarge};
+use crate::serve_memory::{module_sizes, modules_at_start};
 use crate::served_format::format;
 use crate::served_modules::{ServedModules, all_paths};
 use crate::text_codec::RunTextCodec;
@@ -106,7 +106,8 @@ async fn opened(start: Start, weights: Weights) -> Result<Opened, PipelineError>
 /// Describes the served weights to clients.
 ///
 /// # Errors
-/// [`PipelineError::NotTrained`] when the paths have not been trained.
+/// [`PipelineError::NotTrained`] when the paths have not been trained, and the errors of a configuration that describes no
+/// model.
 pub async fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedRun, PipelineError> {
     let topology = weights.topology();
     let total: usize = (0..topology.levels())
@@ -114,6 +115,9 @@ pub async fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedR
             parameters(&level_specs(&config.model, topology, level)) * topology.modules_in(level) as usize
         })
         .sum();
+    let sizes = module_sizes(config, topology)?;
+    let copies = (0..topology.levels()).map(|level| topology.modules_in(level) as usize);
+    let total_bytes: usize = sizes.iter().zip(copies).map(|(bytes, copies)| bytes * copies).sum();
     let created = weights.served_since().await?.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     Ok(ServedRun {
         name: config.run.name.clone(),
@@ -122,6 +126,9 @@ pub async fn served_run(config: &RunConfig, weights: &Weights) -> Result<ServedR
         commit: COMMIT.to_owned(),
         path_parameters: parameters(&path_specs(&config.model)) as u64,
         total_parameters: total as u64,
+        width: config.model.hidden_size as u64,
+        path_bytes: sizes.iter().sum::<usize>() as u64,
+        total_bytes: total_bytes as u64,
     })
 }
 

@@ -172,7 +172,7 @@ fn loading(config: &RunConfig, topology: &Topology) -> usize {
 }
 
 /// Bytes of a module of each level.
-fn module_sizes(config: &RunConfig, topology: &Topology) -> Result<Vec<usize>, ModelError> {
+pub(crate) fn module_sizes(config: &RunConfig, topology: &Topology) -> Result<Vec<usize>, ModelError> {
     let format = format(config.serve.format);
     let size = |level| PackedModule::bytes_of(&config.model, topology, level, format);
     (0..topology.levels()).map(size).collect()

@@ -73,6 +73,7 @@ impl Sequence {
     pub(crate) fn take(&mut self, event: GenerationEvent) {
         match event {
             GenerationEvent::Started { path, .. } => self.path = path.0,
+            GenerationEvent::Began { .. } => {}
             GenerationEvent::Prompt(scores) => {
                 self.prompt = scores.into_iter().map(|score| (score.token, score.log_prob)).collect();
             }

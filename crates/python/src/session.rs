@@ -100,7 +100,7 @@ impl Session {
             if stop.load(Ordering::Relaxed) {
                 return Err(Failure::Stopped);
             }
-            engine.route(tokens).map_err(|source| Failure::Prompt { number, source })
+            self.runtime.block_on(engine.route(tokens)).map_err(|source| Failure::Prompt { number, source })
         };
         tokens.iter().enumerate().map(route).collect()
     }

@@ -1,4 +1,4 @@
-//! Threads for work that occupies a core: tokenizing and routing.
+//! Threads for work that occupies a core: tokenizing, and rendering chats.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl Blocking {
             retry_after: Some(1),
             ..ApiError::new(
                 StatusCode::TOO_MANY_REQUESTS,
-                "too many requests wait to be tokenized or routed: try again, or raise serve.queued_requests",
+                "too many requests wait to be tokenized: try again, or raise serve.queued_requests",
             )
         })?;
         let permit = self.running.clone().acquire_owned().await.map_err(|_| ApiError::shutting_down())?;

@@ -20,6 +20,8 @@ pub type EncodeChat = Box<dyn Fn(&str) -> Result<Vec<u32>, BoxError> + Send + Sy
 ///
 /// A user's text can hold the text of a special token and so pretend to be another speaker, as in other servers.
 pub struct ChatTemplate {
+    /// The template itself.
+    text: String,
     environment: Environment<'static>,
     encode: EncodeChat,
     /// Text of the end-of-text token, which templates call `eos_token` and `bos_token`.
@@ -59,12 +61,17 @@ impl ChatTemplate {
         environment.add_function("raise_exception", |message: String| {
             Err::<String, _>(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
-        environment.add_template_owned(NAME, template).map_err(unusable)?;
-        Ok(Self { environment, encode, end_of_text })
+        environment.add_template_owned(NAME, template.clone()).map_err(unusable)?;
+        Ok(Self { text: template, environment, encode, end_of_text })
     }
 
-    /// The token ids of a chat that the model continues as the assistant. Occupies a core.
-    pub(crate) fn prompt(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
+    /// The template itself.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The token ids of a chat. With `answer_begins` the model continues it as the assistant. Occupies a core.
+    pub(crate) fn prompt(&self, messages: &[Message], answer_begins: bool) -> Result<Vec<u32>, ApiError> {
         let refused = |error: &dyn std::fmt::Display| {
             ApiError::field("messages", format!("the chat template refuses the messages: {error}"))
         };
@@ -75,7 +82,7 @@ impl ChatTemplate {
         let messages: Vec<Value> = messages.iter().map(message).collect();
         let end_of_text = self.end_of_text.as_str();
         let values = context! {
-            messages, add_generation_prompt => true, eos_token => end_of_text, bos_token => end_of_text,
+            messages, add_generation_prompt => answer_begins, eos_token => end_of_text, bos_token => end_of_text,
         };
         let text = template.render(values).map_err(|error| refused(&error))?;
         (self.encode)(&text).map_err(|error| refused(&error))
@@ -95,7 +102,7 @@ mod tests {
         let template = ChatTemplate::new(template.into(), "<end>".into(), encode).unwrap();
         let message =
             |&(role, content): &(&str, &str)| Message { role: role.into(), content: content.into() };
-        let ids = template.prompt(&messages.iter().map(message).collect::<Vec<_>>())?;
+        let ids = template.prompt(&messages.iter().map(message).collect::<Vec<_>>(), true)?;
         Ok(String::from_utf8(ids.into_iter().map(|id| u8::try_from(id).unwrap()).collect()).unwrap())
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Extension;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use dipaco_infer::{EngineError, GenerateRequest, Submission};
 use dipaco_topology::PathId;
@@ -20,12 +20,13 @@ use dipaco_topology::PathId;
 use crate::ServerState;
 use crate::admission::Asked;
 use crate::chat_template::no_chat;
+use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::request_id::RequestId;
-use crate::settings;
 
 use answer::Answer;
+pub(crate) use chat::list_of_messages;
 use choice::{Choice, Ending};
 pub(crate) use request::Prompt;
 use request::{CompletionRequest, DEFAULT_MAX_TOKENS, Form, Truncation};
@@ -33,7 +34,6 @@ use response::UsageField;
 
 const PATH: HeaderName = HeaderName::from_static("x-dipaco-path");
 const SEED: HeaderName = HeaderName::from_static("x-dipaco-seed");
-const TIMEOUT: HeaderName = HeaderName::from_static("x-dipaco-timeout");
 
 /// Token ids of a prompt, shared by its choices.
 type SharedTokens = Arc<[u32]>;
@@ -52,7 +52,7 @@ pub(crate) async fn completions(
 ) -> Result<Response, ApiError> {
     let began = Instant::now();
     let headers = request.headers().clone();
-    let mut fields = fields_of(&state, request).await?;
+    let mut fields = fields_of(&state, &id, request).await?;
     let completion = CompletionRequest::read(&mut fields)?;
     respond(state, id, headers, completion, began).await
 }
@@ -64,26 +64,23 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let began = Instant::now();
     let headers = request.headers().clone();
-    let mut fields = fields_of(&state, request).await?;
+    let mut fields = fields_of(&state, &id, request).await?;
     if state.chat.get().is_none() {
         return Err(no_chat());
     }
     let messages = chat::messages(&mut fields)?;
-    // Without a template this point is not reached.
-    let work = Arc::clone(&state);
-    let prompt = move || work.chat.get().ok_or_else(no_chat)?.prompt(&messages);
-    check_queue(&state, 1)?;
-    let prompt = state.blocking.run(prompt).await?;
-    let mut completion = CompletionRequest::of_prompts(vec![Prompt::Tokens(prompt)], &mut fields)?;
+    let mut completion = CompletionRequest::of_prompts(vec![Prompt::Chat(messages)], &mut fields)?;
     // A chat ends with the model's answer, not after a few tokens.
     completion.default_max_tokens = usize::MAX;
     completion.form = Form::Chat;
     respond(state, id, headers, completion, began).await
 }
 
-/// The fields of a request, with the sampling parameters of the model where the request sets none.
-async fn fields_of(state: &ServerState, request: Request) -> Result<Fields, ApiError> {
+/// The fields of a request, with the sampling parameters of the model where the request sets none. The id comes first: an error
+/// of another field has it, too.
+async fn fields_of(state: &ServerState, id: &RequestId, request: Request) -> Result<Fields, ApiError> {
     let mut fields = Fields::read(state, request).await?;
+    id.read(&mut fields)?;
     if let Some(defaults) = state.sampling.get() {
         defaults.fill(&mut fields);
     }
@@ -92,41 +89,31 @@ async fn fields_of(state: &ServerState, request: Request) -> Result<Fields, ApiE
 
 async fn respond(
     state: Arc<ServerState>,
-    mut id: RequestId,
+    id: RequestId,
     headers: HeaderMap,
     mut completion: CompletionRequest,
     began: Instant,
 ) -> Result<Response, ApiError> {
-    if let Some(given) = completion.request_id.take() {
-        id.0 = given;
-    }
-    let accepted = accept(&state, &headers, &mut completion, began).await.inspect_err(|error| {
-        let status = error.status.as_u16();
-        if status == StatusCode::TOO_MANY_REQUESTS {
-            state.metrics.overloaded();
-        }
-        tracing::info!(id = id.0, status, code = error.code, "a completion was refused");
-    })?;
+    let accepted = accept(&state, &headers, &mut completion, began).await?;
     let Accepted { prompts, choices, submission, seeds } = accepted;
     state.metrics.admitted(completion.n);
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let answer = Answer {
         form: completion.form,
-        id: format!("{}-{}", if completion.form == Form::Chat { "chatcmpl" } else { "cmpl" }, id.0),
+        id: format!("{}-{}", if completion.form == Form::Chat { "chatcmpl" } else { "cmpl" }, id.as_str()),
         created,
         model: completion.path.map_or_else(|| state.run.name.clone(), |path| state.path_model(path)),
         prompt_tokens: prompts.iter().map(|prompt| prompt.len()).sum(),
         choices,
         choices_per_prompt: completion.n,
         submission,
-        log: answer::Log::new(id.0, began, std::mem::take(&mut completion.unknown)),
+        log: answer::Log::new(id.as_str().to_owned(), began, std::mem::take(&mut completion.unknown)),
         state,
     };
-    let mut response = if completion.stream {
-        stream::answer(answer, completion.usage).await?
-    } else {
-        whole(answer).await?
-    };
+    let answered =
+        if completion.stream { stream::answer(answer, completion.usage).await } else { whole(answer).await };
+    // The answer has written its line when it was dropped.
+    let mut response = answered.map_err(|error| ApiError { logged: true, ..error })?;
     // Several drawn seeds do not fit into a header; `return_route` shows them.
     if let [seed] = seeds[..] {
         response.headers_mut().insert(SEED, HeaderValue::from(seed));
@@ -152,14 +139,13 @@ async fn accept(
     began: Instant,
 ) -> Result<Accepted, ApiError> {
     pin(state, headers, completion)?;
-    let deadline = deadline(state, headers)?;
+    let deadline = Deadline::of(state, headers, began)?;
     let count = completion.prompts.len().saturating_mul(completion.n);
     check_choices(state, completion, count)?;
     check_queue(state, count)?;
-    state.admission.check(completion.least(state.engine.model().context()), deadline)?;
+    state.admission.check(completion.least(state.engine.model().context()), deadline.left())?;
 
-    let late = |_| ApiError::from(EngineError::Deadline { deadline });
-    let prompts = tokio::time::timeout(deadline, token_ids(state, completion)).await.map_err(late)??;
+    let prompts = deadline.bound(token_ids(state, completion)).await?;
     let seeds = match completion.sampling.seed {
         Some(seed) => vec![seed],
         // Equal prompts of a request without a seed get different texts.
@@ -168,7 +154,7 @@ async fn accept(
     let client = state.keys.keys().client(headers);
     let Sequences { requests, choices } = sequences(state, completion, &prompts, &seeds, client)?;
     let asked = Asked::of(&requests);
-    let left = deadline.saturating_sub(began.elapsed());
+    let left = deadline.left();
     state.admission.admit(asked, left)?;
     // The engine admits all sequences of a request or none, so a completion never runs in part.
     let submission = state.engine.submit(requests, left);
@@ -236,7 +222,7 @@ async fn token_ids(
     completion: &mut CompletionRequest,
 ) -> Result<Vec<SharedTokens>, ApiError> {
     let prompts = std::mem::take(&mut completion.prompts);
-    let codec = Arc::clone(&state.codec);
+    let work = Arc::clone(state);
     let context = state.engine.model().context();
     let most = match completion.truncate {
         None => usize::MAX,
@@ -249,7 +235,7 @@ async fn token_ids(
     };
     let tokens = move || {
         let tokens = prompts.into_iter().map(|prompt| {
-            let tokens = prompt.tokens(codec.as_ref())?;
+            let tokens = prompt.tokens(&work)?;
             Ok(tokens[tokens.len().saturating_sub(most)..].into())
         });
         tokens.collect::<Result<Vec<SharedTokens>, ApiError>>()
@@ -342,9 +328,10 @@ fn name_paths(response: &mut Response, answer: &Answer) {
 /// Reads the fields of a completion or of a chat, for the test of their description.
 #[cfg(test)]
 pub(crate) fn read_fields(fields: &mut Fields, is_chat: bool) -> Result<(), ApiError> {
+    RequestId::new("own").read(fields)?;
     if is_chat {
         chat::messages(fields)?;
-        return CompletionRequest::of_prompts(vec![Prompt::Tokens(vec![1])], fields).map(drop);
+        return CompletionRequest::of_prompts(vec![Prompt::Chat(Vec::new())], fields).map(drop);
     }
     CompletionRequest::read(fields).map(drop)
 }
@@ -369,17 +356,10 @@ fn pin(state: &ServerState, headers: &HeaderMap, completion: &mut CompletionRequ
         );
         return Err(ApiError::field("path", message));
     }
+    let paths = state.engine.model().topology().paths();
+    if let Some(path) = first.filter(|path| path.0 >= paths) {
+        return Err(EngineError::Path { path, paths }.into());
+    }
     completion.path = first;
     Ok(())
-}
-
-/// The time of the request: the header `x-dipaco-timeout`, at most `serve.request_timeout`.
-fn deadline(state: &ServerState, headers: &HeaderMap) -> Result<Duration, ApiError> {
-    let most = settings::seconds(state.config.request_timeout);
-    let Some(value) = headers.get(&TIMEOUT) else { return Ok(most) };
-    let asked = value.to_str().ok().and_then(|text| text.trim().parse().ok());
-    let asked = asked.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    asked.map(|asked| asked.min(most)).ok_or_else(|| {
-        ApiError::field("x-dipaco-timeout", "the header x-dipaco-timeout is not a number of seconds")
-    })
 }

@@ -14,11 +14,20 @@ pub(crate) struct ApiError {
     pub(crate) param: Option<String>,
     pub(crate) code: Option<&'static str>,
     pub(crate) retry_after: Option<u64>,
+    /// True if the log has the end of the request already.
+    pub(crate) logged: bool,
+}
+
+/// Why a request was refused: a part of the answer that only the server sees.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) param: Option<String>,
+    pub(crate) code: Option<&'static str>,
 }
 
 impl ApiError {
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, retry_after: None }
+        Self { status, message: message.into(), param: None, code: None, retry_after: None, logged: false }
     }
 
     /// An error of one field of the request, with status 400.
@@ -91,6 +100,9 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        if !self.logged {
+            response.extensions_mut().insert(Refusal { param: self.param, code: self.code });
+        }
         response
     }
 }
@@ -118,6 +130,9 @@ impl From<EngineError> for ApiError {
                 Self { code: Some("deadline_exceeded"), ..Self::new(StatusCode::GATEWAY_TIMEOUT, message) }
             }
             EngineError::ShuttingDown => Self::shutting_down(),
+            EngineError::ThreadEnded { .. } => {
+                Self { code: Some("engine_failed"), message, ..Self::shutting_down() }
+            }
             _ => {
                 let mut chain = message.clone();
                 let mut source = std::error::Error::source(&error);

@@ -67,8 +67,13 @@ impl Fields {
     }
 
     pub(crate) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
+        self.flag_or(name, false)
+    }
+
+    /// A flag that is `absent` if the request does not have it.
+    pub(crate) fn flag_or(&mut self, name: &str, absent: bool) -> Result<bool, ApiError> {
         match self.take(name) {
-            None => Ok(false),
+            None => Ok(absent),
             Some(Value::Bool(flag)) => Ok(flag),
             Some(other) => Err(wrong(name, &other, "true or false")),
         }

@@ -13,7 +13,7 @@ use crate::error::ApiError;
 use crate::metrics::EngineState;
 
 pub(crate) async fn health(State(state): State<Arc<ServerState>>) -> Result<Json<Value>, ApiError> {
-    if state.draining() { Err(ApiError::shutting_down()) } else { Ok(Json(json!({"status": "ok"}))) }
+    state.closed().map_or_else(|| Ok(Json(json!({"status": "ok"}))), Err)
 }
 
 pub(crate) async fn metrics(State(state): State<Arc<ServerState>>) -> impl IntoResponse {

@@ -15,6 +15,7 @@ mod body;
 mod chat_template;
 mod completions;
 mod cors;
+mod deadline;
 mod error;
 mod fields;
 mod info;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use dipaco_infer::{Load, ModuleMemory, Observer, Outcome, PAGE_TOKENS, RequestSummary, StepSummary};
 use dipaco_settings::KvType;
 use dipaco_telemetry::{Exposition, Histogram, MetricKind, label};
@@ -54,6 +55,7 @@ pub struct Metrics {
     generated_tokens: AtomicU64,
     outcomes: [AtomicU64; OUTCOMES.len()],
     overloaded: AtomicU64,
+    refused: AtomicU64,
     routed: Vec<AtomicU64>,
     cache_queries: AtomicU64,
     cache_hits: AtomicU64,
@@ -118,6 +120,7 @@ impl Metrics {
             generated_tokens: AtomicU64::default(),
             outcomes: Default::default(),
             overloaded: AtomicU64::default(),
+            refused: AtomicU64::default(),
             routed: (0..paths).map(|_| AtomicU64::default()).collect(),
             cache_queries: AtomicU64::default(),
             cache_hits: AtomicU64::default(),
@@ -137,9 +140,10 @@ impl Metrics {
         }
     }
 
-    /// Counts a request that was refused because the queue is full.
-    pub(crate) fn overloaded(&self) {
-        self.overloaded.fetch_add(1, Ordering::Relaxed);
+    /// Counts a request that was refused: because there is no room for it (429), or for another reason.
+    pub(crate) fn refused(&self, status: StatusCode) {
+        let counter = if status == StatusCode::TOO_MANY_REQUESTS { &self.overloaded } else { &self.refused };
+        counter.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a completion that the engine has admitted, with `n` choices of each prompt.
@@ -217,7 +221,7 @@ impl Metrics {
         out.value(
             "prompt_tokens_total",
             Counter,
-            "Prompt tokens that were read for finished requests.",
+            "Prompt tokens that were read for finished requests. A prompt counts once, whatever its number of choices.",
             count(&self.prompt_tokens),
         );
         out.value("generation_tokens_total", Counter, "Tokens generated.", count(&self.generated_tokens));
@@ -229,6 +233,7 @@ impl Metrics {
         out.metric("request_success_total", Counter, "Sequences that ended.", successes);
         let mut failures = outcomes("failure", "reason");
         failures.push((label("reason", "overloaded"), count(&self.overloaded)));
+        failures.push((label("reason", "refused"), count(&self.refused)));
         out.metric(
             "request_failure_total",
             Counter,
@@ -276,7 +281,10 @@ impl Observer for Metrics {
     fn finished(&self, summary: &RequestSummary) {
         // A request that left the queue unread has cost nothing.
         if summary.prefill.is_some() {
-            self.prompt_tokens.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
+            // The choices of a prompt count it once, as the usage of an answer does.
+            if !summary.shares_prompt {
+                self.prompt_tokens.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
+            }
             if summary.reads_cache {
                 self.cache_queries.fetch_add(summary.prompt_tokens as u64, Ordering::Relaxed);
                 self.cache_hits.fetch_add(summary.cached_tokens as u64, Ordering::Relaxed);

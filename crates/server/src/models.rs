@@ -26,14 +26,18 @@ pub(crate) async fn one(
 
 fn model(state: &ServerState, path: Option<PathId>) -> Value {
     let (run, model) = (&state.run, state.engine.model());
-    let (id, parent, parameters) = match path {
-        None => (run.name.clone(), None, run.total_parameters),
-        Some(path) => (state.path_model(path), Some(run.name.as_str()), run.path_parameters),
+    let (id, parent, parameters, bytes) = match path {
+        None => (run.name.clone(), None, run.total_parameters, run.total_bytes),
+        Some(path) => (state.path_model(path), Some(run.name.as_str()), run.path_parameters, run.path_bytes),
     };
     let mut value = json!({
         "id": id, "object": "model", "created": run.created, "owned_by": "dipaco", "root": run.name, "parent": parent,
         "max_model_len": model.context(),
-        "meta": {"n_vocab": model.vocab_size(), "n_ctx_train": model.context(), "n_params": parameters},
+        // The fields of llama.cpp.
+        "meta": {
+            "n_vocab": model.vocab_size(), "n_ctx_train": model.context(), "n_embd": run.width,
+            "n_params": parameters, "size": bytes,
+        },
     });
     if let Some(path) = path {
         let modules: Vec<String> =

@@ -1,8 +1,42 @@
 //! Id of a request.
 
-/// Id of a request: from its header, or random.
+use std::sync::{Arc, OnceLock};
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+
+/// Id of a request: from its body, from its header, or random. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct RequestId(pub(crate) String);
+pub(crate) struct RequestId {
+    /// The id of the header, or a random one.
+    own: Arc<str>,
+    /// The id of the body.
+    named: Arc<OnceLock<String>>,
+}
+
+impl RequestId {
+    /// The id of a request whose body names no other.
+    pub(crate) fn new(own: &str) -> Self {
+        Self { own: own.into(), named: Arc::default() }
+    }
+
+    /// Takes the field `request_id` of a body. From then on it is the id in the log and in the head of the answer, too.
+    pub(crate) fn read(&self, fields: &mut Fields) -> Result<(), ApiError> {
+        let Some(id) = fields.string("request_id")? else { return Ok(()) };
+        if !usable_id(&id) {
+            let message = "request_id must have 1 to 128 visible characters of ASCII";
+            return Err(ApiError::field("request_id", message));
+        }
+        // A request has one body, so there is no other id.
+        let _ = self.named.set(id);
+        Ok(())
+    }
+
+    /// The id.
+    pub(crate) fn as_str(&self) -> &str {
+        self.named.get().map_or(&*self.own, String::as_str)
+    }
+}
 
 /// Returns whether an id from a client can stand in headers, in bodies and in the log.
 pub(crate) fn usable_id(id: &str) -> bool {

@@ -10,7 +10,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, Refusal};
 use crate::request_id::{RequestId, usable_id};
 use crate::{ServerState, completions, cors, info, models, openapi, route, tokenize};
 
@@ -78,23 +78,37 @@ async fn wrong_method(request: Request) -> ApiError {
 async fn common(State(state): State<Arc<ServerState>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
     let usable = given.filter(|id| usable_id(id));
-    let id = usable.map_or_else(|| state.random.id(), ToOwned::to_owned);
-    request.extensions_mut().insert(RequestId(id.clone()));
+    let id = usable.map_or_else(|| RequestId::new(&state.random.id()), RequestId::new);
+    request.extensions_mut().insert(id.clone());
 
     let handler = handler(request.uri().path());
     let mut counted = Counted::new(&state, method(request.method()), handler);
     let public = handler == "/health";
     let refused = if public { Ok(()) } else { state.keys.keys().check(request.headers()) };
     let refused = refused.and_then(|()| {
-        let open = public || handler == "/metrics" || !state.draining();
-        if open { Ok(()) } else { Err(ApiError::shutting_down()) }
+        let open = public || handler == "/metrics";
+        state.closed().filter(|_| !open).map_or(Ok(()), Err)
     });
     let mut response = match refused {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     };
     counted.status = response.status().as_u16();
-    if let Ok(id) = HeaderValue::from_str(&id) {
+    if let Some(refusal) = response.extensions_mut().remove::<Refusal>()
+        && !public
+    {
+        state.metrics.refused(response.status());
+        let Refusal { param, code } = refusal;
+        tracing::info!(
+            id = id.as_str(),
+            handler,
+            status = counted.status,
+            code,
+            param,
+            "a request was refused"
+        );
+    }
+    if let Ok(id) = HeaderValue::from_str(id.as_str()) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response

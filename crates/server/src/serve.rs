@@ -35,7 +35,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// limit.
 ///
 /// # Errors
-/// None at present: an error on a connection ends only that connection.
+/// [`ServerError::Engine`] when the engine ended by a bug. All requests have their answers then. An error on a connection ends
+/// only that connection.
 pub async fn serve(
     listener: TcpListener,
     state: Arc<ServerState>,
@@ -45,13 +46,16 @@ pub async fn serve(
     let room = Arc::new(Semaphore::new(state.config.max_connections));
     let timeout = settings::seconds(state.config.read_timeout);
     let mut connections = JoinSet::new();
+    let ending = shutdown.child_token();
     // Ends with this function.
     let mut following = JoinSet::new();
     following.spawn(Arc::clone(&state.keys).follow());
     tokio::select! {
         biased;
         () = shutdown.cancelled() => {}
-        () = answer_all(&listener, &room, &app, timeout, &shutdown, &mut connections) => {}
+        // No request can be answered any more. Whoever started the process may start it again.
+        () = state.engine.failed() => ending.cancel(),
+        () = answer_all(&listener, &room, &app, timeout, &ending, &mut connections) => {}
     }
 
     state.drain();
@@ -65,7 +69,7 @@ pub async fn serve(
         () = finish(&state, &mut connections) => {}
         () = answer_all(&listener, &room, &app, timeout, &never, &mut late) => {}
     }
-    Ok(())
+    state.engine.failure().map_or(Ok(()), |source| Err(ServerError::Engine { source }))
 }
 
 /// Answers `/metrics` and `/health` on a listener of its own, until the future is dropped. API keys count as with [`serve`].

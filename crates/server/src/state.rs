@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use dipaco_infer::{Engine, Observer, RoutedModel, TextCodec};
+use dipaco_infer::{Engine, EngineError, Observer, RoutedModel, TextCodec};
 use dipaco_settings::SettingError;
 use dipaco_topology::PathId;
 use thiserror::Error;
@@ -73,6 +73,13 @@ pub enum ServerError {
         /// V, the number of tokens of the model.
         model: usize,
     },
+    /// The engine ended by a bug. A new process may do better.
+    #[error("the server ends, because it can answer nothing any more")]
+    Engine {
+        /// The reason.
+        #[source]
+        source: EngineError,
+    },
     /// The operating system refused a thread for a slot.
     #[error("can't start the {slots} threads that run sequences: lower serve.slots")]
     Threads {
@@ -99,6 +106,12 @@ pub struct ServedRun {
     pub path_parameters: u64,
     /// Number of parameters of all modules.
     pub total_parameters: u64,
+    /// Width of the model, the size of an embedding.
+    pub width: u64,
+    /// Memory of the weights of one path in bytes, in the served format.
+    pub path_bytes: u64,
+    /// Memory of the weights of all modules in bytes, in the served format.
+    pub total_bytes: u64,
 }
 
 /// A server: its engine, configuration and metrics.
@@ -154,8 +167,10 @@ impl ServerState {
         let observers = Observers { metrics: Arc::clone(&metrics), admission: Arc::clone(&admission) };
         let engine = start_engine(&config, model, Arc::clone(&codec), Arc::new(observers))?;
         admission.set_places(engine.slots());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Arc::new(Self {
-            blocking: Blocking::new(engine.slots(), config.queued_requests),
+            // More threads than cores would only take turns.
+            blocking: Blocking::new(engine.slots().min(cores), config.queued_requests),
             bodies: BodyMemory::new(config.body_limit),
             config,
             run,
@@ -205,6 +220,12 @@ impl ServerState {
     /// Returns whether the server is shutting down.
     pub(crate) fn draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Why the server takes no requests: its engine ended by a bug, or it is shutting down.
+    pub(crate) fn closed(&self) -> Option<ApiError> {
+        let failed = self.engine.failure().map(ApiError::from);
+        failed.or_else(|| self.draining().then(ApiError::shutting_down))
     }
 
     /// Refuses new requests from now on.

@@ -1,53 +1,89 @@
 //! The tokenizer over HTTP, with vLLM's API. Evaluation harnesses use it in place of a local tokenizer.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
-use crate::ServerState;
-use crate::chat_template::no_chat;
-use crate::completions::Prompt;
+use crate::chat_template::{Message, no_chat};
+use crate::completions::{Prompt, list_of_messages};
+use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::{Fields, tokens, wrong};
+use crate::{ChatTemplate, ServerState};
+
+/// What is to be tokenized.
+enum Asked {
+    /// A text.
+    Text(String),
+    /// The messages of a chat.
+    Chat { messages: Vec<Message>, answer_begins: bool },
+}
+
+impl Asked {
+    fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        let text = fields.string("prompt")?;
+        let messages = fields.take("messages").map(list_of_messages).transpose()?;
+        let answer_begins = fields.flag_or("add_generation_prompt", true)?;
+        match (text, messages) {
+            (Some(text), None) => Ok(Self::Text(text)),
+            (None, Some(messages)) => Ok(Self::Chat { messages, answer_begins }),
+            (Some(_), Some(_)) => {
+                Err(ApiError::field("messages", "the request has prompt and messages: give one of them"))
+            }
+            (None, None) => {
+                Err(ApiError::field("prompt", "prompt is missing: give a text, or the messages of a chat"))
+            }
+        }
+    }
+
+    /// The token ids. Occupies a core.
+    fn tokens(self, state: &ServerState) -> Result<Vec<u32>, ApiError> {
+        match self {
+            // Harnesses ask for the text of the end-of-text token to learn its id. In a longer text it is ordinary text.
+            Self::Text(text) if text == state.codec.info().end_of_text => Ok(vec![state.codec.end_of_text()]),
+            Self::Text(text) => Prompt::Text(text).tokens(state),
+            Self::Chat { messages, answer_begins } => {
+                state.chat.get().ok_or_else(no_chat)?.prompt(&messages, answer_begins)
+            }
+        }
+    }
+}
 
 pub(crate) async fn tokenize(
     State(state): State<Arc<ServerState>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
+    let deadline = Deadline::of(&state, request.headers(), Instant::now())?;
     let mut fields = Fields::read(&state, request).await?;
     if let Some(model) = fields.string("model")? {
         state.resolve(&model)?;
     }
-    if fields.take("messages").is_some() {
+    let asked = Asked::read(&mut fields)?;
+    if matches!(asked, Asked::Chat { .. }) && state.chat.get().is_none() {
         return Err(no_chat());
     }
-    let text = fields
-        .string("prompt")?
-        .ok_or_else(|| ApiError::field("prompt", "prompt is missing: give a text"))?;
+    // No token is added to a text. A template adds the tokens of a chat.
+    fields.flag("add_special_tokens")?;
     let strings = fields.flag("return_token_strs")?;
     let work = Arc::clone(&state);
     let answer = move || {
-        // Harnesses ask for the text of the end-of-text token to learn its id. In a longer text it is ordinary text.
-        let end = text == work.codec.info().end_of_text;
-        let tokens = if end {
-            vec![work.codec.end_of_text()]
-        } else {
-            Prompt::Text(text).tokens(work.codec.as_ref())?
-        };
+        let tokens = asked.tokens(&work)?;
         let shown =
             strings.then(|| tokens.iter().map(|&token| work.codec.token_text(token)).collect::<Vec<_>>());
         let context = work.engine.model().context();
         Ok(json!({"count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": shown}))
     };
-    state.blocking.run(answer).await.map(Json)
+    deadline.bound(state.blocking.run(answer)).await.map(Json)
 }
 
 pub(crate) async fn detokenize(
     State(state): State<Arc<ServerState>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
+    let deadline = Deadline::of(&state, request.headers(), Instant::now())?;
     let mut fields = Fields::read(&state, request).await?;
     let ids = match fields.take("tokens") {
         Some(Value::Array(values)) => tokens("tokens", &values)?,
@@ -61,7 +97,7 @@ pub(crate) async fn detokenize(
             text.map_err(|error| ApiError::field("tokens", format!("tokens can't be decoded: {error}")))?;
         Ok(json!({"prompt": text}))
     };
-    state.blocking.run(answer).await.map(Json)
+    deadline.bound(state.blocking.run(answer)).await.map(Json)
 }
 
 pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
@@ -70,7 +106,7 @@ pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
     // token, which stands between documents.
     Json(json!({
         "tokenizer_class": info.class, "bos_token": null, "eos_token": info.end_of_text, "pad_token": info.end_of_text,
-        "unk_token": null, "chat_template": null, "model_max_length": state.engine.model().context(),
+        "unk_token": null, "chat_template": state.chat.get().map(ChatTemplate::text), "model_max_length": state.engine.model().context(),
         "vocab_size": state.codec.vocab_size(),
     }))
 }

@@ -31,10 +31,14 @@ async fn server() -> Server {
     server
 }
 
-/// What a server has done, without the counts of HTTP requests.
+/// What a server has done, without the counts of HTTP requests and of refusals.
 async fn done(server: &Server) -> (Vec<String>, dipaco_infer::Load) {
     let metrics = String::from_utf8(server.get("/metrics").await.body).unwrap();
-    let lines = metrics.lines().filter(|line| !line.contains("_http_")).map(str::to_owned).collect();
+    let lines = metrics
+        .lines()
+        .filter(|line| !line.contains("_http_") && !line.contains("reason=\"refused\""))
+        .map(str::to_owned)
+        .collect();
     (lines, server.state.engine().load())
 }
 

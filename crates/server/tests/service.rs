@@ -6,6 +6,8 @@ mod client;
 #[path = "../../infer/tests/support/fake.rs"]
 mod fake;
 
+use std::sync::atomic::Ordering;
+
 use client::{JSON, Server, chunk, head, reply};
 use dipaco_server::{ServeConfig, ServerError};
 use serde_json::{Value, json};
@@ -102,6 +104,8 @@ async fn the_run_and_its_paths_are_models() {
     assert_eq!(one, list["data"][3]);
     assert_eq!((&one["parent"], &one["max_model_len"]), (&json!("tiny"), &json!(400)));
     assert_eq!(one["dipaco"]["modules"], json!(["0/1", "1/0"]));
+    let meta = |parameters: u64, bytes: u64| json!({"n_vocab": 257, "n_ctx_train": 400, "n_embd": 8, "n_params": parameters, "size": bytes});
+    assert_eq!((&one["meta"], &list["data"][0]["meta"]), (&meta(10, 20), &meta(40, 80)));
     assert_eq!(server.get("/v1/models/tiny%2Fpath-2").await.json(), one);
     assert_eq!(server.get("/v1/models/other").await.error().0, 404);
     assert_eq!(server.get("/info").await.json()["paths"], 4);
@@ -126,6 +130,18 @@ async fn a_route_is_explained() {
     for bad in [json!({}), json!({"prompt": ""}), json!({"prompt": [999]}), json!({"prompt": {}})] {
         assert_eq!(server.post("/v1/route", &bad).await.error().3, "prompt");
     }
+}
+
+#[tokio::test]
+async fn a_route_is_asked_of_the_router_of_requests_and_remembered_with_theirs() {
+    let server = server().await;
+    for _ in 0..3 {
+        assert_eq!(server.post("/v1/route", &json!({"prompt": "bcdefgh"})).await.json()["path"], 2);
+        // The router reads four tokens.
+        let same = server.complete(json!({"prompt": "bcde and more", "max_tokens": 1})).await;
+        assert_eq!((same.status, same.header("x-dipaco-path")), (200, Some("2")));
+    }
+    assert_eq!(server.model.routed.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]
@@ -324,6 +340,21 @@ async fn the_prefix_cache_and_the_steps_are_counted() {
 }
 
 #[tokio::test]
+async fn the_tokens_of_a_prompt_count_once_as_in_the_usage() {
+    let server = server().await;
+    // Equal prompts are two prompts, each with four choices.
+    let body = json!({"prompt": ["abc", "abc"], "n": 4, "max_tokens": 2, "temperature": 0, "path": 0});
+    let usage = server.complete(body).await.json()["usage"].clone();
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(6), &json!(16)));
+    for (name, field) in
+        [("prompt_tokens_total", "prompt_tokens"), ("generation_tokens_total", "completion_tokens")]
+    {
+        let metric = server.metric(&format!("dipaco_{name}{{model_name=\"tiny\"}}")).await;
+        assert_eq!(Some(metric), usage[field].as_f64(), "{name}");
+    }
+}
+
+#[tokio::test]
 async fn running_requests_finish_when_the_server_is_stopped() {
     let server = Server::start(ServeConfig { slots: 1, ..ServeConfig::default() }).await;
     server.model.gate.shut();
@@ -388,6 +419,9 @@ async fn a_server_that_cannot_work_does_not_start() {
             commit: String::new(),
             path_parameters: 0,
             total_parameters: 0,
+            width: 0,
+            path_bytes: 0,
+            total_bytes: 0,
         };
         dipaco_server::ServerState::start(config, run, fake::Fake::new(8), std::sync::Arc::new(fake::Bytes))
             .err()

@@ -1,6 +1,7 @@
 //! A model whose next token is a known function, and a tokenizer whose tokens are bytes.
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use dipaco_infer::{
@@ -19,6 +20,9 @@ pub struct Fake {
     topology: Topology,
     pub context: usize,
     pub gate: Arc<Gate>,
+    pub broken: Arc<Broken>,
+    /// Number of texts that were routed.
+    pub routed: AtomicUsize,
 }
 
 impl Fake {
@@ -32,12 +36,34 @@ impl Fake {
         };
         let config = TopologyConfig::grid(1, vec![level("0", true), level("1", false)]);
         let topology = Topology::new(&config, 2).unwrap();
-        Arc::new(Self { topology, context, gate: Arc::default() })
+        Arc::new(Self {
+            topology,
+            context,
+            gate: Arc::default(),
+            broken: Arc::default(),
+            routed: AtomicUsize::new(0),
+        })
     }
 
     pub fn next(token: u32, path: u32) -> u32 {
         let next = token + 1 + path;
         if token == u32::from(b'~') || next > u32::from(b'z') { END } else { next }
+    }
+}
+
+/// Names a thread that panics as soon as it asks the model something, outside of any request.
+#[derive(Default)]
+pub struct Broken(Mutex<Option<&'static str>>);
+
+impl Broken {
+    pub fn set(&self, thread: &'static str) {
+        *self.0.lock().unwrap() = Some(thread);
+    }
+
+    fn meet(&self) {
+        let thread = *self.0.lock().unwrap();
+        let current = std::thread::current();
+        assert!(thread.is_none() || thread != current.name(), "the fake model was asked to end a thread");
     }
 }
 
@@ -70,6 +96,7 @@ impl RoutedModel for Fake {
     }
 
     fn vocab_size(&self) -> usize {
+        self.broken.meet();
         VOCAB
     }
 
@@ -82,6 +109,7 @@ impl RoutedModel for Fake {
     }
 
     fn route(&self, prefixes: &[&[u32]]) -> Result<Vec<Route>, BoxError> {
+        self.routed.fetch_add(prefixes.len(), Ordering::SeqCst);
         let route = |prefix: &&[u32]| {
             let path = prefix[0] % 4;
             let distances = (0..4).map(|p: u32| 0.25 + (p ^ path) as f32).collect();
@@ -94,7 +122,7 @@ impl RoutedModel for Fake {
     }
 
     fn generation(&self) -> Arc<dyn Generation> {
-        Arc::new(FakePaths)
+        Arc::new(FakePaths(Arc::clone(&self.broken)))
     }
 
     fn module_memory(&self) -> ModuleMemory {
@@ -110,7 +138,7 @@ impl RoutedModel for Fake {
     }
 }
 
-struct FakePaths;
+struct FakePaths(Arc<Broken>);
 
 impl Generation for FakePaths {
     fn fingerprint(&self) -> Arc<str> {
@@ -118,6 +146,7 @@ impl Generation for FakePaths {
     }
 
     fn loaded(&self, path: PathId) -> Option<ServedPath> {
+        self.0.meet();
         // Every other path is in memory from the start.
         path.0.is_multiple_of(2).then(|| self.prepare(path).unwrap())
     }

@@ -42,8 +42,9 @@ pub(crate) struct Log {
     status: u16,
     /// Reasons of the ends of the choices.
     reasons: Vec<&'static str>,
-    /// Seconds until the first choice left the queue and had its path, and until the first token.
-    started: Option<f64>,
+    /// Seconds in the queue of the first choice that left it.
+    queued: Option<f64>,
+    /// Seconds from the request's arrival to its first token.
     first_token: Option<f64>,
 }
 
@@ -58,7 +59,7 @@ impl Log {
             outcome: "abort",
             status: 200,
             reasons: Vec::new(),
-            started: None,
+            queued: None,
             first_token: None,
         }
     }
@@ -69,11 +70,12 @@ impl Log {
     }
 
     fn saw(&mut self, event: &GenerationEvent) {
-        let now = self.began.elapsed().as_secs_f64();
         match event {
-            GenerationEvent::Started { .. } => self.started = self.started.or(Some(now)),
-            GenerationEvent::Token { .. } => self.first_token = self.first_token.or(Some(now)),
-            GenerationEvent::Prompt(_) | GenerationEvent::Finished(_) => {}
+            GenerationEvent::Began { queued } => self.queued = self.queued.or(Some(queued.as_secs_f64())),
+            GenerationEvent::Token { .. } => {
+                self.first_token = self.first_token.or_else(|| Some(self.began.elapsed().as_secs_f64()));
+            }
+            GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) | GenerationEvent::Finished(_) => {}
         }
     }
 }
@@ -190,7 +192,7 @@ impl Drop for Answer {
             prompt_tokens = self.prompt_tokens,
             completion_tokens = self.generated(),
             cached_tokens = self.cached(),
-            started_seconds = self.log.started,
+            queued_seconds = self.log.queued,
             first_token_seconds = self.log.first_token,
             seconds = self.log.began.elapsed().as_secs_f64(),
             outcome = self.log.outcome,

@@ -28,13 +28,8 @@ pub(crate) fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
     {
         return Err(wrong("response_format", &format, "{\"type\": \"text\"}"));
     }
-    let list = match fields.take("messages") {
-        Some(Value::Array(list)) if !list.is_empty() && list.len() <= MAX_MESSAGES => list,
-        Some(other) => {
-            return Err(wrong("messages", &other, &format!("a list of 1 to {MAX_MESSAGES} messages")));
-        }
-        None => return Err(ApiError::field("messages", "messages is missing")),
-    };
+    let list = fields.take("messages").ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
+    let messages = list_of_messages(list)?;
     // Checked here, so that an error has the name of the client's field.
     if let Some(most) = fields.count("max_completion_tokens", 0, MAX_TOKENS)? {
         fields.put("max_tokens", most.into());
@@ -45,7 +40,17 @@ pub(crate) fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
     } else if top.is_some() {
         return Err(ApiError::field("top_logprobs", "top_logprobs needs logprobs to be true"));
     }
-    list.into_iter().map(message).collect()
+    Ok(messages)
+}
+
+/// The messages of a field.
+pub(crate) fn list_of_messages(value: Value) -> Result<Vec<Message>, ApiError> {
+    match value {
+        Value::Array(list) if !list.is_empty() && list.len() <= MAX_MESSAGES => {
+            list.into_iter().map(message).collect()
+        }
+        other => Err(wrong("messages", &other, &format!("a list of 1 to {MAX_MESSAGES} messages"))),
+    }
 }
 
 fn message(value: Value) -> Result<Message, ApiError> {

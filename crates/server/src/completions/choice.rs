@@ -102,6 +102,7 @@ impl Choice {
                 }
                 piece.prompt_token_ids = self.token_ids.as_ref().map(|ids| ids.to_vec());
             }
+            GenerationEvent::Began { .. } => return Ok(None),
             GenerationEvent::Prompt(scores) => {
                 if self.echo.is_some() && self.log_probs.is_some() {
                     let prompt = self.prompt()?;

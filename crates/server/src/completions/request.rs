@@ -9,7 +9,6 @@ use serde_json::Value;
 use crate::admission::Asked;
 use crate::error::ApiError;
 use crate::fields::{Fields, token, wrong};
-use crate::request_id::usable_id;
 
 pub(crate) use prompt::Prompt;
 use prompt::prompts;
@@ -59,8 +58,6 @@ pub(crate) struct CompletionRequest {
     pub(crate) prompts: Vec<Prompt>,
     /// Largest number of tokens of a prompt, of which the last are kept; `None` keeps all.
     pub(crate) truncate: Option<Truncation>,
-    /// Id of the request, if the client names one in the body.
-    pub(crate) request_id: Option<String>,
     pub(crate) path: Option<PathId>,
     /// Tokens after which the path is chosen anew; `Some(0)` keeps the first path.
     pub(crate) route_every: Option<usize>,
@@ -123,7 +120,7 @@ impl CompletionRequest {
         let longest = self.max_tokens.unwrap_or(1).min(context);
         let of_prompt = |prompt: &Prompt| match prompt {
             Prompt::Tokens(ids) if self.truncate.is_none() => ids.len().min(context) + longest,
-            Prompt::Tokens(_) | Prompt::Text(_) => 1 + longest,
+            Prompt::Tokens(_) | Prompt::Text(_) | Prompt::Chat(_) => 1 + longest,
         };
         let tokens = self.prompts.iter().map(of_prompt).fold(0, usize::saturating_add);
         let sequences = self.prompts.len().saturating_mul(self.n);
@@ -159,17 +156,13 @@ impl CompletionRequest {
         for name in WITHOUT_EFFECT {
             fields.flag(name)?;
         }
-        let request_id = fields.string("request_id")?;
-        if request_id.as_ref().is_some_and(|id| !usable_id(id)) {
-            let message = "request_id must have 1 to 128 visible characters of ASCII";
-            return Err(ApiError::field("request_id", message));
-        }
+        // The name of the client's own user is of no use here, so it goes nowhere.
+        fields.string("user")?;
         let mut completion = Self {
             form: Form::Text,
             model: fields.string("model")?,
             prompts,
             truncate: truncation(fields)?,
-            request_id,
             path: fields
                 .integer("path", 0, i64::from(u32::MAX))?
                 .and_then(|path| u32::try_from(path).ok())

@@ -102,9 +102,12 @@ fn others() -> Vec<(&'static str, Value)> {
         "levels": list(level), "distances": list(json!({"type": "number"})),
         "prefix_tokens": integer(), "prefix": integers(), "prefix_text": string(),
     });
+    let meta = json!({
+        "n_vocab": integer(), "n_ctx_train": integer(), "n_embd": integer(), "n_params": integer(), "size": integer(),
+    });
     let model = json!({
         "id": string(), "object": {"const": "model"}, "created": integer(), "owned_by": string(), "root": string(),
-        "parent": {"type": ["string", "null"]}, "max_model_len": integer(), "meta": {"type": "object"},
+        "parent": {"type": ["string", "null"]}, "max_model_len": integer(), "meta": object(meta, &[]),
         "dipaco": {"type": "object"},
     });
     let tokenized = json!({

@@ -10,7 +10,7 @@ pub(super) fn requests() -> Vec<(&'static str, Vec<Field>, &'static [&'static st
         ("CompletionRequest", completion(), &["prompt"]),
         ("ChatRequest", chat(), &["messages"]),
         ("RouteRequest", route(), &["prompt"]),
-        ("TokenizeRequest", tokenize(), &["prompt"]),
+        ("TokenizeRequest", tokenize(), &[]),
         ("DetokenizeRequest", detokenize(), &["tokens"]),
     ]
 }
@@ -69,19 +69,19 @@ pub(super) fn completion() -> Vec<Field> {
     fields
 }
 
-pub(super) fn chat() -> Vec<Field> {
+fn messages() -> Value {
     let message = json!({
         "type": "object",
         "properties": {"role": {"type": "string"}, "content": {"type": ["string", "array", "null"]}},
         "required": ["role"],
     });
+    json!({"type": "array", "items": message, "minItems": 1, "maxItems": 4096})
+}
+
+pub(super) fn chat() -> Vec<Field> {
     let refused = json!({"type": ["array", "object", "null"], "maxItems": 0});
     let mut fields = vec![
-        field(
-            "messages",
-            json!({"type": "array", "items": message, "minItems": 1, "maxItems": 4096}),
-            "The chat so far. Contents are texts.",
-        ),
+        field("messages", messages(), "The chat so far. Contents are texts."),
         count("max_completion_tokens", 0, None, "The same as max_tokens."),
         flag("logprobs", "Adds the log-probabilities of the answer's tokens."),
         count(
@@ -125,6 +125,7 @@ fn common() -> Vec<Field> {
         flag("include_stop_str_in_output", "Keeps the stop text or stop token in the text."),
         flag("ignore_eos", "Treats the end-of-text token like any other."),
         count("truncate_prompt_tokens", -1, None, "Keeps this many last tokens of a prompt; -1 keeps as many as leave room for max_tokens."),
+        text("user", "Without effect. It is not kept."),
         text("request_id", "The id of the request, in place of the header x-request-id."),
         flag("return_token_ids", "Adds the token ids of prompts and choices."),
         flag("return_tokens_as_token_ids", "Writes tokens as token_id:N in log-probabilities."),
@@ -209,8 +210,14 @@ pub(super) fn tokenize() -> Vec<Field> {
     vec![
         text("model", "The run, or one of its paths."),
         field("prompt", json!({"type": "string"}), "The text."),
+        field("messages", messages(), "The messages of a chat, in place of a text."),
+        field(
+            "add_generation_prompt",
+            json!({"type": ["boolean", "null"], "default": true}),
+            "Ends a chat with the beginning of the answer, as the prompt of a chat.",
+        ),
+        flag("add_special_tokens", "Without effect: no token is added."),
         flag("return_token_strs", "Adds the text of each token."),
-        field("messages", json!({"type": "null"}), "Not supported."),
     ]
 }
 

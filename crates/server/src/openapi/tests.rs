@@ -132,6 +132,7 @@ fn the_fields_of_other_servers_are_there() {
         "return_tokens_as_token_ids",
         "return_token_ids",
         "request_id",
+        "user",
         "path",
         "route_every",
         "return_route",

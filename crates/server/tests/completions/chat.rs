@@ -106,3 +106,30 @@ async fn chats_that_cannot_be_answered_are_refused_with_the_field() {
         assert_eq!((status, param), (400, json!(field)), "{body}: {message}");
     }
 }
+
+#[tokio::test]
+async fn the_tokenizer_knows_the_template_and_the_tokens_of_a_chat() {
+    let server = server().await;
+    assert_eq!(server.get("/tokenizer_info").await.json()["chat_template"], Value::Null);
+    let template =
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}";
+    let encode: dipaco_server::EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
+    let chats = dipaco_server::ChatTemplate::new(template.into(), "<|end|>".into(), encode).unwrap();
+    server.state.set_chat_template(chats);
+    assert_eq!(server.get("/tokenizer_info").await.json()["chat_template"], template);
+
+    let messages = json!([{"role": "system", "content": "a"}, {"role": "user", "content": "bc"}]);
+    let tokens = server.post("/tokenize", &json!({"messages": messages})).await.json();
+    assert_eq!((&tokens["tokens"], &tokens["count"]), (&json!([97, 98, 99, 62]), &json!(4)));
+    let chat = json!({"messages": messages, "max_tokens": 5, "seed": 1});
+    let chat = server.post("/v1/chat/completions", &chat).await.json();
+    let same = json!({"prompt": tokens["tokens"], "max_tokens": 5, "seed": 1});
+    let same = server.complete(same).await.json();
+    assert_eq!(chat["choices"][0]["message"]["content"], same["choices"][0]["text"]);
+    assert_eq!(chat["usage"]["prompt_tokens"], same["usage"]["prompt_tokens"]);
+    let open = json!({"messages": messages, "add_generation_prompt": false, "return_token_strs": true});
+    let open = server.post("/tokenize", &open).await.json();
+    assert_eq!((&open["tokens"], &open["token_strs"]), (&json!([97, 98, 99]), &json!(["a", "b", "c"])));
+    let both = server.post("/tokenize", &json!({"messages": messages, "prompt": "a"})).await;
+    assert_eq!((both.error().0, both.error().3), (400, json!("messages")));
+}

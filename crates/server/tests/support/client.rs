@@ -66,6 +66,9 @@ impl Server {
             commit: "c0ffee".into(),
             path_parameters: 10,
             total_parameters: 40,
+            width: 8,
+            path_bytes: 20,
+            total_bytes: 80,
         };
         let state = ServerState::start(config, run, model.clone(), Arc::new(Bytes)).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

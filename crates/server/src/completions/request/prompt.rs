@@ -1,8 +1,9 @@
 //! The prompts of a request.
 
-use dipaco_infer::TextCodec;
 use serde_json::Value;
 
+use crate::ServerState;
+use crate::chat_template::{Message, no_chat};
 use crate::error::ApiError;
 use crate::fields::{tokens, wrong};
 
@@ -11,15 +12,18 @@ use crate::fields::{tokens, wrong};
 pub(crate) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
+    /// The messages of a chat.
+    Chat(Vec<Message>),
 }
 
 impl Prompt {
-    /// The token ids of the prompt. Tokenizing occupies a core.
-    pub(crate) fn tokens(self, codec: &dyn TextCodec) -> Result<Vec<u32>, ApiError> {
+    /// The token ids of the prompt. Rendering a chat and tokenizing occupy a core.
+    pub(crate) fn tokens(self, state: &ServerState) -> Result<Vec<u32>, ApiError> {
         let failed = |error| ApiError::field("prompt", format!("prompt can't be tokenized: {error}"));
         match self {
             Self::Tokens(tokens) => Ok(tokens),
-            Self::Text(text) => codec.encode(&text).map_err(failed),
+            Self::Text(text) => state.codec.encode(&text).map_err(failed),
+            Self::Chat(messages) => state.chat.get().ok_or_else(no_chat)?.prompt(&messages, true),
         }
     }
 }
@@ -42,6 +46,7 @@ pub(super) fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
     let empty = |prompt: &Prompt| match prompt {
         Prompt::Text(text) => text.is_empty(),
         Prompt::Tokens(tokens) => tokens.is_empty(),
+        Prompt::Chat(messages) => messages.is_empty(),
     };
     if prompts.is_empty() || prompts.iter().any(empty) {
         let message = "the prompt is empty: give at least one token";

@@ -1,0 +1,50 @@
+//! The time that a request has.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use axum::http::{HeaderMap, HeaderName};
+use dipaco_infer::EngineError;
+
+use crate::error::ApiError;
+use crate::{ServerState, settings};
+
+const TIMEOUT: HeaderName = HeaderName::from_static("x-dipaco-timeout");
+
+/// The time of a request: the header `x-dipaco-timeout`, at most `serve.request_timeout`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    began: Instant,
+    time: Duration,
+}
+
+impl Deadline {
+    /// The deadline of a request that arrived at `began`.
+    pub(crate) fn of(state: &ServerState, headers: &HeaderMap, began: Instant) -> Result<Self, ApiError> {
+        let most = settings::seconds(state.config.request_timeout);
+        let time = match headers.get(&TIMEOUT) {
+            None => most,
+            Some(value) => {
+                let asked = value.to_str().ok().and_then(|text| text.trim().parse().ok());
+                let asked = asked.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+                let message = "the header x-dipaco-timeout is not a number of seconds";
+                asked.ok_or_else(|| ApiError::field("x-dipaco-timeout", message))?.min(most)
+            }
+        };
+        Ok(Self { began, time })
+    }
+
+    /// The time that is left.
+    pub(crate) fn left(&self) -> Duration {
+        self.time.saturating_sub(self.began.elapsed())
+    }
+
+    /// Awaits a part of the request, or fails with 504 when the time is up.
+    pub(crate) async fn bound<T>(
+        &self,
+        part: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        let late = |_| ApiError::from(EngineError::Deadline { deadline: self.time });
+        tokio::time::timeout(self.left(), part).await.map_err(late)?
+    }
+}

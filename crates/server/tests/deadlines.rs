@@ -1,0 +1,83 @@
+//! The time of a request bounds the work before the engine, too.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/client.rs"]
+mod client;
+#[path = "../../infer/tests/support/fake.rs"]
+mod fake;
+
+use std::sync::Mutex;
+use std::sync::mpsc::{Sender, channel};
+
+use client::{JSON, Server, reply};
+use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// Chats of a server whose tokenizer waits for the first channel, and reports its begin to the second.
+fn with_chats(server: &Server) -> (Sender<()>, UnboundedReceiver<()>) {
+    let (go, held) = channel::<()>();
+    let (begins, begun) = unbounded_channel();
+    let held = Mutex::new(held);
+    let encode: EncodeChat = Box::new(move |text| {
+        begins.send(())?;
+        held.lock().unwrap().recv()?;
+        Ok(text.bytes().map(u32::from).collect())
+    });
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned();
+    server.state.set_chat_template(ChatTemplate::new(template, "<|end|>".into(), encode).unwrap());
+    (go, begun)
+}
+
+fn chat() -> Value {
+    json!({"messages": [{"role": "user", "content": "ab"}], "max_tokens": 1})
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_a_worker_ends_at_its_deadline() {
+    // One worker tokenizes.
+    let server = Server::start(ServeConfig { slots: 1, ..ServeConfig::default() }).await;
+    let (go, mut begun) = with_chats(&server);
+    let first = server.begin("POST", "/v1/chat/completions", JSON, chat().to_string().as_bytes()).await;
+    begun.recv().await.unwrap();
+    let headers = format!("{JSON}x-dipaco-timeout: 0.1\r\n");
+    for (address, body) in [
+        ("/v1/chat/completions", chat()),
+        ("/v1/completions", json!({"prompt": "a"})),
+        ("/v1/route", json!({"prompt": "a"})),
+        ("/tokenize", json!({"prompt": "a"})),
+        ("/detokenize", json!({"tokens": [97]})),
+    ] {
+        let (status, message, _, _, code) =
+            server.send("POST", address, &headers, body.to_string().as_bytes()).await.error();
+        assert_eq!((status, code), (504, json!("deadline_exceeded")), "{address}");
+        assert!(message.contains("0.1 s"), "{address}: {message}");
+    }
+    go.send(()).unwrap();
+    assert_eq!(reply(first).await.status, 200);
+    assert_eq!(
+        server.post("/tokenize", &json!({"prompt": "a"})).await.status,
+        200,
+        "the worker is free again"
+    );
+}
+
+#[tokio::test]
+async fn a_chat_that_is_refused_is_not_rendered() {
+    let config = ServeConfig { slots: 1, max_choices: 8, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    let (_go, mut begun) = with_chats(&server);
+    let refused = async |field: &str, value: Value| {
+        let mut body = chat();
+        body[field] = value;
+        server.post("/v1/chat/completions", &body).await.status
+    };
+    assert_eq!(refused("model", json!("other")).await, 404);
+    assert_eq!(refused("path", json!(9)).await, 400);
+    assert_eq!(refused("n", json!(100)).await, 400);
+    assert_eq!(refused("temperature", json!("hot")).await, 400);
+    let headers = format!("{JSON}x-dipaco-timeout: soon\r\n");
+    let soon = server.send("POST", "/v1/chat/completions", &headers, chat().to_string().as_bytes()).await;
+    assert_eq!(soon.status, 400);
+    assert!(begun.try_recv().is_err(), "a refused chat was rendered");
+}
