@@ -18,17 +18,33 @@ use crate::error::ApiError;
 /// see a reset instead of the answer.
 const DISCARDED: usize = 64 << 20;
 
-/// Most values of a JSON body. A value of two bytes takes 32 bytes of memory or more.
+/// Most values of a JSON body.
 const MAX_VALUES: usize = 1 << 18;
-/// Most lists and objects of a JSON body. An empty one takes as much memory as several numbers.
+/// Most lists and objects of a JSON body.
 const MAX_CONTAINERS: usize = 1 << 14;
+/// Memory of a decoded value in bytes, beside its text: 32 in a list, which has room for three times its values while it grows.
+const VALUE: usize = 96;
+/// Memory of a list or an object of few values in bytes. A node of a map has room for 11.
+const CONTAINER: usize = 640;
 /// Number of bodies of the largest size whose bytes fit into memory at a time.
 const LARGE_BODIES: usize = 16;
 
-/// Most memory of the bodies of all requests together, in bytes.
+/// Most memory of the bodies of all requests together, in bytes: their bytes, the prompts that were read from them, and the
+/// bodies that are being decoded.
 #[must_use]
 pub fn body_bytes(config: &ServeConfig) -> usize {
-    room(config.body_limit)
+    // A token id has two bytes or more in a body, and four in a prompt.
+    room(config.body_limit).saturating_mul(3).saturating_add(decoding_room(config.body_limit))
+}
+
+/// Bytes of all bodies together that are decoded at a time: one of the largest.
+fn decoding_room(limit: usize) -> usize {
+    decoded_bytes(MAX_VALUES, MAX_CONTAINERS, limit)
+}
+
+/// Most memory of a decoded body of so many values, lists and objects, and bytes.
+fn decoded_bytes(values: usize, containers: usize, bytes: usize) -> usize {
+    (values * VALUE + containers * CONTAINER).saturating_add(bytes)
 }
 
 /// Bytes of all bodies together, each of at most `limit` bytes.
@@ -40,20 +56,32 @@ fn room(limit: usize) -> usize {
 #[derive(Clone, Debug)]
 pub(crate) struct BodyMemory {
     free: Arc<Semaphore>,
+    /// Bytes that decoded bodies may take.
+    decoding: Arc<Semaphore>,
     /// Largest body in bytes.
     limit: usize,
 }
 
-/// A decoded body, and its bytes' share of the memory for bodies.
+/// A decoded body, and its shares of the memory for bodies.
 pub(crate) struct JsonBody {
     pub(crate) value: Value,
     pub(crate) memory: Option<OwnedSemaphorePermit>,
+    /// To be held as long as `value`. Whoever holds it may not wait for anything: other requests wait for it.
+    pub(crate) decoded: Option<OwnedSemaphorePermit>,
 }
 
 impl BodyMemory {
     /// Memory for bodies of at most `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { free: Arc::new(Semaphore::new(room(limit))), limit }
+        let decoding = decoding_room(limit).min(Semaphore::MAX_PERMITS);
+        Self { free: Semaphore::new(room(limit)).into(), decoding: Semaphore::new(decoding).into(), limit }
+    }
+
+    /// Waits until a body with this memory can be decoded.
+    async fn decode(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        // The largest body takes all of the room. The semaphore is never closed.
+        let bytes = u32::try_from(bytes.min(decoding_room(self.limit))).unwrap_or(u32::MAX);
+        self.decoding.clone().acquire_many_owned(bytes).await.ok()
     }
 
     /// Takes the memory for more bytes of a body, or refuses the request. Nobody waits here: requests that wait for each
@@ -99,16 +127,17 @@ pub(crate) async fn json(
         let message = format!("the body did not arrive within {} s", timeout.as_secs_f64());
         ApiError { code: Some("body_timeout"), ..ApiError::new(StatusCode::REQUEST_TIMEOUT, message) }
     })??;
-    check_size(&body)?;
+    let decoded = memory.decode(check_size(&body)?).await;
     let value = serde_json::from_slice(&body).map_err(|error| {
         let message = format!("the body is not valid JSON: {error}");
         ApiError { code: Some("invalid_json"), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
     })?;
-    Ok(JsonBody { value, memory: held })
+    Ok(JsonBody { value, memory: held, decoded })
 }
 
-/// Counts the values of a body before they are decoded: decoded they take far more memory than their bytes.
-fn check_size(body: &[u8]) -> Result<(), ApiError> {
+/// Counts the values of a body before they are decoded: decoded they take far more memory than their bytes. Returns the most
+/// that they can take.
+fn check_size(body: &[u8]) -> Result<usize, ApiError> {
     let (mut values, mut containers) = (0usize, 0usize);
     let (mut in_string, mut escaped) = (false, false);
     for &byte in body {
@@ -125,7 +154,7 @@ fn check_size(body: &[u8]) -> Result<(), ApiError> {
         }
     }
     if values <= MAX_VALUES && containers <= MAX_CONTAINERS {
-        return Ok(());
+        return Ok(decoded_bytes(values, containers, body.len()));
     }
     let message = format!(
         "the body has more than {MAX_VALUES} values or {MAX_CONTAINERS} lists and objects: send fewer prompts at a time"
@@ -183,6 +212,48 @@ mod tests {
         // Text is one value, whatever it holds.
         let text = "[,:{\\\"".repeat(MAX_VALUES);
         assert!(check_size(format!("{{\"prompt\":\"{text}\"}}").as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn a_decoded_body_takes_no_more_than_is_counted() {
+        let lists = vec!["[1]"; 1000].join(",");
+        let objects = vec!["{\"a\":1}"; 1000].join(",");
+        let map: Vec<String> = (0..1000).map(|key| format!("\"{key}\":{key}")).collect();
+        let texts = vec!["\"a\""; 1000].join(",");
+        for body in [
+            format!("[{}1]", "1,".repeat(1000)),
+            format!("[{}1]", "1,".repeat(1024)),
+            format!("[{lists}]"),
+            format!("[{objects}]"),
+            format!("[{texts}]"),
+            format!("{{{}}}", map.join(",")),
+            format!("\"{}\"", "a".repeat(10_000)),
+            "[".repeat(100) + &"]".repeat(100),
+        ] {
+            let counted = check_size(body.as_bytes()).unwrap();
+            let found = allocation_counter::measure(|| {
+                drop(serde_json::from_str::<Value>(&body).unwrap());
+            });
+            assert!(found.bytes_max as usize <= counted, "{}: {found:?} {counted}", &body[..20]);
+        }
+    }
+
+    #[tokio::test]
+    async fn one_of_the_largest_bodies_is_decoded_at_a_time() {
+        let memory = BodyMemory::new(100);
+        let largest = decoding_room(100);
+        let first = memory.decode(largest).await;
+        assert!(first.is_some());
+        let mut second = at_once(memory.decode(1));
+        assert!(second.is_none(), "there is no room beside the largest");
+        drop(first);
+        second = at_once(memory.decode(1));
+        assert!(second.is_some());
+    }
+
+    /// The share that can be had now.
+    fn at_once(decode: impl Future<Output = Option<OwnedSemaphorePermit>>) -> Option<OwnedSemaphorePermit> {
+        futures::FutureExt::now_or_never(decode).flatten()
     }
 
     #[test]

@@ -54,6 +54,7 @@ pub(crate) async fn completions(
     let headers = request.headers().clone();
     let mut fields = fields_of(&state, &id, request).await?;
     let completion = CompletionRequest::read(&mut fields)?;
+    let _body = fields.end();
     respond(state, id, headers, completion, began).await
 }
 
@@ -70,6 +71,7 @@ pub(crate) async fn chat(
     }
     let messages = chat::messages(&mut fields)?;
     let mut completion = CompletionRequest::of_prompts(vec![Prompt::Chat(messages)], &mut fields)?;
+    let _body = fields.end();
     // A chat ends with the model's answer, not after a few tokens.
     completion.default_max_tokens = usize::MAX;
     completion.form = Form::Chat;

@@ -11,19 +11,33 @@ use crate::{ServerState, body, settings};
 /// The fields of a request that are not taken yet. A field with the value `null` counts as absent.
 pub(crate) struct Fields {
     fields: Map<String, Value>,
-    /// The body's share of the memory for bodies, free again with the last field.
-    _memory: Option<OwnedSemaphorePermit>,
+    /// The body's share of the memory for bodies.
+    body: BodyShare,
+    /// The share of the decoded body, free again with its last field.
+    _decoded: Option<OwnedSemaphorePermit>,
     /// Names of the fields that were looked for.
     #[cfg(test)]
     asked: std::collections::BTreeSet<String>,
+}
+
+/// A body's share of the memory for bodies, free again when this is dropped.
+#[derive(Default)]
+pub(crate) struct BodyShare {
+    _memory: Option<OwnedSemaphorePermit>,
 }
 
 impl Fields {
     /// Reads the JSON body of a request.
     pub(crate) async fn read(state: &ServerState, request: Request) -> Result<Self, ApiError> {
         let timeout = settings::seconds(state.config.read_timeout);
-        let JsonBody { value, memory } = body::json(request, &state.bodies, timeout).await?;
-        Ok(Self { _memory: memory, ..Self::new(value)? })
+        let JsonBody { value, memory, decoded } = body::json(request, &state.bodies, timeout).await?;
+        Ok(Self { body: BodyShare { _memory: memory }, _decoded: decoded, ..Self::new(value)? })
+    }
+
+    /// Frees the fields that were not taken. A request does this before it waits for anything: until then others may have to
+    /// wait with the decoding of their bodies. Returns what is to be kept as long as the values of the fields.
+    pub(crate) fn end(self) -> BodyShare {
+        self.body
     }
 
     /// The fields of an object.
@@ -33,7 +47,8 @@ impl Fields {
                 fields.retain(|_, value| !value.is_null());
                 Ok(Self {
                     fields,
-                    _memory: None,
+                    body: BodyShare::default(),
+                    _decoded: None,
                     #[cfg(test)]
                     asked: std::collections::BTreeSet::new(),
                 })

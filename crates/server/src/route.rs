@@ -30,6 +30,7 @@ pub(crate) async fn route(
         Some(other) => return Err(wrong("prompt", &other, "a text or a list of token ids")),
         None => return Err(ApiError::field("prompt", "prompt is missing")),
     };
+    let _body = fields.end();
     let work = Arc::clone(&state);
     let answer = async {
         let ids = state.blocking.run(move || prompt.tokens(&work)).await?;

@@ -68,6 +68,7 @@ pub(crate) async fn tokenize(
     // No token is added to a text. A template adds the tokens of a chat.
     fields.flag("add_special_tokens")?;
     let strings = fields.flag("return_token_strs")?;
+    let _body = fields.end();
     let work = Arc::clone(&state);
     let answer = move || {
         let tokens = asked.tokens(&work)?;
@@ -90,6 +91,7 @@ pub(crate) async fn detokenize(
         Some(other) => return Err(wrong("tokens", &other, "a list of token ids")),
         None => return Err(ApiError::field("tokens", "tokens is missing: give a list of token ids")),
     };
+    let _body = fields.end();
     let work = Arc::clone(&state);
     let answer = move || {
         let text = work.codec.decode(&ids);
