@@ -30,7 +30,7 @@ pub struct RequestSummary {
     pub outcome: Outcome,
     /// Number of tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Number of tokens of the prompt whose keys and values came from the prefix cache.
+    /// Number of tokens of the prompt whose keys and values, of all stages, came from the prefix cache.
     pub cached_tokens: usize,
     /// False if the request could not read the prefix cache, because it wants the scores of its prompt.
     pub reads_cache: bool,
