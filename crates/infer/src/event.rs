@@ -35,7 +35,7 @@ pub struct Finished {
     pub text: String,
     /// Number of generated tokens, including the end token.
     pub generated_tokens: usize,
-    /// Number of prompt tokens whose keys and values came from the prefix cache.
+    /// Number of prompt tokens whose keys and values, of all stages, came from the prefix cache.
     pub cached_tokens: usize,
     /// Number of times that the path changed within the sequence.
     pub reroutes: usize,

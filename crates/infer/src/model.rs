@@ -146,10 +146,12 @@ pub trait RoutedModel: Send + Sync {
         Err("this model can't choose paths within a text".into())
     }
 
-    /// The number of stages, from the first, that two paths have in common. A sequence that changes from one path to the other
-    /// keeps what these stages have computed. A stage is a run of consecutive blocks of one level.
-    fn shared_stages(&self, _one: &[ModuleKey], _other: &[ModuleKey]) -> usize {
-        0
+    /// The modules that the keys and values of a path depend on, for the first stage, for the first two, and so on, up to
+    /// those of all stages. A stage is a run of consecutive blocks of one level. Paths with equal modules of the first
+    /// stages share what these have computed of a text. Only the last entry is there if rows can't begin in a later stage.
+    /// Without entries, paths with equal versions share all stages, and others share none.
+    fn stages(&self, _modules: &[ModuleKey]) -> Vec<Vec<ModuleKey>> {
+        Vec::new()
     }
 
     /// The newest generation of the paths.

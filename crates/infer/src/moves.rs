@@ -52,9 +52,8 @@ impl SharedState {
         }
         for (id, path, served) in arrived {
             if let Some(running) = all.get_mut(&id) {
-                let modules = self.versions.number(served.version);
-                let shared = running.arrive(path, served, model);
-                self.scheduler.ready(id, modules, shared);
+                self.scheduler.ready(id, &self.versions.numbers(&served, model));
+                running.arrive(path, served);
             }
         }
         failed

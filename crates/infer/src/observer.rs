@@ -34,7 +34,7 @@ pub struct RequestSummary {
     pub prompt_tokens: usize,
     /// True if the sequence before it in its submission has the same prompt, as the choices of one prompt have.
     pub shares_prompt: bool,
-    /// Number of tokens of the prompt whose keys and values came from the prefix cache.
+    /// Number of tokens of the prompt whose keys and values, of all stages, came from the prefix cache.
     pub cached_tokens: usize,
     /// False if the request could not read the prefix cache, because it wants the scores of its prompt.
     pub reads_cache: bool,

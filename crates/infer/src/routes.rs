@@ -181,6 +181,7 @@ impl Shared {
                 return self.fail(id, error);
             }
         };
+        let modules = state.versions.numbers(&served, self.model.as_ref());
         let Some(job) = state.waiting.get_mut(&id) else {
             // After the engine's end nobody would take the modules, and the loader may wait for their room.
             if !self.abort.is_cancelled() {
@@ -190,13 +191,11 @@ impl Shared {
             return;
         };
         job.routing = took;
-        let version = served.version;
         job.place = Some((path, served));
         // Sending fails only when the caller is gone. It takes the sequence out itself.
         let _ = job.send(Ok(GenerationEvent::Started { path, route }));
         if !job.is_empty() {
-            let modules = state.versions.number(version);
-            state.scheduler.ready(id, modules, 0);
+            state.scheduler.ready(id, &modules);
             return self.changed(&state);
         }
         let _ = job.send(Ok(GenerationEvent::Began { queued: job.arrived.elapsed() }));

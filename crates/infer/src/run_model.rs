@@ -267,9 +267,12 @@ impl RoutedModel for RunModel {
         if path.0 < paths { Ok(path) } else { Err(RunModelError::WrongRouter { path, paths }.into()) }
     }
 
-    fn shared_stages(&self, one: &[ModuleKey], other: &[ModuleKey]) -> usize {
-        let same = |level: usize| one.get(level).is_some_and(|key: &ModuleKey| other.get(level) == Some(key));
-        self.stepper.shared_stages(same)
+    fn stages(&self, modules: &[ModuleKey]) -> Vec<Vec<ModuleKey>> {
+        let levels = self.stepper.stage_levels();
+        // Pages without borders give their stages all together.
+        let together = if self.reroutes() { 0 } else { levels.len().saturating_sub(1) };
+        let of = |levels: &Vec<usize>| levels.iter().map(|&level| modules.get(level).copied()).collect();
+        levels[together..].iter().map(of).collect::<Option<_>>().unwrap_or_default()
     }
 
     fn generation(&self) -> Arc<dyn Generation> {

@@ -9,8 +9,8 @@ use crate::continuation::ContinuationText;
 use crate::job::Job;
 use crate::scheduler::PlannedRows;
 use crate::{
-    BoxError, EngineError, FinishReason, Finished, GenerationEvent, ModuleKey, Observer, Outcome,
-    RequestSummary, RoutedModel, ServedPath, StopReason, TextCodec, TokenSampler, TokenScore, score,
+    BoxError, EngineError, FinishReason, Finished, GenerationEvent, Observer, Outcome, RequestSummary,
+    ServedPath, StopReason, TextCodec, TokenSampler, TokenScore, score,
 };
 
 /// A sequence that has left the queue.
@@ -19,8 +19,6 @@ pub(crate) struct Running {
     pub(crate) path: PathId,
     /// The path's modules; `None` while the sequence waits for those of another path.
     pub(crate) served: Option<ServedPath>,
-    /// Keys of the modules of the path that the sequence left last.
-    left: Vec<ModuleKey>,
     pub(crate) summary: RequestSummary,
     sampler: TokenSampler,
     text: ContinuationText,
@@ -63,7 +61,6 @@ impl Running {
         Self {
             path,
             served: Some(served),
-            left: Vec::new(),
             summary: RequestSummary {
                 path: Some(path),
                 cached_tokens: cached,
@@ -89,17 +86,15 @@ impl Running {
 
     /// Gives up the modules of the path.
     pub(crate) fn leave(&mut self) {
-        self.left = self.served.take().map(|served| served.keys).unwrap_or_default();
+        self.served = None;
     }
 
-    /// Goes on with another path. Returns the number of stages that the paths have in common.
-    pub(crate) fn arrive(&mut self, path: PathId, served: ServedPath, model: &dyn RoutedModel) -> usize {
-        let shared = model.shared_stages(&self.left, &served.keys);
+    /// Goes on with another path.
+    pub(crate) fn arrive(&mut self, path: PathId, served: ServedPath) {
         self.finished.reroutes += 1;
         self.summary.reroutes = self.finished.reroutes;
         self.path = path;
         self.served = Some(served);
-        shared
     }
 
     /// The positions of planned rows whose logits the sequence needs.

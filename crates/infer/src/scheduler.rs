@@ -9,6 +9,7 @@
 //! of the lowest priority number that came first. When pages run out, the youngest sequence gives its pages back. It is computed again later, with the
 //! same result.
 
+mod cache;
 mod chunks;
 mod pace;
 mod pages;
@@ -43,7 +44,7 @@ pub struct Load {
 use pace::Pace;
 use pages::{Content, PagePool};
 pub(crate) use plan::{Arrival, Chunks, Limits, Plan, PlannedRows, SequenceId};
-use sequence::{Left, Sequence};
+use sequence::Sequence;
 
 /// Decides which rows run. See the documentation of the file.
 #[derive(Debug)]
@@ -67,13 +68,6 @@ pub(crate) struct Scheduler {
 struct Client {
     served: u64,
     sequences: usize,
-}
-
-/// The pages that hold the beginning of a waiting sequence. Valid until a page is taken.
-#[derive(Debug, Default)]
-struct CachedPrefix {
-    pages: Vec<u32>,
-    contents: Vec<Content>,
 }
 
 /// Weight of a new measurement in a moving average.
@@ -166,13 +160,13 @@ impl Scheduler {
             reads_cache: arrival.reads_cache,
             chunks: arrival.chunks,
             routing: false,
-            root: None,
+            roots: Vec::new(),
             running: false,
             computed: 0,
             pages: Vec::new(),
             contents: Vec::new(),
             ran: 0,
-            left: Left::default(),
+            begins: Vec::new(),
         };
         self.sequences.insert(id, sequence);
         id
@@ -188,12 +182,11 @@ impl Scheduler {
         Some(self.sequences.values().map(work).sum::<f64>() / rate.max(1e-3))
     }
 
-    /// The path of a waiting sequence is known. `modules` is a number for the versions of the path's modules. `shared` is the
-    /// number of stages that the path has in common with the one before.
-    pub(crate) fn ready(&mut self, id: SequenceId, modules: u32, shared: usize) {
+    /// The path of a waiting sequence is known. `modules` are numbers for the modules of the path's first stage, of its first
+    /// two, and so on, up to the whole path.
+    pub(crate) fn ready(&mut self, id: SequenceId, modules: &[u32]) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.root = Some(Content(modules.into()));
-            sequence.left.shared = shared;
+            sequence.roots = modules.iter().map(|&number| Content(number.into())).collect();
         }
     }
 
@@ -251,12 +244,7 @@ impl Scheduler {
             if let Some(client) = self.clients.get_mut(&sequence.client) {
                 client.served += rows.tokens.len() as u64;
             }
-            let Some(root) = sequence.root else { continue };
-            for index in sequence.contents.len()..sequence.computed / PAGE_TOKENS {
-                let before = sequence.contents.last().copied().unwrap_or(root);
-                let Some(tokens) = sequence.page(index).copied() else { break };
-                sequence.contents.push(self.pool.publish(sequence.pages[index], before, &tokens));
-            }
+            self.pool.publish_all(sequence);
         }
     }
 
@@ -314,44 +302,10 @@ impl Scheduler {
         });
     }
 
-    /// True if a running sequence is about to compute the next page that this waiting one could read. Waiting for it is
-    /// less work than computing it twice: choices of one prompt share its pages this way.
-    fn follows(&self, waiting: &Sequence, prefix: &CachedPrefix) -> bool {
-        let end = (prefix.pages.len() + 1) * PAGE_TOKENS;
-        if !waiting.reads_cache || end >= waiting.tokens.len() {
-            return false;
-        }
-        self.running.iter().map(|id| &self.sequences[id]).any(|leader| {
-            leader.root == waiting.root
-                && leader.computed < end
-                && leader.tokens.get(..end) == waiting.tokens.get(..end)
-        })
-    }
-
-    /// The pages that hold the beginning of a sequence. At least one token is left to compute, because its logits give the
-    /// next token.
-    fn cached(&self, sequence: &Sequence) -> CachedPrefix {
-        let mut prefix = CachedPrefix::default();
-        let Some(mut before) = sequence.root else { return prefix };
-        let most = if sequence.reads_cache { usize::MAX } else { sequence.ran };
-        for index in 0..most.min(sequence.tokens.len() - 1) / PAGE_TOKENS {
-            let Some((page, content)) =
-                sequence.page(index).and_then(|tokens| self.pool.find(before, tokens))
-            else {
-                break;
-            };
-            prefix.pages.push(page);
-            prefix.contents.push(content);
-            before = content;
-        }
-        prefix
-    }
-
     /// Starts a waiting sequence behind the pages of its prefix. Returns false if its known tokens do not fit the free
     /// pages.
-    fn start(&mut self, id: SequenceId, prefix: CachedPrefix, plan: &mut Plan) -> bool {
+    fn start(&mut self, id: SequenceId, mut pages: Vec<u32>, plan: &mut Plan) -> bool {
         let Some(sequence) = self.sequences.get(&id) else { return false };
-        let CachedPrefix { mut pages, contents } = prefix;
         let needed = (sequence.tokens.len() + 1).div_ceil(PAGE_TOKENS) - pages.len();
         pages.iter().for_each(|&page| self.pool.hold(page));
         let most = (sequence.prompt + sequence.max_tokens).div_ceil(PAGE_TOKENS);
@@ -360,12 +314,12 @@ impl Scheduler {
             return false;
         }
         let computed = pages.len() * PAGE_TOKENS;
-        self.keep(id, &mut pages, plan);
+        let begins = self.copy_stages(id, &mut pages, plan);
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
         sequence.computed = computed;
         plan.started.push((id, computed));
         sequence.pages = pages;
-        sequence.contents = contents;
+        sequence.begins = begins;
         sequence.running = true;
         self.running.insert(id);
         self.load.running += 1;

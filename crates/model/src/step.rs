@@ -148,15 +148,16 @@ impl Stepper {
         self.borders() * PAGE_TOKENS * self.shape.width * size_of::<f32>()
     }
 
-    /// The number of stages, from the first, that two paths have in common. `same` tells if they have the same module of a
-    /// level. The last stage never counts, because there is no border behind it.
+    /// The levels that the keys and values of each stage depend on, in the order of the model: that of the embedding, and
+    /// those of the stages up to this one. The level of the head is among them only if it also has a stage.
     #[must_use]
-    pub fn shared_stages(&self, same: impl Fn(usize) -> bool) -> usize {
-        if !same(self.embedding) {
-            return 0;
-        }
-        let shared = self.stages.iter().take_while(|stage| same(stage.level)).count();
-        shared.min(self.borders())
+    pub fn stage_levels(&self) -> Vec<Vec<usize>> {
+        let mut levels = vec![self.embedding];
+        let stages = self.stages.iter().map(|stage| {
+            levels.push(stage.level);
+            levels.clone()
+        });
+        stages.collect()
     }
 
     /// Copies from one page to another what the stages below `stage` have left in it, and the border before it.

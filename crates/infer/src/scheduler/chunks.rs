@@ -1,9 +1,6 @@
 //! Sequences whose path is chosen anew after each chunk.
 
-use dipaco_model::PAGE_TOKENS;
-
 use super::{Plan, Scheduler, SequenceId};
-use crate::PageCopy;
 
 impl Scheduler {
     /// True if the sequence has not ended.
@@ -30,29 +27,10 @@ impl Scheduler {
     pub(crate) fn leave(&mut self, id: SequenceId) {
         self.stay(id);
         if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.leave();
+            sequence.roots.clear();
         }
         if self.running.contains(&id) {
             self.preempt(id, &mut Plan::default(), &mut 0);
         }
-    }
-
-    /// Gives a sequence that begins a path fresh pages with what is left of its pages on the path before, from page number
-    /// `pages.len()` on.
-    pub(super) fn keep(&mut self, id: SequenceId, pages: &mut Vec<u32>, plan: &mut Plan) {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        let begin = pages.len();
-        while let Some((before, tokens)) = sequence.left_page(pages.len())
-            && let Some((from, _)) = self.pool.find(before, tokens)
-        {
-            // Held, so that it is not taken itself.
-            self.pool.hold(from);
-            let to = self.pool.take();
-            self.pool.release(from);
-            let Some(to) = to else { break };
-            plan.copies.push(PageCopy { from, to, stage: sequence.left.shared });
-            pages.push(to);
-        }
-        sequence.left.tokens = if pages.len() > begin { pages.len() * PAGE_TOKENS } else { 0 };
     }
 }

@@ -5,10 +5,11 @@ use std::collections::btree_map::{BTreeMap, Entry};
 
 use dipaco_model::PAGE_TOKENS;
 
-/// The content of a full page: the content before it, and its tokens.
+/// What the first stages of a path have left in a full page: the content before it, and its tokens.
 ///
-/// The content before the first page of a sequence is the number of its path's modules, so equal contents are the keys and
-/// values of equal tokens under equal weights. Contents are compared whole. Nothing depends on a hash.
+/// The content before the first page of a sequence is the number of the modules of these stages, so equal contents are the
+/// keys and values of equal tokens under equal weights. A page has a content for each number of stages that paths may have
+/// in common. Contents are compared whole. Nothing depends on a hash.
 type Key = (Content, [u32; PAGE_TOKENS]);
 
 /// Number of a content. No two contents get the same number, and a forgotten content gets a new one.
@@ -23,7 +24,7 @@ pub(crate) struct PagePool {
     free: BTreeSet<(u64, u32)>,
     /// The page of each content, and the content's number.
     index: BTreeMap<Key, (u32, Content)>,
-    /// Number of the next content, above the numbers of all paths.
+    /// Number of the next content, above the numbers of all modules.
     next: u64,
     freed: u64,
 }
@@ -31,12 +32,12 @@ pub(crate) struct PagePool {
 #[derive(Debug, Default)]
 struct Page {
     holders: u32,
-    content: Option<Key>,
+    contents: Vec<Key>,
     /// When it was freed; 0 for a page without content.
     freed: u64,
 }
 
-/// Contents below this number stand for paths.
+/// Contents below this number stand for modules.
 const FIRST: u64 = 1 << 32;
 
 impl PagePool {
@@ -60,11 +61,11 @@ impl PagePool {
         self.free.len()
     }
 
-    /// Takes a free page and forgets its content.
+    /// Takes a free page and forgets its contents.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let (_, number) = self.free.pop_first()?;
         let page = &mut self.pages[number as usize];
-        if let Some(key) = page.content.take() {
+        for key in page.contents.drain(..) {
             self.index.remove(&key);
         }
         page.holders = 1;
@@ -85,18 +86,18 @@ impl PagePool {
         page.holders += 1;
     }
 
-    /// Takes a holder from a page. Its content stays until the page is taken.
+    /// Takes a holder from a page. Its contents stay until the page is taken.
     pub(crate) fn release(&mut self, number: u32) {
         let page = &mut self.pages[number as usize];
         page.holders -= 1;
         if page.holders == 0 {
             self.freed += 1;
-            page.freed = if page.content.is_some() { self.freed } else { 0 };
+            page.freed = if page.contents.is_empty() { 0 } else { self.freed };
             self.free.insert((page.freed, number));
         }
     }
 
-    /// Records the content of a full page, for other sequences. If another page has this content already, this one stays
+    /// Records a content of a full page, for other sequences. If another page has this content already, this one stays
     /// without. Returns the content's number.
     pub(crate) fn publish(&mut self, number: u32, before: Content, tokens: &[u32; PAGE_TOKENS]) -> Content {
         let key = (before, *tokens);
@@ -106,7 +107,7 @@ impl PagePool {
                 let content = Content(self.next);
                 self.next += 1;
                 place.insert((number, content));
-                self.pages[number as usize].content = Some(key);
+                self.pages[number as usize].contents.push(key);
                 content
             }
         }

@@ -35,6 +35,7 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         let pages = std::mem::take(&mut sequence.pages);
         sequence.contents.clear();
+        sequence.begins.clear();
         sequence.computed = 0;
         sequence.running = false;
         self.load.running -= 1;

@@ -20,30 +20,19 @@ pub(super) struct Sequence {
     pub(super) chunks: Option<Chunks>,
     /// True while the path of the next chunk is being chosen.
     pub(super) routing: bool,
-    /// Number of the path's modules; `None` until the path is known.
-    pub(super) root: Option<Content>,
+    /// Numbers of the modules of the path's first stage, of its first two, and so on, up to the whole path. Empty until the
+    /// path is known. If there is one number only, the stages are kept all together.
+    pub(super) roots: Vec<Content>,
     pub(super) running: bool,
     /// Number of tokens whose keys and values are in the pages.
     pub(super) computed: usize,
     pub(super) pages: Vec<u32>,
-    /// Contents of the full pages.
-    pub(super) contents: Vec<Content>,
+    /// Contents of the full pages, for each of `roots`.
+    pub(super) contents: Vec<Vec<Content>>,
     /// Number of tokens whose rows have run on any path. Their scores, if they are wanted, are known.
     pub(super) ran: usize,
-    pub(super) left: Left,
-}
-
-/// The path that a sequence left, and what is kept of it.
-#[derive(Debug, Default)]
-pub(super) struct Left {
-    /// Number of its modules; `None` before the first change.
-    root: Option<Content>,
-    /// Contents of its full pages.
-    contents: Vec<Content>,
-    /// Stages that the new path has in common with it.
-    pub(super) shared: usize,
-    /// Number of tokens that begin in stage `shared`.
-    pub(super) tokens: usize,
+    /// Stages, the last one first, each with the number of tokens whose rows begin in it or in a later one.
+    pub(super) begins: Vec<(usize, usize)>,
 }
 
 impl Sequence {
@@ -67,23 +56,14 @@ impl Sequence {
         (!self.routing && self.rows() == 0 && self.tokens.len() >= end).then_some(end)
     }
 
-    /// Leaves the path.
-    pub(super) fn leave(&mut self) {
-        let contents = std::mem::take(&mut self.contents);
-        self.left = Left { root: self.root.take(), contents, ..Left::default() };
-    }
-
-    /// The key of page `index` on the path before, if the new path has stages in common with it.
-    pub(super) fn left_page(&self, index: usize) -> Option<(Content, &[u32; PAGE_TOKENS])> {
-        let Left { root, contents, shared, .. } = &self.left;
-        let before = if index == 0 { *root } else { contents.get(index - 1).copied() };
-        (*shared > 0 && index < contents.len()).then(|| before.zip(self.page(index)))?
-    }
-
-    /// The stage that the row of the next token begins in, and the number of tokens that begin in it.
+    /// The stage that the row of the next token begins in, and the number of tokens that begin in it or in a later one.
     pub(super) fn begin(&self) -> (usize, usize) {
-        let Left { shared, tokens, .. } = self.left;
-        if self.computed < tokens { (shared, tokens) } else { (0, usize::MAX) }
+        self.begins.iter().copied().find(|begin| self.computed < begin.1).unwrap_or((0, usize::MAX))
+    }
+
+    /// Number of tokens that the sequence may read from the cache. The scores of rows that have not run yet need them all.
+    pub(super) fn cacheable(&self) -> usize {
+        self.tokens.len().min(if self.reads_cache { usize::MAX } else { self.ran })
     }
 
     /// Tokens of page `index`, if it is full of known tokens.

@@ -24,8 +24,13 @@ const LONG: Duration = Duration::from_secs(1000);
 
 fn admit(scheduler: &mut Scheduler, arrival: Arrival) -> SequenceId {
     let id = scheduler.admit(vec![arrival], LONG).unwrap()[0];
-    scheduler.ready(id, 0, 0);
+    scheduler.ready(id, &[0]);
     id
+}
+
+/// The numbers of a path of three stages. Paths 0 to 3 have the first in common, and 0 and 1 also the second.
+fn numbers(path: u32) -> [u32; 3] {
+    [100 + path / 4, 200 + path / 2, 300 + path]
 }
 
 /// Runs a step: each sequence whose last row ran generates a token, or ends after `max_tokens`.
@@ -158,7 +163,7 @@ fn choices_of_a_prompt_read_its_pages_and_a_prompt_with_scores_does_not() {
     let mut scheduler = Scheduler::new(limits(4, 64, 100));
     let prompt: Vec<u32> = (0..40).collect();
     let choices = scheduler.admit(vec![arrival(0, prompt.clone(), 3); 3], LONG).unwrap();
-    choices.iter().for_each(|&id| scheduler.ready(id, 5, 0));
+    choices.iter().for_each(|&id| scheduler.ready(id, &[5]));
     let first = step(&mut scheduler);
     assert_eq!((counts(&first), first.started.len()), (vec![(0, 40)], 1), "the others wait for its pages");
     let second = step(&mut scheduler);
@@ -168,12 +173,12 @@ fn choices_of_a_prompt_read_its_pages_and_a_prompt_with_scores_does_not() {
     assert!(pages.iter().all(|own| *own == pages[0]));
     let scored = scheduler
         .admit(vec![Arrival { reads_cache: false, chunks: None, ..arrival(0, prompt.clone(), 3) }], LONG);
-    scheduler.ready(scored.unwrap()[0], 5, 0);
+    scheduler.ready(scored.unwrap()[0], &[5]);
     assert_eq!(step(&mut scheduler).started, [(SequenceId(3), 0)]);
     // Other modules have other keys and values.
     while !step(&mut scheduler).rows.is_empty() {}
     let other = scheduler.admit(vec![arrival(0, prompt, 3)], LONG).unwrap()[0];
-    scheduler.ready(other, 6, 0);
+    scheduler.ready(other, &[6]);
     assert_eq!(step(&mut scheduler).started, [(other, 0)]);
 }
 
@@ -183,28 +188,58 @@ fn a_sequence_that_changes_its_path_keeps_the_rows_of_the_stages_that_the_paths_
     let chunks = Some(Chunks { end: 40, every: 40 });
     let text = Arrival { reads_cache: false, chunks, ..arrival(0, (0..50).collect(), 9) };
     let id = scheduler.admit(vec![text], LONG).unwrap()[0];
-    scheduler.ready(id, 0, 0);
-    let summary = |plan: &Plan| {
-        let rows: Vec<_> = plan.rows.iter().map(|r| (r.start, r.tokens.len(), r.stage)).collect();
-        (rows, plan.copies.len(), plan.at_end.clone())
-    };
+    scheduler.ready(id, &numbers(0));
+    let summary = |plan: &Plan| (stages(plan), plan.copies.len(), plan.at_end.clone());
     // The row of the last token of a chunk is the next path's.
     assert_eq!(summary(&step(&mut scheduler)), (vec![(0, 39, 0)], 0, vec![]));
     assert_eq!(summary(&step(&mut scheduler)), (vec![], 0, vec![(id, 40)]));
     scheduler.leave(id);
     assert_eq!(scheduler.load().used_pages, 0, "it holds nothing while it waits");
-    scheduler.ready(id, 1, 1);
+    scheduler.ready(id, &numbers(1));
     // Two full pages are kept, and what follows is read by the new path alone.
-    assert_eq!(summary(&step(&mut scheduler)), (vec![(0, 32, 1)], 2, vec![]));
+    assert_eq!(summary(&step(&mut scheduler)), (vec![(0, 32, 2)], 2, vec![]));
     assert_eq!(summary(&step(&mut scheduler)), (vec![(32, 18, 0)], 0, vec![]));
     assert_eq!(summary(&step(&mut scheduler)), (vec![(50, 1, 0)], 0, vec![]));
-    // A path without common stages keeps nothing. The first path still finds its own pages.
+    // A path without common stages keeps nothing. The first path still finds its own pages, and then the page of the second.
     scheduler.leave(id);
-    scheduler.ready(id, 2, 0);
+    scheduler.ready(id, &numbers(4));
     assert_eq!(summary(&step(&mut scheduler)), (vec![(0, 52, 0)], 0, vec![]));
     scheduler.leave(id);
-    scheduler.ready(id, 0, 0);
-    assert_eq!(summary(&step(&mut scheduler)), (vec![(32, 21, 0)], 0, vec![]));
+    scheduler.ready(id, &numbers(0));
+    assert_eq!(summary(&step(&mut scheduler)), (vec![(32, 16, 2)], 1, vec![]));
+    assert_eq!(summary(&step(&mut scheduler)), (vec![(48, 5, 0)], 0, vec![]));
+}
+
+/// The start, the number and the first stage of the rows of a plan.
+fn stages(plan: &Plan) -> Vec<(usize, usize, usize)> {
+    plan.rows.iter().map(|rows| (rows.start, rows.tokens.len(), rows.stage)).collect()
+}
+
+#[test]
+fn a_prompt_reads_of_each_page_what_the_stages_in_common_with_other_paths_have_left() {
+    let mut scheduler = Scheduler::new(limits(1, 64, 100));
+    let prompt = |tokens: u32| (0..tokens).collect::<Vec<u32>>();
+    let mut steps = |path: u32, arrival: Arrival| {
+        let id = scheduler.admit(vec![arrival], LONG).unwrap()[0];
+        scheduler.ready(id, &numbers(path));
+        let mut all = Vec::new();
+        while scheduler.contains(id) {
+            let plan = step(&mut scheduler);
+            all.extend(stages(&plan));
+        }
+        all
+    };
+    assert_eq!(steps(0, arrival(0, prompt(20), 1)), [(0, 20, 0)]);
+    assert_eq!(steps(1, arrival(0, prompt(40), 1)), [(0, 16, 2), (16, 24, 0)]);
+    assert_eq!(steps(2, arrival(0, prompt(50), 1)), [(0, 32, 1), (32, 18, 0)]);
+    // One page of its own path, one of path 1 and one of path 2. The last token begins in a later stage, too.
+    assert_eq!(steps(0, arrival(0, prompt(48), 1)), [(16, 16, 2), (32, 16, 1)]);
+    // Other tokens in the second page, other modules, and scores.
+    let mut other = prompt(40);
+    other[20] = 7;
+    assert_eq!(steps(1, arrival(0, other, 1)), [(16, 24, 0)]);
+    assert_eq!(steps(4, arrival(0, prompt(40), 1)), [(0, 40, 0)]);
+    assert_eq!(steps(3, Arrival { reads_cache: false, ..arrival(0, prompt(40), 1) }), [(0, 40, 0)]);
 }
 
 #[test]
@@ -227,16 +262,17 @@ fn work_that_takes_longer_than_the_deadline_is_refused_at_once() {
 
 #[derive(Clone, Debug)]
 enum Act {
-    Admit { client: u64, kind: u32, prompt: usize, max_tokens: usize, scores: bool, every: usize },
+    Admit { client: u64, kind: u32, path: u32, prompt: usize, max_tokens: usize, scores: bool, every: usize },
     Cancel(prop::sample::Index),
     Steps(u8),
 }
 
 fn act() -> impl Strategy<Value = Act> {
-    let admit = (0u64..3, 0u32..3, 1usize..70, 1usize..40, any::<bool>(), 0usize..40);
-    let admit = admit.prop_map(|(client, kind, prompt, max_tokens, scores, every)| Act::Admit {
+    let admit = (0u64..3, 0u32..3, 0u32..6, 1usize..70, 1usize..40, any::<bool>(), 0usize..40);
+    let admit = admit.prop_map(|(client, kind, path, prompt, max_tokens, scores, every)| Act::Admit {
         client,
         kind,
+        path,
         prompt,
         max_tokens,
         scores,
@@ -249,13 +285,8 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What a slot of a page holds: a token, and the modules of the first and of the second stage that have read it.
-type Slot = (u32, u32, Option<u32>);
-
-/// A path's modules of its two stages. The paths 2 and 3 have the first in common, and 0 and 1.
-fn modules(path: u32) -> (u32, u32) {
-    (path / 2, path)
-}
+/// What a slot of a page holds: a token, and the numbers of the path of each stage that has read it.
+type Slot = (u32, Vec<u32>);
 
 /// Checks what must hold for every plan. A page's keys and values belong to the tokens and modules that wrote it.
 fn check(scheduler: &Scheduler, plan: &Plan, written: &mut BTreeMap<u32, Vec<Slot>>) {
@@ -263,25 +294,25 @@ fn check(scheduler: &Scheduler, plan: &Plan, written: &mut BTreeMap<u32, Vec<Slo
         rows(plan) <= scheduler.limits.step_tokens && scheduler.running.len() <= scheduler.limits.sequences
     );
     for &PageCopy { from, to, stage } in &plan.copies {
-        assert_eq!(stage, 1);
-        let copied = written[&from].iter().map(|&(token, first, _)| (token, first, None)).collect();
+        let copied = written[&from].iter().map(|(token, read)| (*token, read[..stage].to_vec())).collect();
         written.insert(to, copied);
     }
     for rows in &plan.rows {
         let sequence = &scheduler.sequences[&rows.id];
-        let (first, second) = modules(sequence.root.unwrap().0 as u32);
+        let path: Vec<u32> = sequence.roots.iter().map(|root| root.0 as u32).collect();
         for (position, &token) in sequence.tokens[..rows.start + rows.tokens.len()].iter().enumerate() {
             let page = written.entry(rows.pages[position / PAGE_TOKENS]).or_default();
             let slot = position % PAGE_TOKENS;
             if position < rows.start {
-                assert_eq!(page[slot], (token, first, Some(second)), "a page of other tokens was read");
-            } else if rows.stage == 1 {
-                assert_eq!(page[slot], (token, first, None), "other rows were kept");
-                page[slot].2 = Some(second);
-            } else {
-                page.truncate(slot);
-                page.push((token, first, Some(second)));
+                assert_eq!(page[slot], (token, path.clone()), "a page of other tokens was read");
+                continue;
             }
+            if rows.stage == 0 {
+                page.truncate(slot);
+                page.push((token, Vec::new()));
+            }
+            assert_eq!(page[slot], (token, path[..rows.stage].to_vec()), "other rows were kept");
+            page[slot].1.clone_from(&path);
         }
     }
 }
@@ -290,13 +321,12 @@ fn check(scheduler: &Scheduler, plan: &Plan, written: &mut BTreeMap<u32, Vec<Slo
 fn route(scheduler: &mut Scheduler, plan: &Plan) {
     for &(id, end) in &plan.at_end {
         let Some(sequence) = scheduler.sequences.get(&id) else { continue };
-        let path = (sequence.tokens[..end].iter().sum::<u32>() + end as u32) % 4;
-        let old = sequence.root.unwrap().0 as u32;
-        if path == old {
+        let path = (sequence.tokens[..end].iter().sum::<u32>() + end as u32) % 6;
+        if *sequence.roots.last().unwrap() == Content(numbers(path)[2].into()) {
             scheduler.stay(id);
         } else {
             scheduler.leave(id);
-            scheduler.ready(id, path, usize::from(modules(path).0 == modules(old).0));
+            scheduler.ready(id, &numbers(path));
         }
     }
 }
@@ -324,7 +354,7 @@ fn play(acts: &[Act]) -> Vec<Plan> {
     };
     for act in acts {
         match *act {
-            Act::Admit { client, kind, prompt, max_tokens, scores, every } => {
+            Act::Admit { client, kind, path, prompt, max_tokens, scores, every } => {
                 // Few kinds of prompts, so that many begin alike.
                 let prompt = (0..prompt as u32).map(|i| i / 20 * kind).collect();
                 let chunks = (every > 0).then_some(Chunks { end: every, every });
@@ -332,7 +362,7 @@ fn play(acts: &[Act]) -> Vec<Plan> {
                 let arrival =
                     Arrival { priority, reads_cache: !scores, chunks, ..arrival(client, prompt, max_tokens) };
                 let id = scheduler.admit(vec![arrival], LONG).unwrap()[0];
-                scheduler.ready(id, kind, 0);
+                scheduler.ready(id, &numbers(path));
                 admitted.push(id);
             }
             Act::Cancel(index) if !admitted.is_empty() => {

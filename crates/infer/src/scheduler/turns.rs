@@ -1,22 +1,22 @@
 //! The order in which waiting sequences get free places.
 
-use super::{CachedPrefix, Scheduler, Sequence, SequenceId};
+use super::{Scheduler, Sequence, SequenceId};
 
 impl Scheduler {
     /// The waiting sequence that is next, with the pages that hold its beginning: of the least served client, the first in
     /// turn.
-    pub(super) fn next_waiting(&self) -> Option<(SequenceId, CachedPrefix)> {
+    pub(super) fn next_waiting(&self) -> Option<(SequenceId, Vec<u32>)> {
         let served =
             |sequence: &Sequence| self.clients.get(&sequence.client).map_or(0, |client| client.served);
         let waiting =
-            self.sequences.iter().filter(|(_, sequence)| !sequence.running && sequence.root.is_some());
+            self.sequences.iter().filter(|(_, sequence)| !sequence.running && !sequence.roots.is_empty());
         let mut waiting: Vec<_> =
             waiting.map(|(id, sequence)| (served(sequence), sequence.turn, *id)).collect();
         waiting.sort_unstable();
         waiting.into_iter().find_map(|(.., id)| {
             let sequence = &self.sequences[&id];
-            let prefix = self.cached(sequence);
-            (!self.follows(sequence, &prefix)).then_some((id, prefix))
+            let pages = self.cached(sequence);
+            (!self.follows(sequence, &pages)).then_some((id, pages))
         })
     }
 
