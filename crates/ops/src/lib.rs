@@ -36,6 +36,7 @@ mod exp;
 mod format;
 mod gradient_slot;
 mod head;
+mod huge_pages;
 mod kernel_set;
 mod kv_pages;
 mod linear;

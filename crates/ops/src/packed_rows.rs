@@ -10,6 +10,7 @@ use rayon::prelude::*;
 
 use crate::buffer::Buffer;
 use crate::element::{Element, convert};
+use crate::huge_pages;
 use crate::product::{
     Group, LeftRows, Matrix, NR, Rhs, Shared, multiply_shared, pack_all, packed_len, with_rows,
 };
@@ -53,12 +54,9 @@ pub enum Target {
 
 /// W (N, K), row-major, in panels of f32.
 fn packed(weights: &[f32], depth: usize) -> Buffer {
-    assert!(weights.len().is_multiple_of(depth), "rows of another length");
-    let rows = weights.len() / depth;
     let mut memory = Buffer::default();
-    memory.resize(packed_len(Group::Single, depth, rows, NR));
-    let packed: &mut [u32] = bytemuck::cast_slice_mut(&mut memory);
-    pack_all(Group::Single, Matrix::columns(weights, depth, rows), NR, packed);
+    memory.resize(packed_len(Group::Single, depth, weights.len() / depth, NR));
+    pack(weights, depth, &mut memory);
     memory
 }
 
@@ -69,8 +67,20 @@ fn packed_bf16(weights: &[f32], depth: usize) -> Buffer {
     memory.resize(bf16::room(elements));
     let to = &mut bf16::of_mut(&mut memory)[..elements];
     let panels = weights.par_chunks(panel).zip(to.par_chunks_mut(panel));
-    panels.for_each(|(weights, to)| convert(&packed(weights, depth), to));
+    panels.for_each(|(weights, to)| {
+        let mut values = Buffer::default();
+        values.resize(to.len());
+        pack(weights, depth, &mut values);
+        convert(&values, to);
+    });
     memory
+}
+
+/// Packs W (N, K), row-major, into panels of f32.
+fn pack(weights: &[f32], depth: usize, panels: &mut [f32]) {
+    assert!(weights.len().is_multiple_of(depth), "rows of another length");
+    let matrix = Matrix::columns(weights, depth, weights.len() / depth);
+    pack_all(Group::Single, matrix, NR, bytemuck::cast_slice_mut(panels));
 }
 
 /// The rows X of a product, as the kernels of a format read them.
@@ -89,7 +99,16 @@ impl PackedRows {
     /// When the length of W is not a multiple of `depth`, or `depth` is 0.
     #[must_use]
     pub fn new(weights: &[f32], depth: usize) -> Self {
-        Self { panels: Panels::F32(packed(weights, depth)), rows: weights.len() / depth, depth }
+        Self::of(Panels::F32(packed(weights, depth)), weights, depth)
+    }
+
+    /// The packed W, which products read from now on.
+    fn of(panels: Panels, weights: &[f32], depth: usize) -> Self {
+        huge_pages::keep(match &panels {
+            Panels::F32(memory) | Panels::Bf16(memory) => memory,
+            Panels::Blocks(panels) => panels.memory(),
+        });
+        Self { panels, rows: weights.len() / depth, depth }
     }
 
     /// Rounds W (N, K), row-major, to a format and packs it, for K = `depth`, with all threads of the current pool.
@@ -107,7 +126,7 @@ impl PackedRows {
                 Panels::Blocks(QuantizedPanels::new(weights, depth, format)?)
             }
         };
-        Ok(Self { panels, rows: weights.len() / depth, depth })
+        Ok(Self::of(panels, weights, depth))
     }
 
     /// Memory of a packed matrix (`rows`, `depth`) in bytes, before there is one.
@@ -132,7 +151,7 @@ impl PackedRows {
     pub fn bytes(&self) -> usize {
         match &self.panels {
             Panels::F32(memory) | Panels::Bf16(memory) => size_of_val(&**memory),
-            Panels::Blocks(panels) => panels.bytes(),
+            Panels::Blocks(panels) => size_of_val(panels.memory()),
         }
     }
 

@@ -103,9 +103,9 @@ impl QuantizedPanels {
         (rows.div_ceil(NR) * panel).next_multiple_of(size_of::<f32>())
     }
 
-    /// Memory of the panels in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.memory)
+    /// Memory of the panels.
+    pub(crate) fn memory(&self) -> &[f32] {
+        &self.memory
     }
 
     fn panel(&self, first: usize) -> &[u8] {
