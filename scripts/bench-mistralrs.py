@@ -41,7 +41,11 @@ def ask(prompt):
         stream = runner.send_chat_completion_request(mistralrs.ChatCompletionRequest(
             messages=prompt, model="default", max_tokens=tokens, temperature=0.0, top_k=1, stream=True
         ))
-    usage = [part.usage for part in stream if part.usage]
+        parts = iter(stream)
+        # Several new prompts in one step end this version on a processor: "input tensor is not contiguous". So each prompt
+        # waits until the one before it has a token; later tokens of all are computed together.
+        usage = [next(parts).usage]
+    usage = [one for one in [*usage, *(part.usage for part in parts)] if one]
     return usage[-1].prompt_tokens, usage[-1].completion_tokens
 for line in sys.stdin:
     prompts = json.loads(line)

@@ -7,8 +7,9 @@
 Asks each path for a few tokens, in random order, with --clients at a time, --passes times. An answer of a path must be the same
 in every pass, whatever left the memory between them. --memory is in bytes, or paths=N for N times the modules of a path.
 
-The budget is serve.memory, serve.kv_bytes, the router's seed in f32, and what the documentation names besides: the largest tensor
-of a module in f32 and 2 MiB of its file, while it is read. Prints the largest resident memory, without the program's own file, over the budget. Exits with 1 if a path fails or answers differently, or if resident memory is above --most times the budget.
+The budget is what the server itself adds up before its start: serve.memory, keys and values, the router's seed, what it takes to read a
+module, a step, and bodies of requests. Prints the largest resident memory, without the program's own file, over the budget. Exits with 1
+if a path fails or answers differently, or if resident memory is above --most times the budget.
 """
 
 import concurrent.futures
@@ -18,13 +19,11 @@ import re
 import sys
 import threading
 import time
-import tomllib
 
 import serving
 
 KV_BYTES = 64 << 20
-# Parts of a module's file in memory, from a folder.
-READ_AHEAD = 2 << 20
+UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 def main():
@@ -75,18 +74,16 @@ def main():
         seconds = time.monotonic() - begun
         most["resident"] = (server.process.most_resident() - server.resident("RssFile")) * 2**20
         loads = server.metric("dipaco_module_loads_total")
-        formula = re.search(r"the server needs at most ([^\n]*)", server.log.read_text())
-    model = tomllib.loads((run / "config.toml").read_text())["model"]
-    seed = 4 * info["path_parameters"]
-    # The largest tensor is the embedding or a matrix of the feed-forward layer.
-    reading = 4 * max(model["vocab_size"], model["ffn_size"]) * model["hidden_size"] + READ_AHEAD
-    budget = limit + KV_BYTES + seed + reading
+        formula = re.search(r"the server needs at most ([^\n]*)", server.log.read_text())[1]
+    # "modules 1.1 GB, keys and values 66.8 MB, ...". The limit of the modules is known to the byte.
+    parts = re.findall(r"([a-z ]+) ([0-9.]+) ([kMG]?)B", formula.partition(": ")[2])
+    budget = limit + sum(float(number) * UNITS[unit] for name, number, unit in parts if name.strip() != "modules")
     print(json.dumps({
         "format": info["format"], "paths": info["paths"], "answered": len(answers), "passes": given.passes, "failed": len(failed),
         "limit_mib": round(limit / 2**20, 1), "most_modules_mib": round(most["modules"] / 2**20, 1), "loads": loads,
-        "seed_mib": round(seed / 2**20, 1), "reading_mib": round(reading / 2**20, 1), "budget_mib": round(budget / 2**20, 1),
+        "budget_mib": round(budget / 2**20, 1),
         "most_resident_mib": round(most["resident"] / 2**20, 1), "resident_over_budget": round(most["resident"] / budget, 3),
-        "seconds": round(seconds, 1), "formula": formula and formula[1],
+        "seconds": round(seconds, 1), "formula": formula,
     }))
     for failure in failed[:5]:
         print(failure, file=sys.stderr)
