@@ -29,9 +29,12 @@ impl RouteCache {
         if self.routes.insert(Arc::clone(&prefix), route).is_none() {
             self.order.push_back(prefix);
         }
-        if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
-        {
+    }
+
+    /// Forgets the oldest routes beyond [`REMEMBERED`]. Only between two passes: a pass needs all of its routes to its end.
+    fn forget(&mut self) {
+        let beyond = self.order.len().saturating_sub(REMEMBERED);
+        for oldest in self.order.drain(..beyond) {
             self.routes.remove(&oldest);
         }
     }
@@ -67,6 +70,7 @@ pub(crate) fn run(shared: &Shared) {
                 (Err(error), _) => shared.fail(id, error),
             }
         }
+        cache.forget();
     }
 }
 
@@ -208,5 +212,30 @@ impl Shared {
             reroutes: 0,
         };
         self.end_waiting(state, id, Outcome::Length, Some(Ok(finished)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_keeps_the_oldest_route_until_its_end() {
+        let mut cache = RouteCache::default();
+        let prefix = |number: usize| -> Arc<[u32]> { [number as u32].into() };
+        let all = REMEMBERED + MOST;
+        for number in 0..all {
+            cache.insert(prefix(number), Route::new(PathId(number as u32), Vec::new()));
+        }
+        let path = |cache: &RouteCache, number| {
+            known(cache, &BTreeMap::new(), &prefix(number)).ok().map(|route| route.path.0)
+        };
+        assert_eq!(path(&cache, 0), Some(0));
+        cache.forget();
+        assert_eq!((cache.routes.len(), cache.order.len()), (REMEMBERED, REMEMBERED));
+        assert_eq!((path(&cache, MOST - 1), path(&cache, MOST)), (None, Some(MOST as u32)));
+        // Another answer for the same prefix takes no further place.
+        cache.insert(prefix(MOST), Route::new(PathId(7), Vec::new()));
+        assert_eq!((cache.order.len(), path(&cache, MOST)), (REMEMBERED, Some(7)));
     }
 }

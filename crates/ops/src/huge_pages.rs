@@ -3,6 +3,9 @@
 /// Bytes of a huge page on the processors that have kernel sets of their own.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
+/// `MADV_COLLAPSE` of Linux 6.1, which libc does not name for every C library.
+#[cfg(target_os = "linux")]
+const MADV_COLLAPSE: libc::c_int = 25;
 
 /// Asks the system to keep this memory, which has been written, in huge pages. Nothing but speed depends on the answer, so a system
 /// without huge pages is no error.
@@ -18,7 +21,7 @@ const HUGE_PAGE: usize = 2 << 20;
 pub(crate) fn keep(memory: &[f32]) {
     let begin = memory.as_ptr().addr() & !(HUGE_PAGE - 1);
     let end = (memory.as_ptr().addr() + size_of_val(memory)).next_multiple_of(HUGE_PAGE);
-    for advice in [libc::MADV_HUGEPAGE, libc::MADV_COLLAPSE] {
+    for advice in [libc::MADV_HUGEPAGE, MADV_COLLAPSE] {
         // SAFETY: neither advice changes contents or rights of any address, and addresses without memory only give an error.
         let _ = unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, advice) };
     }
