@@ -31,7 +31,8 @@ pub(crate) fn keep(memory: &[f32]) {
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn keep(_: &[f32]) {}
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use crate::buffer::Buffer;
 
