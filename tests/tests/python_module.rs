@@ -191,7 +191,7 @@ fn exports(run: &Run, folder: &Path) {
             .collect()
     };
     let (ours, theirs) = (files(&ours), files(&theirs));
-    assert_eq!(ours.len(), 13);
+    assert_eq!(ours.len(), 15);
     assert!(ours == theirs, "{:?}", ours.iter().map(|(name, _)| name).collect::<Vec<_>>());
 }
 
