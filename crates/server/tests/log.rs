@@ -22,24 +22,33 @@ async fn the_log_has_the_time_in_the_queue_and_not_the_time_until_the_path_is_kn
     let server = Server::start(ServeConfig { slots: 1, ..ServeConfig::default() }).await;
     let mut load = server.state.engine().watch_load();
     server.model.gate.shut();
-    let ask = json!({"prompt": "a", "max_tokens": 2, "path": 0, "stream": true}).to_string();
-    let begin = || server.begin("POST", "/v1/completions", JSON, ask.as_bytes());
-    let mut first = begin().await;
+    let begin = async |id: &str| {
+        let ask = json!({"prompt": "a", "max_tokens": 2, "path": 0, "stream": true, "request_id": id});
+        server.begin("POST", "/v1/completions", JSON, ask.to_string().as_bytes()).await
+    };
+    let begins = Instant::now();
+    let mut first = begin("first").await;
     load.wait_for(|load| load.running == 1).await.unwrap();
-    let mut second = begin().await;
+    let until_running = begins.elapsed();
+    let mut second = begin("second").await;
     load.wait_for(|load| load.waiting == 1).await.unwrap();
     let waits = Instant::now();
     // The head comes when the path is known. The place is still taken.
     head(&mut second).await;
-    assert_eq!(server.get("/health").await.status, 200);
+    // The second waits longer than the first can have waited.
+    while waits.elapsed() <= until_running {
+        assert_eq!(server.get("/health").await.status, 200);
+    }
     let held = waits.elapsed().as_secs_f64();
     server.model.gate.open();
     for stream in [&mut first, &mut second] {
         stream.read_to_end(&mut Vec::new()).await.unwrap();
     }
     let lines = log.lines("completion");
-    let queued: Vec<f64> = lines.iter().map(|line| line["queued_seconds"].as_f64().unwrap()).collect();
-    assert!(queued.len() == 2 && queued[1] >= held && queued[1] > queued[0], "{queued:?}, held {held}");
+    let of =
+        |id: &str| lines.iter().find(|line| line["id"] == id).unwrap()["queued_seconds"].as_f64().unwrap();
+    let queued = ["first", "second"].map(of);
+    assert!(lines.len() == 2 && queued[1] >= held && queued[1] > queued[0], "{queued:?}, held {held}");
     let metric = server.metric("dipaco_request_queue_time_seconds_sum{model_name=\"tiny\"}").await;
     assert!((metric - queued.iter().sum::<f64>()).abs() < 1e-6, "{metric} {queued:?}");
 }
