@@ -1,23 +1,23 @@
 //! Huge pages for weights that every step reads.
 
 /// Bytes of a huge page on the processors that have kernel sets of their own.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 const HUGE_PAGE: usize = 2 << 20;
 /// `MADV_COLLAPSE` of Linux 6.1, which libc does not name for every C library.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 const MADV_COLLAPSE: libc::c_int = 25;
 
 /// Asks the system to keep this memory, which has been written, in huge pages. Nothing but speed depends on the answer, so a system
 /// without huge pages is no error.
 ///
 /// One row reads weights as fast as memory gives them. With pages of 4 KiB the processor's prefetch ends at each page, and a token
-/// takes 1.2 to 1.4 times as long (`docs/results/serving.md`, "Huge pages").
+/// takes 1.25 to 1.46 times as long (`docs/results/serving.md`, "Huge pages").
 ///
 /// Linux 6.1 and newer moves the memory now. Older ones do it in the background, for memory with this mark.
 ///
 /// The advice covers whole huge pages, so also what lies beside the memory: the matrices of a module lie side by side, and most are
 /// smaller than a huge page.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn keep(memory: &[f32]) {
     let begin = memory.as_ptr().addr() & !(HUGE_PAGE - 1);
     let end = (memory.as_ptr().addr() + size_of_val(memory)).next_multiple_of(HUGE_PAGE);
@@ -27,12 +27,12 @@ pub(crate) fn keep(memory: &[f32]) {
     }
 }
 
-/// Other systems have no such advice.
-#[cfg(not(target_os = "linux"))]
+/// Other systems have no such advice, and Miri has no system.
+#[cfg(any(not(target_os = "linux"), miri))]
 pub(crate) fn keep(_: &[f32]) {}
 
 #[cfg(test)]
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 mod tests {
     use crate::buffer::Buffer;
 

@@ -70,7 +70,8 @@ pub(crate) async fn chat(
         return Err(no_chat());
     }
     let messages = chat::messages(&mut fields)?;
-    let mut completion = CompletionRequest::of_prompts(vec![Prompt::Chat(messages)], &mut fields)?;
+    let prompt = Prompt::Chat { messages, answer_begins: true };
+    let mut completion = CompletionRequest::of_prompts(vec![prompt], &mut fields)?;
     let _body = fields.end();
     // A chat ends with the model's answer, not after a few tokens.
     completion.default_max_tokens = usize::MAX;
@@ -333,7 +334,7 @@ pub(crate) fn read_fields(fields: &mut Fields, is_chat: bool) -> Result<(), ApiE
     RequestId::new("own").read(fields)?;
     if is_chat {
         chat::messages(fields)?;
-        return CompletionRequest::of_prompts(vec![Prompt::Chat(Vec::new())], fields).map(drop);
+        return CompletionRequest::of_prompts(vec![Prompt::Tokens(vec![1])], fields).map(drop);
     }
     CompletionRequest::read(fields).map(drop)
 }

@@ -7,47 +7,26 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
-use crate::chat_template::{Message, no_chat};
+use crate::chat_template::no_chat;
 use crate::completions::{Prompt, list_of_messages};
 use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::{Fields, tokens, wrong};
 use crate::{ChatTemplate, ServerState};
 
-/// What is to be tokenized.
-enum Asked {
-    /// A text.
-    Text(String),
-    /// The messages of a chat.
-    Chat { messages: Vec<Message>, answer_begins: bool },
-}
-
-impl Asked {
-    fn read(fields: &mut Fields) -> Result<Self, ApiError> {
-        let text = fields.string("prompt")?;
-        let messages = fields.take("messages").map(list_of_messages).transpose()?;
-        let answer_begins = fields.flag_or("add_generation_prompt", true)?;
-        match (text, messages) {
-            (Some(text), None) => Ok(Self::Text(text)),
-            (None, Some(messages)) => Ok(Self::Chat { messages, answer_begins }),
-            (Some(_), Some(_)) => {
-                Err(ApiError::field("messages", "the request has prompt and messages: give one of them"))
-            }
-            (None, None) => {
-                Err(ApiError::field("prompt", "prompt is missing: give a text, or the messages of a chat"))
-            }
+/// The text or the chat of a request.
+fn prompt(fields: &mut Fields) -> Result<Prompt, ApiError> {
+    let text = fields.string("prompt")?;
+    let messages = fields.take("messages").map(list_of_messages).transpose()?;
+    let answer_begins = fields.flag_or("add_generation_prompt", true)?;
+    match (text, messages) {
+        (Some(text), None) => Ok(Prompt::Text(text)),
+        (None, Some(messages)) => Ok(Prompt::Chat { messages, answer_begins }),
+        (Some(_), Some(_)) => {
+            Err(ApiError::field("messages", "the request has prompt and messages: give one of them"))
         }
-    }
-
-    /// The token ids. Occupies a core.
-    fn tokens(self, state: &ServerState) -> Result<Vec<u32>, ApiError> {
-        match self {
-            // Harnesses ask for the text of the end-of-text token to learn its id. In a longer text it is ordinary text.
-            Self::Text(text) if text == state.codec.info().end_of_text => Ok(vec![state.codec.end_of_text()]),
-            Self::Text(text) => Prompt::Text(text).tokens(state),
-            Self::Chat { messages, answer_begins } => {
-                state.chat.get().ok_or_else(no_chat)?.prompt(&messages, answer_begins)
-            }
+        (None, None) => {
+            Err(ApiError::field("prompt", "prompt is missing: give a text, or the messages of a chat"))
         }
     }
 }
@@ -61,8 +40,8 @@ pub(crate) async fn tokenize(
     if let Some(model) = fields.string("model")? {
         state.resolve(&model)?;
     }
-    let asked = Asked::read(&mut fields)?;
-    if matches!(asked, Asked::Chat { .. }) && state.chat.get().is_none() {
+    let prompt = prompt(&mut fields)?;
+    if matches!(prompt, Prompt::Chat { .. }) && state.chat.get().is_none() {
         return Err(no_chat());
     }
     // No token is added to a text. A template adds the tokens of a chat.
@@ -71,7 +50,11 @@ pub(crate) async fn tokenize(
     let _body = fields.end();
     let work = Arc::clone(&state);
     let answer = move || {
-        let tokens = asked.tokens(&work)?;
+        let tokens = match prompt {
+            // Harnesses ask for the text of the end-of-text token to learn its id. In a longer text it is ordinary text.
+            Prompt::Text(text) if text == work.codec.info().end_of_text => vec![work.codec.end_of_text()],
+            prompt => prompt.tokens(&work)?,
+        };
         let shown =
             strings.then(|| tokens.iter().map(|&token| work.codec.token_text(token)).collect::<Vec<_>>());
         let context = work.engine.model().context();

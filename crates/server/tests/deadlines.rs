@@ -12,15 +12,15 @@ use std::sync::mpsc::{Sender, channel};
 use client::{JSON, Server, reply};
 use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig};
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{self, Receiver};
 
 /// Chats of a server whose tokenizer waits for the first channel, and reports its begin to the second.
-fn with_chats(server: &Server) -> (Sender<()>, UnboundedReceiver<()>) {
+fn with_chats(server: &Server) -> (Sender<()>, Receiver<()>) {
     let (go, held) = channel::<()>();
-    let (begins, begun) = unbounded_channel();
+    let (begins, begun) = mpsc::channel(8);
     let held = Mutex::new(held);
     let encode: EncodeChat = Box::new(move |text| {
-        begins.send(())?;
+        begins.try_send(())?;
         held.lock().unwrap().recv()?;
         Ok(text.bytes().map(u32::from).collect())
     });

@@ -120,7 +120,7 @@ impl CompletionRequest {
         let longest = self.max_tokens.unwrap_or(1).min(context);
         let of_prompt = |prompt: &Prompt| match prompt {
             Prompt::Tokens(ids) if self.truncate.is_none() => ids.len().min(context) + longest,
-            Prompt::Tokens(_) | Prompt::Text(_) | Prompt::Chat(_) => 1 + longest,
+            Prompt::Tokens(_) | Prompt::Text(_) | Prompt::Chat { .. } => 1 + longest,
         };
         let tokens = self.prompts.iter().map(of_prompt).fold(0, usize::saturating_add);
         let sequences = self.prompts.len().saturating_mul(self.n);

@@ -12,8 +12,11 @@ use crate::fields::{tokens, wrong};
 pub(crate) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
-    /// The messages of a chat.
-    Chat(Vec<Message>),
+    /// The messages of a chat, which the model continues as the assistant if the answer begins behind them.
+    Chat {
+        messages: Vec<Message>,
+        answer_begins: bool,
+    },
 }
 
 impl Prompt {
@@ -23,7 +26,9 @@ impl Prompt {
         match self {
             Self::Tokens(tokens) => Ok(tokens),
             Self::Text(text) => state.codec.encode(&text).map_err(failed),
-            Self::Chat(messages) => state.chat.get().ok_or_else(no_chat)?.prompt(&messages, true),
+            Self::Chat { messages, answer_begins } => {
+                state.chat.get().ok_or_else(no_chat)?.prompt(&messages, answer_begins)
+            }
         }
     }
 }
@@ -46,7 +51,7 @@ pub(super) fn prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
     let empty = |prompt: &Prompt| match prompt {
         Prompt::Text(text) => text.is_empty(),
         Prompt::Tokens(tokens) => tokens.is_empty(),
-        Prompt::Chat(messages) => messages.is_empty(),
+        Prompt::Chat { messages, .. } => messages.is_empty(),
     };
     if prompts.is_empty() || prompts.iter().any(empty) {
         let message = "the prompt is empty: give at least one token";
