@@ -129,6 +129,7 @@ impl ModulePacker {
                     && let Some(Qkv { values, .. }) = self.qkv.remove(&block)
                 {
                     self.pack(block, BlockPart::Qkv, &values)?;
+                    dipaco_ops::free_values(values);
                 }
             }
         }

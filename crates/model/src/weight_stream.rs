@@ -146,6 +146,7 @@ impl Tensors {
             // Freed before the next tensor takes its memory.
             let values = std::mem::take(&mut self.values);
             take(spec, &values)?;
+            dipaco_ops::free_values(values);
             self.order.pop_front();
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Huge pages for weights that every step reads.
+//! Pages of weights: huge ones while every step reads them, and back to the system when they leave.
 
 /// Bytes of a huge page on the processors that have kernel sets of their own.
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -27,13 +27,46 @@ pub(crate) fn keep(memory: &[f32]) {
     }
 }
 
+/// Gives the pages of memory that will not be read any more back to the system. The memory is zero or as before from now on.
+///
+/// The allocator would keep them for some seconds, because most programs soon take as much again. Modules that leave a server make
+/// room for others at once, so `serve.memory` would be exceeded by what left in these seconds (`docs/results/serving.md`, "All 256
+/// paths under a limit").
+#[cfg(all(target_os = "linux", not(miri)))]
+pub(crate) fn give_back(memory: &mut [f32]) {
+    // SAFETY: the call reads a constant of the system.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(0);
+    if page == 0 {
+        return;
+    }
+    // Pages at both ends may hold memory of others.
+    let begin = memory.as_ptr().addr().next_multiple_of(page);
+    let end = (memory.as_ptr().addr() + size_of_val(memory)) / page * page;
+    if begin < end {
+        // SAFETY: the pages lie in memory that is borrowed exclusively, and any bits are f32. An allocator with memory that can't
+        // be given back gets an error, and nothing changes.
+        let _ = unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_DONTNEED) };
+    }
+}
+
+/// Frees the values of a tensor that was packed. Their pages go back to the system at once, as those of weights that leave do.
+pub fn free(mut values: Vec<f32>) {
+    give_back(&mut values);
+}
+
 /// Other systems have no such advice, and Miri has no system.
 #[cfg(any(not(target_os = "linux"), miri))]
 pub(crate) fn keep(_: &[f32]) {}
 
+/// As [`keep`].
+#[cfg(any(not(target_os = "linux"), miri))]
+pub(crate) fn give_back(_: &mut [f32]) {}
+
 #[cfg(test)]
 #[cfg(all(target_os = "linux", not(miri)))]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use crate::buffer::Buffer;
 
     /// True if the system marks the mapping with this address for huge pages (`VmFlags` of `/proc/self/smaps`).
@@ -53,6 +86,32 @@ mod tests {
             }
         }
         panic!("no mapping has the address");
+    }
+
+    /// True if the page with this address is in memory (bit 63 of its entry in `/proc/self/pagemap`).
+    fn is_resident(address: usize) -> bool {
+        /// Bytes of an entry.
+        const ENTRY: usize = 8;
+        // SAFETY: the call reads a constant of the system.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap();
+        let mut entry = [0; ENTRY];
+        let file = std::fs::File::open("/proc/self/pagemap").unwrap();
+        file.read_exact_at(&mut entry, (address / page * ENTRY) as u64).unwrap();
+        u64::from_le_bytes(entry) >> 63 == 1
+    }
+
+    #[test]
+    fn memory_that_is_given_back_leaves_the_process_and_no_neighbour_changes() {
+        const LENGTH: usize = 4 << 20;
+        // Begins and ends within a page.
+        let given = 100..LENGTH - 200;
+        let mut memory = vec![1f32; LENGTH];
+        let address = |index: usize| memory.as_ptr().addr() + index * size_of::<f32>();
+        let probes = [address(LENGTH / 8), address(LENGTH / 2), address(LENGTH - LENGTH / 8)];
+        assert_eq!(probes.map(is_resident), [true; 3]);
+        super::give_back(&mut memory[given.clone()]);
+        assert_eq!(probes.map(is_resident), [false; 3]);
+        assert!(memory[..given.start].iter().chain(&memory[given.end..]).all(|value| *value == 1.0));
     }
 
     #[test]

@@ -69,6 +69,7 @@ pub use error::OpsError;
 pub use format::WeightFormat;
 pub use gradient_slot::{GradientSlot, PartGradient};
 pub use head::head_rows;
+pub use huge_pages::free as free_values;
 pub use kernel_set::{Int8Kernels, KernelChoice, KernelSet, KernelSetError, kernel_choice};
 pub use kv_pages::{KvPages, KvShape, PAGE_TOKENS, SequencePages, SequencePlace};
 pub use memory::{update_in_place, with_slice};

@@ -43,6 +43,15 @@ enum Panels {
     Blocks(QuantizedPanels),
 }
 
+impl Drop for PackedRows {
+    fn drop(&mut self) {
+        huge_pages::give_back(match &mut self.panels {
+            Panels::F32(memory) | Panels::Bf16(memory) => memory,
+            Panels::Blocks(panels) => panels.memory_mut(),
+        });
+    }
+}
+
 /// What a product does with the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {

@@ -108,6 +108,11 @@ impl QuantizedPanels {
         &self.memory
     }
 
+    /// Memory of the panels, for those that no product reads any more.
+    pub(crate) fn memory_mut(&mut self) -> &mut [f32] {
+        &mut self.memory
+    }
+
     fn panel(&self, first: usize) -> &[u8] {
         let panel = self.blocks * self.layout.block();
         let bytes: &[u8] = bytemuck::cast_slice(&self.memory);
