@@ -10,6 +10,7 @@ use dipaco_train::{CoordinatorError, TrainError};
 use thiserror::Error;
 
 use crate::authority_error::AuthorityError;
+use crate::export_error::ExportError;
 use crate::extend_error::ExtendError;
 use crate::label_error::LabelError;
 use crate::serve_memory::ServerTooLarge;
@@ -301,6 +302,9 @@ pub enum PipelineError {
     /// Labels of documents.
     #[error(transparent)]
     Labels(#[from] LabelError),
+    /// Exported files that were read again.
+    #[error(transparent)]
+    Export(#[from] ExportError),
     /// Extending a finished run.
     #[error(transparent)]
     Extend(#[from] ExtendError),

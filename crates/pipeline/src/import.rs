@@ -4,7 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use dipaco_config::{Pretrained, RunConfig};
-use dipaco_model::{GgufModel, ModuleWeights, PretrainedSettings, PretrainedWeights, TensorIndex, untie};
+use dipaco_model::{
+    GgufModel, ModelConfig, ModuleWeights, PretrainedSettings, PretrainedWeights, TensorIndex, untie,
+};
 use dipaco_shards::Tokenizer;
 use dipaco_train::{import_seed, open_run};
 use serde::Serialize;
@@ -105,6 +107,15 @@ impl PretrainedModel {
         let config: Value = serde_json::from_slice(self.bytes(TOKENIZER_CONFIG)).ok()?;
         let token = config.get("eos_token")?;
         Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())
+    }
+
+    /// Reads the weights, and returns them with the shape of the model and its tokenizer.
+    ///
+    /// # Errors
+    /// When a file of the model can't be used.
+    pub fn read(&self) -> Result<(ModelConfig, ModuleWeights), PipelineError> {
+        let tokenizer = self.tokenizer(None)?;
+        Ok((self.settings.model.with_vocabulary(tokenizer.vocab_size() as usize)?, self.weights()?))
     }
 
     /// Reads the weights, one file at a time.

@@ -44,6 +44,8 @@ pub mod dry_run;
 pub mod evaluate;
 pub mod experiment;
 pub mod export;
+pub mod export_check;
+mod export_error;
 pub mod extend;
 mod extend_error;
 pub mod files;
@@ -71,6 +73,7 @@ pub mod vocabulary;
 
 pub use authority_error::AuthorityError;
 pub use error::PipelineError;
+pub use export_error::ExportError;
 pub use extend_error::ExtendError;
 pub use imported_files::{ExportedFiles, ImportedFolder};
 pub use label_error::LabelError;

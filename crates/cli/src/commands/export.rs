@@ -1,6 +1,6 @@
 //! `dipaco export`: writes a path or the seed as a Hugging Face Llama checkpoint, or as a GGUF file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use dipaco_model::WeightFormat;
@@ -17,7 +17,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco export --run runs/tiny --path 2 --out path-2  for transformers, vLLM and others
   dipaco export --run runs/tiny --seed --out seed      the seed that all paths began with
-  dipaco export --run runs/tiny --path 2 --gguf path-2.gguf --format q8_0  for llama.cpp, Ollama and others";
+  dipaco export --run runs/tiny --path 2 --gguf path-2.gguf --format q8_0 --verify  for llama.cpp, Ollama and others";
 
 /// Options of `dipaco export`.
 #[derive(Debug, Args)]
@@ -42,6 +42,9 @@ pub(crate) struct ExportOptions {
     /// Use the version of the path with the lowest loss on its held-out documents, instead of the last version.
     #[arg(long)]
     early_stopping: bool,
+    /// Read what was written as `seed --import` does, and compare its logits with those of the weights.
+    #[arg(long)]
+    verify: bool,
     /// Write over a checkpoint in the folder, and over the GGUF file.
     #[arg(long)]
     force: bool,
@@ -93,13 +96,21 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
         let weights = Weights::open(&run, &config, version).await?;
         runtime::blocking(move || Ok(Exported::compose(&weights, path)?)).await
     })?;
+    let written = |files: &Path, format| -> Result<(), CliError> {
+        let mut line = format!("{shown} is in {}", files.display());
+        if options.verify {
+            line += &format!(": {}", exported.verify(&config, files, format)?);
+        }
+        Ok(output::print(&format!("{line}\n"))?)
+    };
     if let Some(out) = &options.out {
         exported.write_checkpoint(&run, &config, out)?;
-        output::print(&format!("{shown} is in {}\n", out.display()))?;
+        written(out, WeightFormat::F32)?;
     }
     if let Some(file) = &options.gguf {
-        exported.write_gguf(&run, &config, options.format.into(), file)?;
-        output::print(&format!("{shown} is in {}\n", file.display()))?;
+        let format = options.format.into();
+        exported.write_gguf(&run, &config, format, file)?;
+        written(file, format)?;
     }
     Ok(())
 }
