@@ -82,7 +82,7 @@ impl Default for EngineConfig {
             slots: 0,
             queued_requests: 1024,
             queued_tokens: 1 << 20,
-            step_tokens: 64,
+            step_tokens: 128,
             prompt_slowdown: Self::PROMPT_SLOWDOWN,
             kv_bytes: 0,
             kv_type: KvType::F32,

@@ -125,7 +125,7 @@ impl Default for ServeConfig {
             reload_seconds: 0.0,
             kv_type: KvType::Bf16,
             kv_bytes: 0,
-            step_tokens: 64,
+            step_tokens: 128,
             prompt_slowdown: 1.75,
             slots: 0,
             queued_requests: 1024,
