@@ -6,8 +6,8 @@
 Closed loop: --clients clients send the same prompts of --text, each continued by 32 tokens, greedily; `bench serve` and guidellm (PyPI) in
 turn, --rounds times. Prints requests and tokens a second, and medians of the times to the
 first token, of a later token, and of a request.
-Overload: an open loop at --times the rate of the closed loop for --seconds; `bench serve` and oha (crates.io) in turn. Prints answers and
-refusals of both, and the latency of refusals, in medians and 99th percentiles.
+Overload: an open loop at --times the rate of the closed loop for --seconds, and --timeout seconds for each request; `bench serve` and oha
+(crates.io) in turn. Prints answers and refusals of both, and the latency of refusals, in medians and 99th percentiles.
 
 RUN is a run with a router; path 0 is exported for its tokenizer. Nothing else should run on the machine.
 """
@@ -37,6 +37,7 @@ def main():
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--times", type=float, default=10)
     options.add_argument("--seconds", type=int, default=15)
+    options.add_argument("--timeout", type=float, default=5, help="serve.request_timeout of the overload")
     options.add_argument("--set", action="append", default=[], help="further settings of `dipaco serve`")
     given = options.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="dipaco-check-load-"))
@@ -54,7 +55,10 @@ def main():
         for key in found["guidellm"][0]:
             medians = [statistics.median(one[key] for one in found[side]) for side in ("bench serve", "guidellm")]
             print(json.dumps({"case": "closed", "median of": key, "bench serve over guidellm": round(medians[0] / medians[1], 3)}))
-        rate = given.times * statistics.median(one["requests_per_s"] for one in found["bench serve"])
+    rate = given.times * statistics.median(one["requests_per_s"] for one in found["bench serve"])
+    with serving.Server(given.dipaco, given.run, *serving.setting(given, request_timeout=given.timeout)) as server:
+        # The server learns its speed, by which it refuses.
+        own_closed(given, server, folder)
         for number in range(given.rounds):
             for side, measure in (("bench serve", own_open), ("oha", oha)):
                 print(json.dumps({"case": "overload", "round": number, "side": side, **measure(given, server, folder, rate)}), flush=True)
@@ -87,7 +91,7 @@ def guidellm(given, server, folder):
     report = folder / "guidellm.json"
     words = [
         given.guidellm, "run", "--disable-console",
-        "--backend", f"kind=openai_http,target={server.url},model={server.info()['name']},request_format=/v1/completions",
+        "--backend", f"kind=openai_http,target={server.url},model={server.name},request_format=/v1/completions",
         "--profile", f"kind=concurrent,streams={given.clients}", "--constraint", f"kind=max_requests,count={given.requests}",
         "--tokenizer", f"kind=huggingface_auto,model={folder / 'path-0'}",
         "--data", f"kind=json_file,path={folder / 'prompts.jsonl'}", "--output", f"kind=json,path={report}",
@@ -115,9 +119,9 @@ def own_open(given, server, folder, rate):
 
 def oha(given, server, folder, rate):
     prompt = (folder / "prompts.txt").read_text().splitlines()[0]
-    body = {"model": server.info()["name"], "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    body = {"model": server.name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     # As many connections as an open loop at this rate can need. The end waits for what was admitted.
-    words = [given.oha, "--no-tui", "--output-format", "json", "-z", f"{given.seconds}s", "-q", int(rate), "-c", 512, "--wait-ongoing-requests-after-deadline",
+    words = [given.oha, "--no-tui", "--output-format", "json", "-z", f"{given.seconds}s", "-q", int(rate), "-c", 512, "--stats-success-breakdown", "--wait-ongoing-requests-after-deadline",
              "-m", "POST", "-T", "application/json", "-d", json.dumps(body), server.url + "/v1/completions"]
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)

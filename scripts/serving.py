@@ -116,11 +116,11 @@ class Server:
         self.log = pathlib.Path(tempfile.NamedTemporaryFile(prefix="dipaco-serve-", suffix=".log", delete=False).name)
         self.process = runs.Process(self.log, [dipaco, "serve", "--run", run, "--address", "127.0.0.1:0", *words])
         # It says so when it is ready.
-        while not (found := re.search(r"serving \S+ at (http://\S+)", self.log.read_text())):
+        while not (found := re.search(r"serving (\S+) at (http://\S+)", self.log.read_text())):
             if self.process.ended():
                 sys.exit(f"the server ended:\n{self.log.read_text()}")
             time.sleep(0.1)
-        self.url = found[1]
+        self.name, self.url = found.groups()
 
     def __enter__(self):
         return self
