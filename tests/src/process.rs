@@ -84,7 +84,9 @@ pub struct Output {
 }
 
 impl Output {
-    fn all(&self) -> String {
+    /// Command, status and what it printed, for messages.
+    #[must_use]
+    pub fn all(&self) -> String {
         format!("{}\n{}\n--- stdout\n{}\n--- stderr\n{}", self.command, self.status, self.stdout, self.stderr)
     }
 

@@ -17,7 +17,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco export --run runs/tiny --path 2 --out path-2  for transformers, vLLM and others
   dipaco export --run runs/tiny --seed --out seed      the seed that all paths began with
-  dipaco export --run runs/tiny --path 2 --gguf path-2.gguf --format q8_0 --verify  for llama.cpp, Ollama and others";
+  dipaco export --run runs/tiny --path 2 --gguf path-2.gguf --format q8_0 --verify  for llama.cpp";
 
 /// Options of `dipaco export`.
 #[derive(Debug, Args)]
