@@ -109,7 +109,7 @@ fn logits(config: &ModelConfig, weights: &ModuleWeights, text: &[u32]) -> Result
     let config = ModelConfig { dtype: Dtype::F32, ..config.clone() };
     let dense = Topology::new(&TopologyConfig::dense(config.blocks), config.blocks)?;
     let path = Path::compose(&config, &dense, &[Arc::new(Module::load(weights, &Device::Cpu)?)])?;
-    let tokens = TokenRows::new(text.to_vec(), text.len(), config.head_size()).map_err(ModelError::from)?;
+    let tokens = TokenRows::new(text.to_vec(), 1, config.head_size()).map_err(ModelError::from)?;
     Ok(path.position_logits(&tokens, &(0..text.len()).collect::<Vec<_>>())?)
 }
 
