@@ -101,7 +101,7 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
         if options.verify {
             line += &format!(": {}", exported.verify(&config, files, format)?);
         }
-        Ok(output::print(&format!("{line}\n"))?)
+        output::print(&format!("{line}\n"))
     };
     if let Some(out) = &options.out {
         exported.write_checkpoint(&run, &config, out)?;
