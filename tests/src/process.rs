@@ -84,9 +84,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Command, status and what it printed, for messages.
-    #[must_use]
-    pub fn all(&self) -> String {
+    fn all(&self) -> String {
         format!("{}\n{}\n--- stdout\n{}\n--- stderr\n{}", self.command, self.status, self.stdout, self.stderr)
     }
 

@@ -1,18 +1,15 @@
 //! Exported files, read again as any other pretrained model: do they give the logits of the weights that were exported?
 
 use std::fmt;
-use std::sync::Arc;
 
 use dipaco_config::RunConfig;
-use dipaco_model::{
-    Device, Dtype, ModelConfig, ModelError, Module, ModuleWeights, Path, TokenRows, WeightFormat,
-};
-use dipaco_topology::{Topology, TopologyConfig};
+use dipaco_model::{Dtype, ModelConfig, ModelError, ModuleWeights, TokenRows, WeightFormat};
 
 use crate::error::PipelineError;
 use crate::export::Exported;
 use crate::export_error::ExportError;
 use crate::import::PretrainedModel;
+use crate::weights::dense_path;
 
 /// Most tokens of the text that both models read.
 const TOKENS: usize = 64;
@@ -38,14 +35,14 @@ impl LogitDifference {
 
     fn between(own: &[f32], read: &[f32], tokens: usize) -> Self {
         let vocabulary = (own.len() / tokens).max(1);
-        let rows = || own.chunks(vocabulary).zip(read.chunks(vocabulary));
+        let rows = own.chunks(vocabulary).zip(read.chunks(vocabulary));
         // A NaN is a difference, and `f32::max` would lose it.
         let larger = |most: f32, value: f32| if value.is_nan() || value > most { value } else { most };
         let differences = own.iter().zip(read).map(|(own, read)| (own - read).abs());
         Self {
             largest: differences.fold(0.0, larger),
             scale: own.iter().map(|logit| logit.abs()).fold(0.0, larger),
-            same: rows().filter(|(own, read)| likeliest(own) == likeliest(read)).count(),
+            same: rows.filter(|(own, read)| likeliest(own) == likeliest(read)).count(),
             tokens,
         }
     }
@@ -107,8 +104,7 @@ impl Exported {
 /// Logits after each token (T, V), computed in f32.
 fn logits(config: &ModelConfig, weights: &ModuleWeights, text: &[u32]) -> Result<Vec<f32>, PipelineError> {
     let config = ModelConfig { dtype: Dtype::F32, ..config.clone() };
-    let dense = Topology::new(&TopologyConfig::dense(config.blocks), config.blocks)?;
-    let path = Path::compose(&config, &dense, &[Arc::new(Module::load(weights, &Device::Cpu)?)])?;
+    let path = dense_path(&config, weights)?;
     let tokens = TokenRows::new(text.to_vec(), 1, config.head_size()).map_err(ModelError::from)?;
     Ok(path.position_logits(&tokens, &(0..text.len()).collect::<Vec<_>>())?)
 }

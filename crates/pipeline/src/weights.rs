@@ -158,13 +158,8 @@ impl Weights {
         seed.imported.as_ref().filter(|imported| **imported != seed.weights)
     }
 
-    /// A path through one module of all parameters.
     fn dense(&self, object: &ObjectRef) -> Result<Path, PipelineError> {
-        let weights = self.read(object, path_specs(&self.config.model))?;
-        let module = Arc::new(Module::load(&weights, &Device::Cpu)?);
-        let dense =
-            Topology::new(&TopologyConfig::dense(self.config.model.blocks), self.config.model.blocks)?;
-        Ok(Path::compose(&self.config.model, &dense, &[module])?)
+        dense_path(&self.config.model, &self.read(object, path_specs(&self.config.model))?)
     }
 
     /// A trained path. Blocks on the store.
@@ -335,6 +330,13 @@ impl Weights {
         let bytes = self.runtime.block_on(self.store.get(object))?;
         Ok(ModuleWeights::from_safetensors(&bytes, specs.into())?)
     }
+}
+
+/// A path through one module of all parameters.
+pub(crate) fn dense_path(config: &ModelConfig, weights: &ModuleWeights) -> Result<Path, PipelineError> {
+    let module = Arc::new(Module::load(weights, &Device::Cpu)?);
+    let dense = Topology::new(&TopologyConfig::dense(config.blocks), config.blocks)?;
+    Ok(Path::compose(config, &dense, &[module])?)
 }
 
 /// The current weights of all fragments.
