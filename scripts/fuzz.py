@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 
-from runs import ROOT, parser
+from runs import ROOT, parser, test_programs
 
 CAMPAIGN = re.compile(r'Campaign::new\("([a-z0-9-]+)"\)')
 TEST = re.compile(r"#\[test\]\s*(?:#\[[^]]*\]\s*)*fn (\w+)")
@@ -38,7 +38,7 @@ TURN = r"^{}: \d+ s, (\d+) s of processors, (\d+) inputs from"
 
 
 def campaigns():
-    """Each campaign with its package's folder, its test program, and its test."""
+    """Each campaign with its package's folder, the name of its test program, and its test."""
     found = {}
     for manifest in sorted(ROOT.glob("crates/*/Cargo.toml")) + [ROOT / "routing/Cargo.toml", ROOT / "shards/Cargo.toml"]:
         package = manifest.parent
@@ -49,25 +49,14 @@ def campaigns():
             tests = [(test.start(), test[1]) for test in TEST.finditer(text)]
             for campaign in CAMPAIGN.finditer(text):
                 within = file.relative_to(package)
-                program = ["--test", within.stem] if within.parts[0] == "tests" else ["--lib"]
+                program = within.stem if within.parts[0] == "tests" else "lib"
                 name = [test for at, test in tests if at < campaign.start()][-1]
-                found[campaign[1]] = (package.name, program, name)
+                found[campaign[1]] = (package, program, name)
     if "hdf5" in found:
         # The campaign plays in a child process, which another test starts.
         package, program, _ = found["hdf5"]
         found["hdf5"] = (package, program, "damaged_structures_behind_a_right_hash_end_at_most_their_process")
     return found
-
-
-def built(cargo, package, program):
-    """Builds a test program and returns its path."""
-    words = [cargo, "test", "-p", f"dipaco-{package}", *program, "--no-run", "--message-format=json"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(words)}: exit {done.returncode}\n{done.stderr}")
-    messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    made = [message["executable"] for message in messages if message.get("executable") and message["profile"]["test"]]
-    return made[-1]
 
 
 def milliseconds(duration):
@@ -86,9 +75,8 @@ def play(executable, package, test, seconds, skip):
     """Plays a turn of a campaign; returns what its line says, and the test's output if it failed."""
     began = time.monotonic()
     environment = os.environ | {"DIPACO_FUZZ_SECONDS": str(seconds), "DIPACO_FUZZ_SKIP": str(skip)}
-    folder = next(folder for folder in (ROOT / "crates" / package, ROOT / package) if folder.exists())
     with tempfile.TemporaryFile() as kept:
-        child = subprocess.Popen([executable, test, "--nocapture"], cwd=folder, env=environment, stdout=kept, stderr=subprocess.STDOUT)
+        child = subprocess.Popen([executable, test, "--nocapture"], cwd=package, env=environment, stdout=kept, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         kept.seek(0)
@@ -124,13 +112,14 @@ def main():
     known = campaigns()
     if options.list:
         for name, (package, program, test) in known.items():
-            print(f"{name:20} dipaco-{package} {' '.join(program)} {test}")
+            print(f"{name:20} {package.relative_to(ROOT)} {program} {test}")
         return
     unknown = [name for name in options.campaigns if name not in known]
     if unknown:
         sys.exit(f"no campaigns: {' '.join(unknown)}; --list prints all")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    executables = {name: built(options.cargo, *known[name][:2]) for name in options.campaigns or known}
+    programs = test_programs(options.cargo)
+    executables = {name: programs[known[name][:2]] for name in options.campaigns or known}
     findings = set()
     writing = threading.Lock()
 

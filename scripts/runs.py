@@ -30,16 +30,30 @@ def parser(description, dipaco=ROOT / "target/release/dipaco"):
     return options
 
 
-def run(*words):
+def run(*words, cwd=None):
     """Runs a command to its end; returns its standard output."""
     words = [str(word) for word in words]
     try:
-        done = subprocess.run(words, capture_output=True, text=True)
+        done = subprocess.run(words, cwd=cwd, capture_output=True, text=True)
     except OSError as error:
         sys.exit(f"{words[0]} can't be run: {error}")
     if done.returncode != 0:
         sys.exit(f"{' '.join(words)}: exit {done.returncode}\n{done.stderr}")
     return done.stdout
+
+
+def test_programs(cargo):
+    """Builds the tests of all packages once; returns each test program by its package's folder and its name. The name of a
+    library's own tests is "lib"."""
+    programs = {}
+    built = run(cargo, "test", "--workspace", "--locked", "--no-run", "--message-format=json", cwd=ROOT)
+    for line in built.splitlines():
+        message = json.loads(line)
+        if message.get("executable") and message["profile"]["test"]:
+            target = message["target"]
+            name = "lib" if "lib" in target["kind"] else target["name"]
+            programs[pathlib.Path(message["manifest_path"]).parent, name] = message["executable"]
+    return programs
 
 
 def settings(values):

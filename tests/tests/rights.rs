@@ -1,4 +1,4 @@
-//! Synchronizers with rights that end: temporary credentials that open the objects of their modules and nothing else.
+//! Synchronizers with rights that end: temporary credentials that open the objects of their modules and the states of paths.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ fn permitted(seen: &Seen) -> bool {
             ["manifest", "probes"].iter().any(|kind| query.contains(&format!("prefix=run%2F{kind}%2F")))
         }
         "GET" | "HEAD" => within(&own) || within(&["manifest", "probes"]),
-        "PUT" => within(&own) || within(&["probes"]),
+        "PUT" => within(&own) || within(&["paths", "probes"]),
         "DELETE" => within(&["probes"]),
         _ => false,
     }
@@ -85,9 +85,15 @@ fn a_synchronizer_needs_temporary_credentials_for_the_objects_of_its_modules_onl
     assert_eq!(summary["outer_steps"], 6, "{summary}");
     assert_eq!(run.bits(), undisturbed());
     let used: BTreeSet<String> = store.seen().iter().filter_map(kind).collect();
-    for kind in
-        ["GET manifest", "GET modules", "GET momenta", "PUT modules", "PUT momenta", "PUT outer-gradients"]
-    {
+    for kind in [
+        "GET manifest",
+        "GET modules",
+        "GET momenta",
+        "PUT modules",
+        "PUT momenta",
+        "PUT outer-gradients",
+        "PUT paths",
+    ] {
         assert!(used.contains(kind), "{kind}: {used:?}");
     }
     assert!(

@@ -87,6 +87,16 @@ pub enum ResultError {
         /// The result.
         item: String,
     },
+    /// The result was checked as one of other inner steps.
+    #[error("{item} was checked as a result of inner step {found}, but its lease makes it at step {to}")]
+    OtherSteps {
+        /// The result.
+        item: String,
+        /// Inner steps of the path for which it was checked.
+        found: u64,
+        /// Inner steps of the path after which the lease makes it.
+        to: u64,
+    },
     /// The norm is far larger than those of the contributions that count.
     #[error(transparent)]
     OutOfProportion(#[from] OutOfProportion),

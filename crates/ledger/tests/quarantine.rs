@@ -20,7 +20,7 @@ fn upload(ledger: &mut Ledger, lease: &Lease, norm: f64) -> Recording {
     let send = lease.sends[0];
     let item = LeaseResult::OuterGradient { fragment: FRAGMENT, number: send.number, tokens: 1 };
     let object = object(&format!("{}-{}-{norm}", lease.path, lease.from));
-    ledger.check_and_record(&lease.claim(), item, StoredResult { object, norm }).unwrap()
+    ledger.check_and_record(&lease.claim(), item, send.step, StoredResult { object, norm }).unwrap()
 }
 
 fn complete(ledger: &mut Ledger, lease: &Lease) {

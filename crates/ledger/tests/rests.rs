@@ -4,7 +4,7 @@
 mod support;
 
 use dipaco_ledger::{LeaseCompletion, LeaseReport, LeaseResult, Ledger, StoredResult};
-use dipaco_sync::{Grant, Lease, Rests, Schedule};
+use dipaco_sync::{Grant, Lease, Rests, Schedule, ScheduledSend};
 use dipaco_topology::PathId;
 use support::{FRAGMENT, NOW, ask, lease, object, start, take_over, take_over_with};
 
@@ -20,10 +20,10 @@ fn resting(step: u64) -> PathId {
 
 /// Completes a lease with its outer gradient, without a state.
 fn complete(ledger: &mut Ledger, lease: &Lease) {
-    let number = lease.sends[0].number;
+    let ScheduledSend { number, step, .. } = lease.sends[0];
     let item = LeaseResult::OuterGradient { fragment: FRAGMENT, number, tokens: 1 };
     let stored = StoredResult { object: object(&format!("gradient {}", lease.path)), norm: 1.0 };
-    ledger.check_and_record(&lease.claim(), item, stored).unwrap();
+    ledger.check_and_record(&lease.claim(), item, step, stored).unwrap();
     let done = ledger.complete_lease(NOW, &lease.claim(), &LeaseReport::default()).unwrap();
     assert!(matches!(done, LeaseCompletion::Accepted { .. }), "{done:?}");
 }

@@ -134,9 +134,11 @@ pub enum Request {
         claim: LeaseClaim,
         /// The result.
         item: LeaseResult,
-        /// Its object.
-        object: ObjectRef,
-        /// Euclidean norm of the outer gradient.
+        /// Inner steps of the path after which the worker made it, as [`Response::Expected`] said.
+        to: u64,
+        /// Its digest. Lease, result, inner steps and hash give the name of its object.
+        digest: ContentDigest,
+        /// Euclidean norm of an outer gradient; 0 for a state.
         norm: f64,
     },
     /// Reports a finished outer step.
@@ -233,6 +235,11 @@ pub enum Response {
     Finished,
     /// Confirms a request that is carried out.
     Done,
+    /// Answers [`Request::Expected`]: the lease is current and expects the result.
+    Expected {
+        /// Inner steps of the path after which the worker makes the result.
+        to: u64,
+    },
     /// Answers [`Request::Fetch`]; the piece is the payload.
     Piece {
         /// Length of the whole object or shard in bytes.

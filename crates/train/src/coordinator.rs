@@ -154,6 +154,8 @@ pub async fn coordinate(
     let finished = ended == Ended::Complete;
     if finished {
         // Workers ask for a lease once more and learn that the run is complete. Lost workers are not waited for.
+        // Synchronizers wait for orders, of which there are no more: the last leases only measured.
+        requests.notify_synchronizers();
         farewell.cancel();
         if let Ok(ended) = tokio::time::timeout(GOODBYE_TIMEOUT, accepting).await {
             ended?;

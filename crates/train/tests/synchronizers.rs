@@ -9,16 +9,17 @@ use bytes::Bytes;
 use dipaco_codec::Compression;
 use dipaco_net::{Client, JoinToken, Limits, NetError, Service};
 use dipaco_protocol::{
-    FetchSource, GrantedLease, LeaseResult, OuterStepDone, Request, Response, SYNCHRONIZER,
+    ContentDigest, FetchSource, GrantedLease, LeaseReport, LeaseResult, OuterStepDone, Request, Response,
+    SYNCHRONIZER,
 };
 use dipaco_store::{ObjectRef, names};
-use dipaco_sync::{Fence, FragmentId, Merge, SyncConfig};
+use dipaco_sync::{Fence, FragmentId, LeaseClaim, Merge, ProcessId, SyncConfig};
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId, TopologyConfig};
 use dipaco_train::{Revocations, SynchronizerError};
 use tokio_util::sync::CancellationToken;
 
-use support::{Puppet, Run, config};
+use support::{Puppet, Run, config, encoded_state};
 
 const FIRST: ModuleId = ModuleId { level: 0, index: 0 };
 const OTHER: ModuleId = ModuleId { level: 1, index: 1 };
@@ -139,9 +140,10 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
         tokens: 1,
     };
     let nothing = Bytes::from_static(b"nothing");
-    for (item, why) in [(item(OTHER), "not of the modules"), (LeaseResult::State, "not of the modules")] {
-        let reason = refusal(there.submit(&work, item, nothing.clone()).await.unwrap());
-        assert!(reason.contains(why), "{reason}");
+    let elsewhere = GrantedLease { path: PathId(3), ..work.clone() };
+    for (work, item) in [(&work, item(OTHER)), (&elsewhere, LeaseResult::State)] {
+        let reason = refusal(there.submit(work, item, nothing.clone()).await.unwrap());
+        assert!(reason.contains("not of the modules"), "{reason}");
     }
     let over = GrantedLease { fence: Fence(1), ..work.clone() };
     let answer = there.submit(&over, item(FIRST), nothing.clone()).await.unwrap();
@@ -151,6 +153,90 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
     puppet.ask(&Request::Release, None).await.unwrap();
     drop((worker, puppet, there));
 
+    let worker = run.spawn_worker(&token, "worker");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+    synchronizer.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn states_of_paths_go_to_the_synchronizers_of_their_modules_only() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let mut synchronizers = Vec::new();
+    for level in [0, 1] {
+        let modules = [0, 1].map(|index| ModuleId { level, index });
+        synchronizers.push(run.spawn_synchronizer_as(&format!("level {level}"), &token, &modules).await);
+    }
+    let puppet = Puppet::welcome(&token, "first").await;
+    let work = loop {
+        let work = puppet.lease().await;
+        if work.weights.iter().all(|weights| weights.at.is_some()) {
+            break work;
+        }
+        puppet.ask(&Request::Release, None).await.unwrap();
+    };
+    let state = encoded_state(&run, &work, work.to).len() as u64;
+    puppet.ask(&Request::Release, None).await.unwrap();
+    drop(puppet);
+    let worker = run.spawn_worker(&token, "worker");
+    worker.await.unwrap().unwrap();
+    for synchronizer in synchronizers {
+        // Well before the coordinator's farewell ends by itself.
+        let ended = tokio::time::timeout(Duration::from_secs(5), synchronizer).await.unwrap();
+        // Each takes the states of two of the four paths three times. The outer gradients of its level have the length of
+        // three states: a state has two moments of the parameters of both levels.
+        let received = ended.unwrap().unwrap().bytes_received;
+        assert!(received > 7 * state, "{received} of {state}");
+    }
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    let undisturbed = Run::seeded(config()).await;
+    undisturbed.train(1).await;
+    assert_eq!(run.bits().await, undisturbed.bits().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_synchronizer_checks_states_and_the_coordinator_checks_their_steps() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let synchronizer = run.spawn_synchronizer(&token, &[FIRST]).await;
+    let (puppet, work) = until_it_has_the_first_module(&token).await;
+    let at = work.weights.iter().find_map(|weights| weights.at.clone()).unwrap();
+    let there = JoinToken { addresses: vec![at], ..token.clone() };
+    let there = Puppet::welcome_at_synchronizer(&there, "first").await;
+    let wrong = encoded_state(&run, &work, work.to + 1);
+    let reason = refusal(there.submit(&work, LeaseResult::State, wrong.clone()).await.unwrap());
+    assert!(reason.contains("step"), "{reason}");
+
+    // A synchronizer that says it checked the state as one of another step.
+    let worker = ProcessId { token: "test".to_owned(), name: "first".to_owned(), instance: 1 };
+    let stored = Request::Stored {
+        claim: LeaseClaim { key: work.key(), worker },
+        item: LeaseResult::State,
+        to: work.to + 1,
+        digest: ContentDigest::of(&wrong),
+        norm: 0.0,
+    };
+    let other = Puppet::silent(&run.token_as(SYNCHRONIZER, &token)).await;
+    other.hello("other", dipaco_train::BUILD).await;
+    let reason = refusal(other.ask(&stored, None).await.unwrap().0);
+    assert!(reason.contains(&format!("makes it at step {}", work.to)), "{reason}");
+    drop(other);
+
+    let right = encoded_state(&run, &work, work.to);
+    let digest = ContentDigest::of(&right);
+    assert_eq!(there.submit(&work, LeaseResult::State, right).await.unwrap(), Response::Done);
+    for send in &work.sends {
+        let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
+        let gradient = (run.values_of(send.fragment), 0.1);
+        assert_eq!(puppet.submit_gradient(&work, item, gradient).await, Response::Done);
+    }
+    assert_eq!(puppet.complete(&work, LeaseReport::default()).await, Response::Done);
+    let training = run.manifest().await.training.unwrap();
+    let counted = training.objects().find(|object| object.hash == digest.hash).unwrap();
+    assert!(counted.name.starts_with("paths/"), "{}", counted.name);
+    run.store.get(counted).await.unwrap();
+    drop((puppet, there));
     let worker = run.spawn_worker(&token, "worker");
     assert!(coordinator.await.unwrap().unwrap().finished);
     worker.await.unwrap().unwrap();

@@ -118,7 +118,7 @@ impl Ledger {
     }
 
     /// Records that a result of a lease is in the store, as [`Self::record_result`] does. The result was not checked before
-    /// it was stored, or another process checked it.
+    /// it was stored, or another process checked it, as one that the worker makes after `to` inner steps of the path.
     ///
     /// # Errors
     /// When the ledger contradicts itself.
@@ -126,9 +126,14 @@ impl Ledger {
         &mut self,
         claim: &LeaseClaim,
         item: LeaseResult,
+        to: u64,
         stored: StoredResult,
     ) -> Result<Recording, LedgerError> {
-        match self.expects(claim, item, &stored.object.hash) {
+        let expected = self.expects(claim, item, &stored.object.hash).and_then(|expected| {
+            let other = ResultError::OtherSteps { item: item.name(), found: to, to: expected.to };
+            if expected.to == to { Ok(expected) } else { Err(other) }
+        });
+        match expected {
             Ok(expected) => self.record_result(&expected, stored),
             Err(error) => {
                 self.discard(claim, stored.object);

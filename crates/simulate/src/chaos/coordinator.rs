@@ -337,7 +337,7 @@ impl SimulatedCoordinator {
         let StoringResult { claim, item, expected, stored, .. } = result;
         let recording = match expected {
             Some(expected) => self.ledger.record_result(&expected, stored),
-            None => self.ledger.check_and_record(&claim, item, stored),
+            None => self.ledger.check_and_record(&claim, item, 0, stored),
         };
         Ok(match recording.map_err(|error| error.to_string())? {
             Recording::Recorded => ChaosReply::Done,

@@ -281,7 +281,7 @@ impl Transfer {
     }
 
     /// Uploads a result of a lease. Returns when the receiver has all of it: the fragment's synchronizer for an outer
-    /// gradient, the coordinator for a state.
+    /// gradient, the synchronizer of one of the path's fragments for a state.
     ///
     /// # Errors
     /// When the lease is lost, the result is refused, or the coordinator can't be reached.
@@ -298,7 +298,7 @@ impl Transfer {
         .await?;
         let coordinator = self.routes.coordinator().clone();
         let to_coordinator = UploadTarget { session: coordinator, lease, item, digest };
-        if let LeaseResult::OuterGradient { fragment, .. } = item
+        if let Some(fragment) = self.routes.fragment_of(lease.path, item)
             && let Some(session) = self.routes.synchronizer(fragment).await?
         {
             let to_synchronizer = UploadTarget { session, ..to_coordinator.clone() };

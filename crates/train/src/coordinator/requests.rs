@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dipaco_config::Numerics;
-use dipaco_ledger::{Ledger, StoredResult};
+use dipaco_ledger::Ledger;
 use dipaco_net::NetError;
 use dipaco_store::ShardRecord;
 use dipaco_sync::ProcessId;
@@ -17,7 +17,7 @@ use crate::blocking::joined;
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::run_progress::RunProgress;
 use crate::host::{
-    Admission, Answer, LinkIssuer, OTHER_ROLE, Peer, RequestHandler, ResultIntake, ResultReceiver,
+    Admission, AdmittedUpload, Answer, LinkIssuer, OTHER_ROLE, Peer, RequestHandler, ResultIntake, ResultReceiver,
     Revocations, Role, UploadedPiece, refused,
 };
 use dipaco_protocol::{FetchSource, Request, Response};
@@ -146,13 +146,13 @@ impl RequestHandler for CoordinatorRequests {
             Request::Expected { claim, item, digest } => {
                 let piece = UploadedPiece { claim, item, digest, offset: 0 };
                 Ok(match self.admit(&piece).await? {
-                    Admission::Expected(_) => (Response::Done, None),
+                    Admission::Expected(AdmittedUpload { to, .. }) => (Response::Expected { to }, None),
                     Admission::Rejected(response) => (response, None),
                 })
             }
-            Request::Stored { claim, item, object, norm } => self
+            Request::Stored { claim, item, to, digest, norm } => self
                 .run_detached(move |requests| async move {
-                    requests.record_remote_result(&claim, item, StoredResult { object, norm }).await
+                    requests.record_remote_result(&claim, item, to, digest, norm).await
                 })
                 .await
                 .map(|answer| (answer, None)),

@@ -119,7 +119,7 @@ pub(crate) struct ResultIntake {
     pub(crate) uploads: Uploads,
     /// Outer gradients that are checked and not folded yet.
     pub(crate) gradients: VerifiedGradients,
-    /// Modules whose outer gradients this process takes; `None` if it takes all results.
+    /// Modules whose outer gradients, and states of whose paths, this process takes; `None` if it takes all results.
     pub(crate) modules: Option<Vec<ModuleId>>,
 }
 
@@ -180,16 +180,17 @@ impl ResultIntake {
         let &UploadedPiece { ref claim, item, ref digest, .. } = piece;
         let path = claim.key.path;
         let limit = self.result_limit(path, item);
+        let goes_through = |module: &ModuleId| self.topology.goes_through(path, *module);
         let own = |modules: &Vec<ModuleId>| match item {
             LeaseResult::OuterGradient { fragment, .. } => modules.contains(&fragment.module),
-            LeaseResult::State => false,
+            LeaseResult::State => modules.iter().any(goes_through),
         };
         let reason = match item {
-            _ if !self.modules.as_ref().is_none_or(own) => {
-                format!("{} is not of the modules of this synchronizer", item.name())
-            }
             _ if path.0 >= self.topology.paths() => {
                 format!("there is no path {path}: this run has {} paths", self.topology.paths())
+            }
+            _ if !self.modules.as_ref().is_none_or(own) => {
+                format!("{} is not of the modules of this synchronizer", item.name())
             }
             _ if !digest.is_well_formed() => "a hash has 64 lower-case hexadecimal digits".to_owned(),
             LeaseResult::OuterGradient { fragment, .. } if limit == 0 => format!(

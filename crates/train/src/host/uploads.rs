@@ -76,7 +76,7 @@ impl UploadKey {
 /// The decision to take an upload.
 #[derive(Clone, Debug, Default)]
 pub struct AdmittedUpload {
-    /// Inner steps of the path after which its worker makes the result; 0 if this process does not know.
+    /// Inner steps of the path after which its worker makes the result.
     pub to: u64,
     /// The ledger's check of the result; `None` if the ledger is in another process.
     pub expected: Option<ExpectedResult>,

@@ -28,7 +28,7 @@ use crate::host::{
 use crate::synchronizer::live::{self, ObserveSynchronizer, Tally};
 use crate::synchronizer::{OrdersInFlight, Synchronizer, SynchronizerError};
 use dipaco_path::{Layout, TrainDevice, numerics};
-use dipaco_protocol::{FetchSource, RUN_COMPLETE, Request, Response};
+use dipaco_protocol::{ContentDigest, FetchSource, RUN_COMPLETE, Request, Response};
 
 /// Time for which the coordinator keeps a request for outer steps open, in milliseconds.
 const WAIT_MS: u64 = 15_000;
@@ -259,15 +259,16 @@ impl ResultReceiver for SynchronizerProcess {
     async fn admit(&self, piece: &UploadedPiece) -> Result<Admission, SynchronizerError> {
         let UploadedPiece { claim, item, digest, .. } = piece.clone();
         Ok(match self.ask_coordinator(&Request::Expected { claim, item, digest }).await? {
-            // The name of an outer gradient does not contain the step at which its lease ends.
-            Response::Done => Admission::Expected(AdmittedUpload::default()),
+            Response::Expected { to } => Admission::Expected(AdmittedUpload { to, expected: None }),
             answer => Admission::Rejected(answer),
         })
     }
 
     async fn record(&self, upload: &Upload, stored: StoredResult) -> Result<Response, SynchronizerError> {
-        let (claim, item, StoredResult { object, norm }) = (upload.claim.clone(), upload.item, stored);
-        self.ask_coordinator(&Request::Stored { claim, item, object, norm }).await
+        let (claim, item, to) = (upload.claim.clone(), upload.item, upload.admitted.to);
+        let StoredResult { object: ObjectRef { hash, bytes, .. }, norm } = stored;
+        let digest = ContentDigest { hash, bytes };
+        self.ask_coordinator(&Request::Stored { claim, item, to, digest, norm }).await
     }
 }
 

@@ -38,7 +38,6 @@ impl FragmentCache {
 
     /// Downloads the global weights of a lease that the cache lacks, several fragments at a time.
     pub(super) async fn fetch(&self, weights: &[FragmentWeights]) -> Result<(), WorkerError> {
-        self.transfer.routes.learn(weights);
         let mut cached = self.cached.lock().await;
         let stale = |wanted: &&FragmentWeights| {
             cached.get(&wanted.fragment).is_none_or(|cached| cached.object.hash != wanted.object.hash)

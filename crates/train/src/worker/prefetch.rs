@@ -140,6 +140,7 @@ impl Prefetch {
         let (begun, watch) = (Instant::now(), Arc::new(self.watch(lease.key())));
         // Heartbeats begin before the downloads: on a slow link the downloads may take longer than the lease's deadline.
         let heartbeat = Heartbeat::start(self.session.clone(), &lease, watch.clone());
+        self.transfer.routes.learn(lease.path, &lease.weights);
         let state = async {
             match &lease.state {
                 // Measuring needs no state, and a kept state needs no download.

@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 mod puppet;
 pub(crate) mod requests;
 
-pub(crate) use puppet::Puppet;
+pub(crate) use puppet::{Puppet, encoded_state};
 
 pub(crate) const VOCABULARY: u32 = 40;
 const LIFETIME: Duration = Duration::from_secs(3600);

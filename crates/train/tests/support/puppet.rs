@@ -9,6 +9,15 @@ use dipaco_protocol::{ContentDigest, GrantedLease, LeaseReport, LeaseResult, Req
 
 use super::Run;
 
+/// A state of zeros at the end of a lease, which says that it is of inner step `step`.
+pub(crate) fn encoded_state(run: &Run, work: &GrantedLease, step: u64) -> Bytes {
+    let plan = WorkerPlan::new(&run.config);
+    let moments = MomentSpecs::of_plan(&plan).unwrap();
+    let position = (work.to - work.phase_step) * plan.train.batch as u64;
+    let state = PathState { step, position, ..PathState::start(&moments) };
+    state.encode(&moments).unwrap().into()
+}
+
 /// A worker whose requests the test writes.
 pub(crate) struct Puppet(Client, String);
 
@@ -102,12 +111,8 @@ impl Puppet {
             assert_eq!(self.submit_gradient(work, item, (values, value)).await, Response::Done);
         }
         if work.uploads_state {
-            let moments = MomentSpecs::of_plan(&plan).unwrap();
-            let position = (work.to - work.phase_step) * plan.train.batch as u64;
-            let state = PathState { step: work.to, position, ..PathState::start(&moments) };
-            let encoded = state.encode(&moments).unwrap();
-            let stored = self.submit(work, LeaseResult::State, encoded.into()).await.unwrap();
-            assert_eq!(stored, Response::Done);
+            let state = encoded_state(run, work, work.to);
+            assert_eq!(self.submit(work, LeaseResult::State, state).await.unwrap(), Response::Done);
         }
         assert_eq!(self.complete(work, LeaseReport::default()).await, Response::Done);
     }

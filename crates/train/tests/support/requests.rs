@@ -64,7 +64,7 @@ pub(crate) fn any_request(rng: &mut CaseRng, work: &GrantedLease) -> Request {
             wait_ms: 0,
         },
         13 => Request::Expected { claim, item, digest },
-        14 => Request::Stored { claim, item, object: ObjectRef { name: "x".into(), ..object }, norm: 0.5 },
+        14 => Request::Stored { claim, item, to: work.to, digest, norm: 0.5 },
         15 => Request::Stepped(Box::new(outer_step(work, object))),
         16 => Request::Renew,
         17 => Request::Link { object },

@@ -37,7 +37,7 @@ impl ResultReceiver for CoordinatorRequests {
     async fn record(&self, upload: &Upload, stored: StoredResult) -> Result<Response, CoordinatorError> {
         let recording = self.change(|ledger| match &upload.admitted.expected {
             Some(expected) => ledger.record_result(expected, stored),
-            None => ledger.check_and_record(&upload.claim, upload.item, stored),
+            None => ledger.check_and_record(&upload.claim, upload.item, upload.admitted.to, stored),
         })?;
         self.recorded(&upload.claim, upload.item, recording).await
     }
@@ -72,21 +72,24 @@ impl CoordinatorRequests {
         })
     }
 
-    /// Records a result that a synchronizer has stored.
+    /// Records a result that a synchronizer has checked and stored.
     pub(super) async fn record_remote_result(
         &self,
         claim: &LeaseClaim,
         item: LeaseResult,
-        stored: StoredResult,
+        to: u64,
+        digest: ContentDigest,
+        norm: f64,
     ) -> Result<Response, CoordinatorError> {
-        let ObjectRef { name, hash, bytes } = stored.object.clone();
-        let digest = ContentDigest { hash, bytes };
-        let named = digest.is_well_formed() && name == item.object_name(claim.key, 0, &digest.hash);
-        if !named || item == LeaseResult::State || !stored.norm.is_finite() {
-            let reason = format!("{name} is not the object of {} of this lease", item.name());
+        if !digest.is_well_formed() || !norm.is_finite() {
+            let reason = format!("{} has a hash of another form, or a norm that is no number", item.name());
             return Ok(Response::Refused { reason });
         }
-        let recording = self.change(|ledger| ledger.check_and_record(claim, item, stored))?;
+        // The peer names no object: it could name one that counts.
+        let name = item.object_name(claim.key, to, &digest.hash);
+        let ContentDigest { hash, bytes } = digest;
+        let stored = StoredResult { object: ObjectRef { name, hash, bytes }, norm };
+        let recording = self.change(|ledger| ledger.check_and_record(claim, item, to, stored))?;
         self.recorded(claim, item, recording).await
     }
 
