@@ -1,12 +1,33 @@
 //! Memory of processes, where the system reports it, and the program's allocator.
 
 use dipaco_pipeline::machine_memory::bytes_after;
+#[cfg(unix)]
+use tikv_jemalloc_ctl::{Access, AsName};
 
 /// Returns freed memory to the system. A coordinator, a synchronizer and a server free many buffers of some megabytes,
 /// which the allocator of glibc would keep.
 #[cfg(unix)]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+/// Times in milliseconds for which the arenas of the allocator, from now on, keep freed memory. The arena of large buffers begins
+/// with the first of them.
+#[cfg(unix)]
+const DECAYS: [&str; 2] = ["arenas.dirty_decay_ms\0", "arenas.muzzy_decay_ms\0"];
+
+/// Keeps the large buffers that this process frees, for ever. To be called before it has any.
+///
+/// A worker frees the buffers of a lease and takes as many for the next. The allocator would give them back after ten seconds,
+/// and the system would hand out and zero each page again (`docs/results/speed.md`, "A lease").
+pub(crate) fn keep_freed() {
+    #[cfg(unix)]
+    for decay in DECAYS {
+        let kept = decay.name().write(-1_isize);
+        if let Err(error) = kept {
+            tracing::debug!(%error, "the allocator gives freed memory back");
+        }
+    }
+}
 
 /// Peak resident memory of this process, in bytes.
 pub(crate) fn peak() -> Option<u64> {
@@ -22,4 +43,17 @@ pub(crate) fn begin_peak() {
 /// Resident memory of another process, in bytes.
 pub(crate) fn of_process(id: u32) -> Option<u64> {
     bytes_after(&std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default(), "VmRSS:")
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_memory_is_kept_for_ever_once_asked_for() {
+        let read = || DECAYS.map(|decay| Access::<isize>::read(decay.name()).unwrap());
+        assert!(read().iter().all(|&milliseconds| milliseconds >= 0), "{:?}", read());
+        keep_freed();
+        assert_eq!(read(), [-1, -1]);
+    }
 }

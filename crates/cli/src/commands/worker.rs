@@ -14,7 +14,7 @@ use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::token_place::token_place;
-use crate::{output, runtime};
+use crate::{memory, output, runtime};
 use dipaco_pipeline::limits;
 
 pub(crate) const EXAMPLES: &str = "\
@@ -62,6 +62,7 @@ pub(crate) struct WorkerArguments {
 }
 
 pub(crate) fn run(options: &WorkerArguments) -> Result<(), CliError> {
+    memory::keep_freed();
     let interrupt = Interrupt::listen()?;
     limits::threads(options.threads)?;
     let (token, source) = join_token(options)?;

@@ -162,6 +162,7 @@ pub(super) fn run(options: &LeaseOptions, progress: &Progress) -> Result<(), Cli
     if options.as_coordinator {
         return runtime::run(lead(config));
     }
+    memory::keep_freed();
     limits::threads(options.threads)?;
     let leases = runtime::run(measure(options, progress))?;
     let params = parameters(&path_specs(&config.model));
