@@ -17,8 +17,8 @@ use crate::blocking::joined;
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::run_progress::RunProgress;
 use crate::host::{
-    Admission, AdmittedUpload, Answer, LinkIssuer, OTHER_ROLE, Peer, RequestHandler, ResultIntake, ResultReceiver,
-    Revocations, Role, UploadedPiece, refused,
+    Admission, AdmittedUpload, Answer, LinkIssuer, OTHER_ROLE, Peer, RequestHandler, ResultIntake,
+    ResultReceiver, Revocations, Role, UploadedPiece, refused,
 };
 use dipaco_protocol::{FetchSource, Request, Response};
 
