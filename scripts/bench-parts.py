@@ -22,11 +22,10 @@ import os
 import pathlib
 import resource
 import shutil
-import subprocess
 import tempfile
 import time
 
-from runs import ROOT, levels, parser, run, settings
+from runs import ROOT, commit, levels, parser, run, settings
 
 # The seed is no subject here. The sample of the router is the same work for any text.
 SETTINGS = {"seed_model.steps": 0, "routing.sample_documents": 10000}
@@ -153,8 +152,7 @@ def compare(given, copied, folder):
         measured[parts] = times
         hashes.add(found)
         shutil.rmtree(folder / f"run-{parts}")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    print(f"commit {commit}, {os.cpu_count()} processors: {len(texts)} files of {read / 1e6:.0f} MB compressed, "
+    print(f"commit {commit()}, {os.cpu_count()} processors: {len(texts)} files of {read / 1e6:.0f} MB compressed, "
           + ", ".join(f"{number:,} {name}" for name, number in sizes.items() if name != "files")
           + f", {sizes['files']:,} token files, features \"{given.features}\"\n")
     falls, same = page(measured), len(hashes) == 1

@@ -22,11 +22,10 @@ import pathlib
 import resource
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 
-from runs import ROOT, parser, run, settings
+from runs import ROOT, commit, parser, run, settings
 
 QUICKSTART, SMOLLM2 = "configs/quickstart.toml", "configs/smollm2-2x2.toml"
 SEED = {"routing.features": "seed"}
@@ -112,8 +111,7 @@ def main():
     given = options.parse_args()
     os.environ["DIPACO_DEVICE"] = given.device
     rows = measure(given)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    print(f"commit {commit}, {os.cpu_count()} processors, --device {given.device}\n")
+    print(f"commit {commit()}, {os.cpu_count()} processors, --device {given.device}\n")
     print("| features | `route features`, documents/s | `route assign`, documents/s |\n|---|--:|--:|")
     pair = lambda rates: f"{rates[0]:,.1f} ({rates[1]:,.1f})" if rates else "–"
     for row in rows:

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 
-from runs import ROOT, parser, test_programs
+from runs import ROOT, commit, parser, test_programs
 
 CAMPAIGN = re.compile(r'Campaign::new\("([a-z0-9-]+)"\)')
 TEST = re.compile(r"#\[test\]\s*(?:#\[[^]]*\]\s*)*fn (\w+)")
@@ -117,7 +117,7 @@ def main():
     unknown = [name for name in options.campaigns if name not in known]
     if unknown:
         sys.exit(f"no campaigns: {' '.join(unknown)}; --list prints all")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    played_at = commit()
     programs = test_programs(options.cargo)
     executables = {name: programs[known[name][:2]] for name in options.campaigns or known}
     findings = set()
@@ -127,7 +127,7 @@ def main():
         package, _, test = known[name]
         line, failure = play(executables[name], package, test, options.seconds, played(options.log, name)[1])
         with writing, open(options.log, "a") as log:
-            log.write(f"{name}: {line}, {'1 finding' if failure else '0 findings'}, {commit}\n")
+            log.write(f"{name}: {line}, {'1 finding' if failure else '0 findings'}, {played_at}\n")
         if failure:
             findings.add(name)
             print(f"{name}: {executables[name]} {test}\n{failure[-6000:]}", file=sys.stderr)

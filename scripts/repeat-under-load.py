@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from runs import ROOT, parser, run, test_programs
+from runs import ROOT, commit, parser, test_programs
 
 # The test programs, with the folders of their packages.
 PROGRAMS = {"chaos": ROOT / "crates/train", "kill": ROOT / "tests"}
@@ -32,7 +32,7 @@ def main():
     options = options.parse_args()
     programs = test_programs(options.cargo)
     executables = {program: programs[PROGRAMS[program], program] for program in options.only}
-    commit = run("git", "rev-parse", "--short", "HEAD", cwd=ROOT).strip()
+    played_at = commit()
     log = options.log.read_text() if options.log.exists() else ""
     loops = [subprocess.Popen(BUSY) for _ in range(options.loops)]
     try:
@@ -46,7 +46,7 @@ def main():
                     sys.exit(f"{program} {number}: exit {done.returncode}\n{done.stdout}{done.stderr}")
                 result = re.search(r"^test result: .*", done.stdout, re.M)[0]
                 with open(options.log, "a") as file:
-                    file.write(f"{program} {number}: {time.monotonic() - began:.0f} s, {commit}, {result}\n")
+                    file.write(f"{program} {number}: {time.monotonic() - began:.0f} s, {played_at}, {result}\n")
     finally:
         for loop in loops:
             loop.kill()

@@ -42,6 +42,11 @@ def run(*words, cwd=None):
     return done.stdout
 
 
+def commit():
+    """The commit of the checkout, short."""
+    return run("git", "rev-parse", "--short", "HEAD", cwd=ROOT).strip()
+
+
 def test_programs(cargo):
     """Builds the tests of all packages once; returns each test program by its package's folder and its name. The name of a
     library's own tests is "lib"."""

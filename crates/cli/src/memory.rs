@@ -22,8 +22,7 @@ const DECAYS: [&str; 2] = ["arenas.dirty_decay_ms\0", "arenas.muzzy_decay_ms\0"]
 pub(crate) fn keep_freed() {
     #[cfg(unix)]
     for decay in DECAYS {
-        let kept = decay.name().write(-1_isize);
-        if let Err(error) = kept {
+        if let Err(error) = decay.name().write(-1_isize) {
             tracing::debug!(%error, "the allocator gives freed memory back");
         }
     }

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use dipaco_codec::Compression;
 use dipaco_net::{Client, JoinToken, Limits, NetError, Service};
 use dipaco_protocol::{
-    ContentDigest, FetchSource, GrantedLease, LeaseReport, LeaseResult, OuterStepDone, Request, Response,
-    SYNCHRONIZER,
+    ContentDigest, FetchSource, FragmentWeights, GrantedLease, LeaseReport, LeaseResult, OuterStepDone,
+    Request, Response, SYNCHRONIZER,
 };
 use dipaco_store::{ObjectRef, names};
 use dipaco_sync::{Fence, FragmentId, LeaseClaim, Merge, ProcessId, SyncConfig};
@@ -24,16 +24,22 @@ use support::{Puppet, Run, config, encoded_state};
 const FIRST: ModuleId = ModuleId { level: 0, index: 0 };
 const OTHER: ModuleId = ModuleId { level: 1, index: 1 };
 
-/// Asks for leases until one names the synchronizer of the first module, and returns that lease.
-async fn until_it_has_the_first_module(token: &JoinToken) -> (Puppet, GrantedLease) {
+/// Asks for leases until one is `wanted`, and returns that lease.
+async fn until(token: &JoinToken, wanted: impl Fn(&GrantedLease) -> bool) -> (Puppet, GrantedLease) {
     let puppet = Puppet::welcome(token, "first").await;
     loop {
         let work = puppet.lease().await;
-        if work.weights.iter().any(|weights| weights.fragment.module == FIRST && weights.at.is_some()) {
+        if wanted(&work) {
             return (puppet, work);
         }
         puppet.ask(&Request::Release, None).await.unwrap();
     }
+}
+
+/// Asks for leases until one names the synchronizer of the first module, and returns that lease.
+async fn until_it_has_the_first_module(token: &JoinToken) -> (Puppet, GrantedLease) {
+    let first = |weights: &FragmentWeights| weights.fragment.module == FIRST && weights.at.is_some();
+    until(token, |work| work.weights.iter().any(first)).await
 }
 
 fn refusal(answer: Response) -> String {
@@ -168,19 +174,11 @@ async fn states_of_paths_go_to_the_synchronizers_of_their_modules_only() {
         let modules = [0, 1].map(|index| ModuleId { level, index });
         synchronizers.push(run.spawn_synchronizer_as(&format!("level {level}"), &token, &modules).await);
     }
-    let puppet = Puppet::welcome(&token, "first").await;
-    let work = loop {
-        let work = puppet.lease().await;
-        if work.weights.iter().all(|weights| weights.at.is_some()) {
-            break work;
-        }
-        puppet.ask(&Request::Release, None).await.unwrap();
-    };
+    let (puppet, work) = until(&token, |work| work.weights.iter().all(|weights| weights.at.is_some())).await;
     let state = encoded_state(&run, &work, work.to).len() as u64;
     puppet.ask(&Request::Release, None).await.unwrap();
     drop(puppet);
-    let worker = run.spawn_worker(&token, "worker");
-    worker.await.unwrap().unwrap();
+    run.spawn_worker(&token, "worker").await.unwrap().unwrap();
     for synchronizer in synchronizers {
         // Well before the coordinator's farewell ends by itself.
         let ended = tokio::time::timeout(Duration::from_secs(5), synchronizer).await.unwrap();
@@ -190,9 +188,7 @@ async fn states_of_paths_go_to_the_synchronizers_of_their_modules_only() {
         assert!(received > 7 * state, "{received} of {state}");
     }
     assert!(coordinator.await.unwrap().unwrap().finished);
-    let undisturbed = Run::seeded(config()).await;
-    undisturbed.train(1).await;
-    assert_eq!(run.bits().await, undisturbed.bits().await);
+    run.has_undisturbed_bits().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -226,11 +222,7 @@ async fn a_synchronizer_checks_states_and_the_coordinator_checks_their_steps() {
     let right = encoded_state(&run, &work, work.to);
     let digest = ContentDigest::of(&right);
     assert_eq!(there.submit(&work, LeaseResult::State, right).await.unwrap(), Response::Done);
-    for send in &work.sends {
-        let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
-        let gradient = (run.values_of(send.fragment), 0.1);
-        assert_eq!(puppet.submit_gradient(&work, item, gradient).await, Response::Done);
-    }
+    puppet.submit_gradients(&run, &work, 0.1).await;
     assert_eq!(puppet.complete(&work, LeaseReport::default()).await, Response::Done);
     let training = run.manifest().await.training.unwrap();
     let counted = training.objects().find(|object| object.hash == digest.hash).unwrap();

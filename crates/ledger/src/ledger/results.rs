@@ -129,17 +129,13 @@ impl Ledger {
         to: u64,
         stored: StoredResult,
     ) -> Result<Recording, LedgerError> {
-        let expected = self.expects(claim, item, &stored.object.hash).and_then(|expected| {
-            let other = ResultError::OtherSteps { item: item.name(), found: to, to: expected.to };
-            if expected.to == to { Ok(expected) } else { Err(other) }
-        });
-        match expected {
-            Ok(expected) => self.record_result(&expected, stored),
-            Err(error) => {
-                self.discard(claim, stored.object);
-                Ok(Recording::Rejected(error))
-            }
-        }
+        let error = match self.expects(claim, item, &stored.object.hash) {
+            Ok(expected) if expected.to == to => return self.record_result(&expected, stored),
+            Ok(expected) => ResultError::OtherSteps { item: item.name(), found: to, to: expected.to },
+            Err(error) => error,
+        };
+        self.discard(claim, stored.object);
+        Ok(Recording::Rejected(error))
     }
 
     /// Records that a result of a lease is in the store. An outer gradient that is sent before the end of its lease

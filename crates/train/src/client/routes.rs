@@ -64,7 +64,7 @@ impl Routes {
         }
     }
 
-    /// The fragment whose synchronizer takes a result of a path; `None` if that is the coordinator.
+    /// The fragment whose synchronizer takes a result of a path; `None` if no lease of the path has been learned.
     pub(crate) fn fragment_of(&self, path: PathId, item: LeaseResult) -> Option<FragmentId> {
         match item {
             LeaseResult::OuterGradient { fragment, .. } => Some(fragment),

@@ -297,6 +297,13 @@ impl Run {
         self.store.load::<RunManifest>().await.unwrap().unwrap().manifest
     }
 
+    /// Asserts that the global weights are those of an undisturbed run of the same configuration.
+    pub(crate) async fn has_undisturbed_bits(&self) {
+        let undisturbed = Self::seeded(self.config.clone()).await;
+        undisturbed.train(1).await;
+        assert_eq!(self.bits().await, undisturbed.bits().await);
+    }
+
     /// The hashes of the global weights.
     pub(crate) async fn weights(&self) -> Vec<String> {
         let training = self.manifest().await.training.unwrap();

@@ -101,8 +101,8 @@ impl Puppet {
         self.submit(work, item, encoded.into()).await.unwrap()
     }
 
-    /// Completes a lease with outer gradients of equal values and a state of zeros.
-    pub(crate) async fn carry_out(&self, run: &Run, work: &GrantedLease, value: f32) {
+    /// Uploads all outer gradients of a lease, of equal values.
+    pub(crate) async fn submit_gradients(&self, run: &Run, work: &GrantedLease, value: f32) {
         let plan = WorkerPlan::new(&run.config);
         let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
         for send in &work.sends {
@@ -110,6 +110,11 @@ impl Puppet {
             let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
             assert_eq!(self.submit_gradient(work, item, (values, value)).await, Response::Done);
         }
+    }
+
+    /// Completes a lease with outer gradients of equal values and a state of zeros.
+    pub(crate) async fn carry_out(&self, run: &Run, work: &GrantedLease, value: f32) {
+        self.submit_gradients(run, work, value).await;
         if work.uploads_state {
             let state = encoded_state(run, work, work.to);
             assert_eq!(self.submit(work, LeaseResult::State, state).await.unwrap(), Response::Done);
