@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -119,7 +120,14 @@ def main():
         sys.exit(f"no campaigns: {' '.join(unknown)}; --list prints all")
     played_at = commit()
     programs = test_programs(options.cargo)
-    executables = {name: programs[known[name][:2]] for name in options.campaigns or known}
+    # Copies, so that another build meanwhile does not change what plays.
+    kept = tempfile.TemporaryDirectory()
+    executables = {}
+    for name in options.campaigns or known:
+        original = pathlib.Path(programs[known[name][:2]])
+        executables[name] = pathlib.Path(kept.name, original.name)
+        if not executables[name].exists():
+            shutil.copy2(original, executables[name])
     findings = set()
     writing = threading.Lock()
 
