@@ -7,11 +7,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The packages that this package is built of, and this package itself.
-const PACKAGES: [&str; 18] = [
+const PACKAGES: [&str; 20] = [
     "crates/codec",
     "crates/config",
     "crates/cuda",
     "crates/files",
+    "crates/ledger",
     "crates/model",
     "crates/net",
     "crates/ops",
@@ -22,6 +23,7 @@ const PACKAGES: [&str; 18] = [
     "crates/store",
     "crates/sync",
     "crates/telemetry",
+    "crates/tokens",
     "crates/topology",
     "crates/train",
     "routing",

@@ -233,52 +233,71 @@ fn the_documented_formats_are_those_of_the_code() {
 #[test]
 fn the_core_knows_no_io_and_no_clock() {
     let forbidden = ["tokio", "quinn", "candle-core", "object_store", "hdf5-metno"];
-    let metadata = metadata();
-    let sync =
-        metadata.workspace_packages().into_iter().find(|package| *package.name == "dipaco-sync").unwrap();
-    let used: Vec<_> = sync.dependencies.iter().filter(|d| forbidden.contains(&d.name.as_str())).collect();
-    assert!(used.is_empty(), "dipaco-sync depends on {used:?}");
-    for file in rust_files("crates/sync/src") {
-        let text = page(&file);
-        for word in ["std::fs", "std::net", "std::thread", "SystemTime", "Instant::now"] {
-            assert!(!text.contains(word), "{file} uses {word}");
+    for package in ["sync", "ledger"] {
+        let used = direct(&metadata(), &format!("dipaco-{package}"));
+        let used: Vec<_> = used.iter().filter(|name| forbidden.contains(&name.as_str())).collect();
+        assert!(used.is_empty(), "dipaco-{package} depends on {used:?}");
+        for file in rust_files(&format!("crates/{package}/src")) {
+            let text = page(&file);
+            for word in ["std::fs", "std::net", "std::thread", "SystemTime", "Instant::now"] {
+                assert!(!text.contains(word), "{file} uses {word}");
+            }
         }
     }
+}
+
+/// The packages that a package of the workspace uses itself, without those of its tests.
+fn direct(metadata: &Metadata, name: &str) -> BTreeSet<String> {
+    let packages = metadata.workspace_packages();
+    let package = packages.iter().find(|package| package.name.as_str() == name);
+    let package = package.unwrap_or_else(|| panic!("no package {name}"));
+    let normal = package.dependencies.iter().filter(|found| found.kind == DependencyKind::Normal);
+    normal.map(|found| found.name.clone()).collect()
+}
+
+/// The packages that a package of the workspace uses, itself or through other packages of the workspace.
+fn reached(metadata: &Metadata, name: &str) -> BTreeSet<String> {
+    let (mut reached, mut next) = (BTreeSet::new(), vec![name.to_owned()]);
+    while let Some(name) = next.pop() {
+        for used in direct(metadata, &name) {
+            if reached.insert(used.clone()) && used.starts_with("dipaco-") {
+                next.push(used);
+            }
+        }
+    }
+    reached
+}
+
+#[test]
+fn the_build_id_covers_every_package_that_training_is_built_of() {
+    let metadata = metadata();
+    let folder = |name: &str| {
+        let packages = metadata.workspace_packages();
+        let package = packages.iter().find(|package| package.name.as_str() == name).unwrap();
+        package.manifest_path.parent().unwrap().strip_prefix(root()).unwrap().to_string()
+    };
+    let built_of = reached(&metadata, "dipaco-train").into_iter().chain(["dipaco-train".to_owned()]);
+    let built_of: BTreeSet<String> =
+        built_of.filter(|name| name.starts_with("dipaco-")).map(|name| folder(&name)).collect();
+    let script = page("crates/train/build.rs");
+    let list = script.split("const PACKAGES").nth(1).and_then(|rest| rest.split("];").next()).unwrap();
+    let covered: BTreeSet<String> = list.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+    assert_eq!(covered, built_of, "a coordinator must refuse workers with other code of any of these");
 }
 
 #[test]
 fn training_reaches_no_service_and_a_path_no_network() {
     let metadata = metadata();
-    let packages = metadata.workspace_packages();
-    let direct = |name: &str| -> BTreeSet<String> {
-        let package = packages.iter().find(|package| package.name.as_str() == name);
-        let package = package.unwrap_or_else(|| panic!("no package {name}"));
-        let normal = package.dependencies.iter().filter(|found| found.kind == DependencyKind::Normal);
-        normal.map(|found| found.name.clone()).collect()
-    };
-    let reached = |name: &str| {
-        let (mut reached, mut next) = (BTreeSet::new(), vec![name.to_owned()]);
-        while let Some(name) = next.pop() {
-            for used in direct(&name) {
-                if used.starts_with("dipaco-") && reached.insert(used.clone()) {
-                    next.push(used);
-                } else {
-                    reached.insert(used);
-                }
-            }
-        }
-        reached
-    };
     for (package, forbidden) in [
         ("dipaco-config", ["dipaco-server", "dipaco-infer", "dipaco-eval"].as_slice()),
         ("dipaco-train", &["dipaco-server", "dipaco-infer", "dipaco-eval"]),
         ("dipaco-server", &["dipaco-train", "dipaco-routing", "dipaco-shards", "hdf5"]),
     ] {
-        let reached = reached(package);
+        let reached = reached(&metadata, package);
         let wrong: Vec<_> = forbidden.iter().filter(|name| reached.contains(**name)).collect();
         assert!(wrong.is_empty(), "{package} reaches {wrong:?}");
     }
-    let path = direct("dipaco-path");
+    let path = direct(&metadata, "dipaco-path");
     assert!(!["tokio", "quinn", "dipaco-net"].iter().any(|name| path.contains(*name)), "{path:?}");
 }
 

@@ -127,6 +127,7 @@ impl Ledger {
         let mut state = RunState::new(topology, run_plan, progress, incarnation)?;
         for (path, objects) in (0..).map(PathId).zip(&objects.paths) {
             state.bind(path, !objects.replay.is_empty());
+            objects.contributors.keys().for_each(|token| state.note_contributor(token));
         }
         if let Some(seed) = plan.sampling {
             state.sample_shards(seed, objects.shard_tokens());
@@ -288,8 +289,7 @@ impl Ledger {
         self.state.follow(now, claim, secret)
     }
 
-    /// Renews a lease whose worker has taken `step` inner steps of it, after it repeated steps of earlier leases. A
-    /// worker may report any number: it counts up to the steps that the lease can have.
+    /// Renews a lease whose worker has taken `step` inner steps of it, after it repeated steps of earlier leases.
     ///
     /// # Errors
     /// When the claim names no lease.
@@ -302,9 +302,8 @@ impl Ledger {
     ) -> Result<(), LeaseError> {
         let path = self.objects.paths.get(claim.key.path.index());
         let replay = path.map_or(0, |path| path.replay.iter().map(|lease| lease.to - lease.from).sum());
-        let steps = self.state.schedule().total();
-        let taken = step.min(steps).saturating_add(repeated.min(replay));
-        self.state.heartbeat(now, claim, taken).map(|_| ())
+        let taken = step.saturating_add(repeated.min(replay));
+        self.state.heartbeat(now, claim, taken, replay).map(|_| ())
     }
 
     /// True if a claim names a current lease.

@@ -9,7 +9,7 @@ use dipaco_ledger::{
 };
 use dipaco_sync::{Grant, Lease, Reason};
 use dipaco_topology::PathId;
-use support::{FRAGMENT, NOW, ask, lease, object, start, take_over};
+use support::{FRAGMENT, NOW, ask, ask_as, lease, object, start, take_over};
 
 fn diverges(ledger: &mut Ledger, lease: &Lease) -> FailureDecision {
     ledger.training_failed(&lease.claim(), &TrainingFailure::Diverged { step: lease.from }).unwrap()
@@ -155,4 +155,23 @@ fn the_last_path_never_goes_into_quarantine() {
         let quarantined = matches!(diverges(&mut ledger, &of_b), FailureDecision::Quarantined(_));
         assert_eq!(quarantined, path < 2);
     }
+}
+
+#[test]
+fn one_token_puts_no_path_into_quarantine_while_another_has_contributed() {
+    let mut ledger = take_over(start());
+    let honest = ask_as(&mut ledger, "honest", "a");
+    complete(&mut ledger, &honest);
+    let manifest = written(&mut ledger);
+    // The liar connects first after a restart, under one name after the other.
+    let mut ledger = take_over(manifest);
+    for name in ["b", "c", "d", "e"] {
+        let lied = ask_as(&mut ledger, "liar", name);
+        let decision = diverges(&mut ledger, &lied);
+        assert!(!matches!(decision, FailureDecision::Quarantined(_)), "{name}: {decision:?}");
+    }
+    let first = ask_as(&mut ledger, "honest", "a");
+    assert_eq!(first.path, PathId(1), "the honest workers try it");
+    let FailureDecision::Quarantined(record) = diverges(&mut ledger, &first) else { panic!("two tokens say so") };
+    assert!(record.workers.contains(&"a".to_owned()), "{record:?}");
 }

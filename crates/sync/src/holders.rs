@@ -97,8 +97,8 @@ impl Holders {
             .collect()
     }
 
-    /// Forgets a worker. Returns its held paths.
-    fn forget_worker(&mut self, worker: &ProcessId) -> Vec<PathId> {
+    /// Forgets a worker until it asks again. Returns its held paths.
+    pub(crate) fn forget_worker(&mut self, worker: &ProcessId) -> Vec<PathId> {
         if let Some(heard) = self.heard.remove(worker) {
             self.silent_since.remove(&(heard, worker.clone()));
             self.tokens.take(&worker.token);
@@ -117,6 +117,11 @@ impl Holders {
     /// Number of tokens with a worker that has not been forgotten.
     pub(crate) fn tokens(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// The tokens with a worker that has not been forgotten.
+    pub(crate) fn each_token(&self) -> impl Iterator<Item = &String> {
+        self.tokens.keys()
     }
 
     /// True if a worker with this token has not been forgotten.

@@ -78,11 +78,13 @@ pub struct Lease {
     /// True if the worker has more paths than it keeps states of. It would drop the state before the path's next lease, so
     /// the lease must upload it.
     pub crowded: bool,
+    /// Time at which the lease became current, or was granted.
+    pub since: Duration,
     /// Deadline on the caller's clock. A heartbeat extends it.
     pub deadline: Duration,
     /// Number of inner steps of the lease, as its worker last reported it.
     pub taken: u64,
-    /// Time at which the lease ends if its worker reports no further inner step.
+    /// Time at which the lease ends if its worker reports no further inner step, or has had the longest time of a lease.
     pub stands_still: Duration,
 }
 

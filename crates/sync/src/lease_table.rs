@@ -111,24 +111,26 @@ impl LeaseTable {
         self.take_current(path)
     }
 
-    /// Removes the completed current lease of a path. The lease that follows it becomes the current one, and ends at
-    /// `stands_still` without a further inner step. Returns true if there is one.
-    pub(crate) fn complete(&mut self, path: PathId, stands_still: Duration) -> bool {
+    /// Removes the completed current lease of a path. The lease that follows it becomes the current one at `since`, and
+    /// ends at `stands_still` without a further inner step. Returns true if there is one.
+    pub(crate) fn complete(&mut self, path: PathId, since: Duration, stands_still: Duration) -> bool {
         let Some(completed) = self.take_current(path) else { return false };
         let Some(following) = self.following.remove(&path) else { return false };
         // The worker's heartbeats named the completed lease, so the next one begins with the time they gave.
-        self.insert(Lease { deadline: completed.deadline, stands_still, ..following });
+        self.insert(Lease { since, deadline: completed.deadline, stands_still, ..following });
         true
     }
 
     /// Renews the lease of a claim: sets the deadline of the path's current lease. If `taken` is more inner steps than
-    /// the lease had, it stands still from now on, until `stands_still`. Returns false if the claim names no lease.
+    /// the lease had, it stands still from now on, until `stands_still`, and at most `longest` after its beginning. Returns
+    /// false if the claim names no lease.
     pub(crate) fn renew(
         &mut self,
         claim: &LeaseClaim,
         taken: u64,
         deadline: Duration,
         stands_still: Duration,
+        longest: Duration,
     ) -> bool {
         let path = claim.key.path;
         let of_path = [self.current.get_mut(&path), self.following.get_mut(&path)];
@@ -138,7 +140,7 @@ impl LeaseTable {
         };
         if taken > lease.taken {
             lease.taken = taken;
-            lease.stands_still = stands_still;
+            lease.stands_still = stands_still.min(lease.since.saturating_add(longest));
         }
         // Also for a following lease: its worker is alive, and uploads the results of the current one.
         if let (Some(current), Some(before)) = (self.current.get_mut(&path), before) {
@@ -196,6 +198,7 @@ mod tests {
             worker: ProcessId { token, ..ProcessId::local(&format!("worker {worker}")) },
             hands_over: fence.is_multiple_of(3).then(|| ProcessId::local("another")),
             crowded: false,
+            since: Duration::ZERO,
             deadline: Duration::from_secs(end),
             taken: 0,
             stands_still: Duration::from_secs(end + fence % 5),
@@ -245,16 +248,16 @@ mod tests {
                 }
                 (2, Some(current)) => {
                     let follows = table.following(path).is_some();
-                    assert_eq!(table.complete(path, second + Duration::from_secs(9)), follows);
+                    assert_eq!(table.complete(path, second, second + Duration::from_secs(9)), follows);
                     assert!(table.get(path).is_none_or(|lease| lease.deadline == current.deadline));
                 }
                 (3, Some(current)) => {
                     let of =
                         table.following(path).cloned().filter(|_| step.is_multiple_of(2)).unwrap_or(current);
-                    assert!(table.renew(&of.claim(), of.taken + step % 2, second * 2, second * 3));
+                    assert!(table.renew(&of.claim(), of.taken + step % 2, second * 2, second * 3, second * 4));
                     let other = ProcessId::local("stranger");
                     let foreign = LeaseClaim { worker: other, ..of.claim() };
-                    assert!(!table.renew(&foreign, 99, Duration::MAX, Duration::MAX));
+                    assert!(!table.renew(&foreign, 99, Duration::MAX, Duration::MAX, Duration::MAX));
                 }
                 (4, current) => assert_eq!(table.remove(path), current),
                 (5, _) if step.is_multiple_of(7) => {

@@ -49,6 +49,7 @@ mod sent_counts;
 mod speeds;
 mod tally;
 mod trimming;
+mod troubles;
 
 pub use clipping::Clipping;
 pub use config::SyncConfig;

@@ -43,7 +43,8 @@ pub enum Reason {
         /// The worker.
         worker: String,
     },
-    /// The training of a path failed for this worker, so the path waits for another worker.
+    /// The training of a path failed or stood still for this worker, or for another one with its token, so the path waits for
+    /// another worker.
     Failed {
         /// The path.
         path: PathId,
@@ -112,7 +113,8 @@ impl fmt::Display for Reason {
             Self::Failed { path } => {
                 write!(
                     f,
-                    "the training of path {path} failed for this worker, and the path waits for another one"
+                    "the training of path {path} failed or stood still for this worker or its token, and the path waits \
+                     for another worker"
                 )
             }
             Self::OuterStep { fragment, cut } => {

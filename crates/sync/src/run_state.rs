@@ -13,6 +13,7 @@ use crate::ready::Ready;
 use crate::sampling::Sampling;
 use crate::sent_counts::SentCounts;
 use crate::speeds::Speeds;
+use crate::troubles::Troubles;
 use crate::{
     Contribution, Fence, FragmentId, Grace, Lease, LeaseClaim, LeaseError, LeaseLimits, NeededVersions,
     PathProgress, ProcessId, ProgressError, Quorum, Reason, Schedule, ScheduledSend, Scheme,
@@ -149,8 +150,10 @@ pub struct RunState {
     sent: SentCounts,
     /// Paths that could train, and rest in this round: [`RunState::pass_over_idle`] moves them on.
     resting: BTreeSet<PathId>,
-    /// Workers for which the training of a path has failed since the path's last completed lease.
-    failed: BTreeMap<PathId, BTreeSet<ProcessId>>,
+    /// Workers of which a path has had enough.
+    troubles: Troubles,
+    /// The latest time that a call has named.
+    now: Duration,
     /// Number of looks at the progress of a path: the cost of requests in tests.
     #[cfg(test)]
     looks: std::cell::Cell<u64>,
@@ -197,7 +200,8 @@ impl RunState {
             sampling: None,
             sent,
             resting: BTreeSet::new(),
-            failed: BTreeMap::new(),
+            troubles: Troubles::default(),
+            now: Duration::ZERO,
             #[cfg(test)]
             looks: std::cell::Cell::default(),
         };
@@ -379,6 +383,11 @@ impl RunState {
     pub fn bind(&mut self, path: PathId, bound: bool) {
         self.holders.bind(path, bound);
         self.look_at(path);
+    }
+
+    /// Notes that workers with a token have contributed to the run, also under an earlier coordinator.
+    pub fn note_contributor(&mut self, token: &str) {
+        self.troubles.contributes(token);
     }
 
     /// Draws the next path from now on in proportion to the untrained part of its shard (arXiv:2401.09135, equation

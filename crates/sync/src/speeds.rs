@@ -53,12 +53,16 @@ impl Speeds {
     /// Speed of the fastest worker, and at most [`FASTEST`] times the median; 1 without a measured worker. Workers state
     /// their seconds themselves: an impossible speed must not shorten the leases of all others to one step.
     pub(crate) fn fastest(&self) -> f64 {
-        let last = |half: &BTreeSet<(u64, ProcessId)>| half.last().map(|&(bits, _)| f64::from_bits(bits));
-        match (last(&self.slower), last(&self.faster)) {
+        match (self.median(), last(&self.faster)) {
             (Some(median), Some(fastest)) => fastest.min(FASTEST * median),
             (Some(only), None) | (None, Some(only)) => only,
             (None, None) => 1.0,
         }
+    }
+
+    /// The median speed, the lower one of an even number; `None` without a measured worker.
+    pub(crate) fn median(&self) -> Option<f64> {
+        last(&self.slower)
     }
 
     /// Moves workers between the halves until each has its size.
@@ -74,6 +78,11 @@ impl Speeds {
             self.slower.insert(place);
         }
     }
+}
+
+/// The highest speed of a half.
+fn last(half: &BTreeSet<(u64, ProcessId)>) -> Option<f64> {
+    half.last().map(|&(bits, _)| f64::from_bits(bits))
 }
 
 /// A number whose order is that of positive speeds: their bits.

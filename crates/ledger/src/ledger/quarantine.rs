@@ -35,9 +35,10 @@ pub enum FailureDecision {
 
 impl Ledger {
     /// Records that the training of a lease failed. The lease ends, so that another worker can try. Without another worker
-    /// only a divergence ends it: a worker may still send a sound outer gradient. When the training of a path has failed
-    /// for as many workers as the plan says, and none has completed a lease of it meanwhile, the path goes into
-    /// quarantine, unless it is the last one that trains.
+    /// only a divergence ends it: a worker may still send a sound outer gradient. When as many accounts as the plan says tell
+    /// that the training of a path fails, and no worker has completed a lease of it meanwhile, the path goes into quarantine,
+    /// unless it is the last one that trains. While another token can try the path, all workers with one token are one
+    /// account.
     ///
     /// # Errors
     /// When the ledger contradicts itself.
@@ -47,7 +48,7 @@ impl Ledger {
         failure: &TrainingFailure,
     ) -> Result<FailureDecision, LedgerError> {
         let path = claim.key.path;
-        let FailedTraining { workers, others } = match self.state.fail(claim) {
+        let FailedTraining { workers, accounts, others } = match self.state.fail(claim) {
             Ok(failed) => failed,
             Err(error) => return Ok(FailureDecision::Lost(error)),
         };
@@ -59,11 +60,10 @@ impl Ledger {
         // Where every path fails, the configuration is wrong: a run without training must not end as if it were complete.
         let mut others_train = self.state.topology().trained_paths().filter(|&other| other != path);
         let is_last = others_train.all(|other| self.state.is_quarantined(other));
-        if is_last || limit == 0 || workers.len() < limit {
+        if is_last || limit == 0 || accounts < limit {
             return Ok(if others { FailureDecision::Retried } else { FailureDecision::Alone });
         }
         let step = self.state.progress().paths.get(path.index()).map_or(0, |progress| progress.steps);
-        let workers = workers.into_iter().map(|worker| worker.name).collect();
         let record = QuarantineRecord { step, workers, reason: failure.to_string() };
         let objects = self.objects.path_mut(path)?;
         objects.quarantine = Some(record.clone());

@@ -87,6 +87,15 @@ pub(crate) fn ask(ledger: &mut Ledger, worker: &str) -> Grant {
     ledger.grant(NOW, &LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default() })
 }
 
+/// The lease that a worker with a token gets.
+#[allow(dead_code, reason = "not every test program has several tokens")]
+pub(crate) fn ask_as(ledger: &mut Ledger, token: &str, name: &str) -> Lease {
+    let worker = ProcessId { token: token.into(), ..ProcessId::local(name) };
+    let request = LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default() };
+    let Grant::Lease(lease) = ledger.grant(NOW, &request) else { panic!("no lease for {name}") };
+    *lease
+}
+
 /// The lease that a worker gets.
 pub(crate) fn lease(ledger: &mut Ledger, worker: &str) -> Lease {
     match ask(ledger, worker) {

@@ -27,8 +27,10 @@ pub(crate) struct Case {
     pub(crate) workers: Vec<Machine>,
     /// Number of peers that only lie.
     pub(crate) liars: usize,
-    /// Number of workers that lie about their states; the last ones of `workers`.
+    /// Number of workers that lie; the last ones of `workers`.
     pub(crate) lying_workers: usize,
+    /// What these workers do.
+    pub(crate) habit: Habit,
     /// Number of leases of a path after which it uploads its state.
     pub(crate) state_every: u32,
     /// Number of checkpoints to keep.
@@ -45,6 +47,15 @@ pub(crate) struct Diverging {
     pub(crate) path: PathId,
     /// Every lease that goes beyond this inner step diverges.
     pub(crate) after: u64,
+}
+
+/// What a lying worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Habit {
+    /// It trains, and uploads states with wrong steps.
+    WrongSteps,
+    /// It trains a lease, so that it holds the newest state of a path. From then on it only says that it lives.
+    StandsStill,
 }
 
 /// A machine of a worker.
@@ -170,6 +181,7 @@ impl Case {
             workers,
             liars,
             lying_workers,
+            habit: habit(seed),
             state_every,
             checkpoints,
             weighting,
@@ -218,10 +230,15 @@ impl Case {
             weighting: self.weighting,
             rescale: RESCALE,
             guard: 0.0,
-            quarantine_after: (self.workers.len() - self.lying_workers).clamp(1, 2),
+            quarantine_after: self.quarantine_after(),
             one_by_one: false,
             compares: false,
         }
+    }
+
+    /// Number of accounts that put a path into quarantine: a single honest worker must suffice for a path that diverges.
+    pub(crate) fn quarantine_after(&self) -> usize {
+        (self.workers.len() - self.lying_workers).clamp(1, 2)
     }
 
     /// The shards of all paths in a phase.
@@ -291,6 +308,13 @@ fn diverging(seed: u64, topology: &Topology, steps: u64) -> Option<Diverging> {
         path: PathId(random.random_range(kept..topology.paths())),
         after: random.random_range(0..steps),
     })
+}
+
+/// Drawn apart, so that the other cases stay as they are.
+fn habit(seed: u64) -> Habit {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(6);
+    if random.random_bool(0.5) { Habit::WrongSteps } else { Habit::StandsStill }
 }
 
 /// In a fifth of the cases, rounds in which some paths rest. Drawn apart, so that the other cases stay as they are.

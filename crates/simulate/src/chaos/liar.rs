@@ -32,6 +32,14 @@ impl Liar {
         Self { process, own: VecDeque::new(), overheard: VecDeque::new() }
     }
 
+    /// The process of its next message. It has two names under its token.
+    pub(crate) fn next_process(&self, random: &mut ChaCha8Rng) -> ProcessId {
+        if random.random_bool(0.5) {
+            return self.process.clone();
+        }
+        ProcessId { name: "twin".to_owned(), ..self.process.clone() }
+    }
+
     /// Remembers a granted lease.
     pub(crate) fn granted(&mut self, lease: GrantedLease) {
         self.own.push_back(lease);
@@ -46,7 +54,14 @@ impl Liar {
     }
 
     /// The next lie. `leases` are the leases of all workers: a liar may guess their fencing numbers.
-    pub(crate) fn lie(&self, case: &Case, random: &mut ChaCha8Rng, leases: &[LeaseKey]) -> ChaosRequest {
+    /// With `diverges` it also says of its own leases that their training diverges.
+    pub(crate) fn lie(
+        &self,
+        case: &Case,
+        random: &mut ChaCha8Rng,
+        leases: &[LeaseKey],
+        diverges: bool,
+    ) -> ChaosRequest {
         let foreign = match leases {
             [] => LeaseKey { path: PathId(0), fence: Fence(1), secret: LeaseSecret::default() },
             leases => leases[random.random_range(0..leases.len())],
@@ -54,7 +69,7 @@ impl Liar {
         let guessed = LeaseKey { secret: LeaseSecret::new(random.random()), ..foreign };
         let own = self.own.back().map_or(guessed, GrantedLease::key);
         let upload = |lease, (item, content)| ChaosRequest::Upload { lease, item, content };
-        match random.random_range(0..14) {
+        match random.random_range(0..15) {
             // Leases that nobody trains, and paths that do not exist.
             0 => ChaosRequest::Ask { held: vec![PathId(0), PathId(99), PathId(u32::MAX)] },
             // Silence with heartbeats.
@@ -72,8 +87,9 @@ impl Liar {
             9 => ChaosRequest::Complete { lease: own, report: report(random) },
             // A state with wrong steps.
             10 => upload(own, state(case, own.path, u64::MAX)),
+            11 if diverges => ChaosRequest::Diverged { lease: own, step: 0 },
             // The requests of others again.
-            11 | 12 if !self.overheard.is_empty() => {
+            11 | 12 | 13 if !self.overheard.is_empty() => {
                 self.overheard[random.random_range(0..self.overheard.len())].clone()
             }
             // Fragments and numbers that no lease has.

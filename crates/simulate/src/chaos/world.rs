@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::audit::Audit;
-use super::case::Case;
+use super::case::{Case, Habit};
 use super::coordinator::{
     ChaosAnswer, ChaosReply, ChaosRequest, Requester, SimulatedCoordinator, SimulatedDisk, StoringResult,
 };
@@ -214,6 +214,7 @@ impl<'a> ChaosWorld<'a> {
                     self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
                     self.after_for(PATIENCE, worker, WorkerEvent::Resend(request_number));
                 }
+                WorkerAction::Train(..) if self.stands_still(worker) => {}
                 WorkerAction::Train(pause, lease) => {
                     self.after_for(pause, worker, WorkerEvent::Trained(lease));
                 }
@@ -226,9 +227,10 @@ impl<'a> ChaosWorld<'a> {
         }
     }
 
-    /// A request as its worker sends it: a worker that lies sends a state with wrong steps.
+    /// A request as its worker sends it: some liars send a state with wrong steps.
     fn as_sent(&self, worker: usize, mut request: ChaosRequest) -> ChaosRequest {
         if self.lies(worker)
+            && self.case.habit == Habit::WrongSteps
             && let ChaosRequest::Upload { content: Content::State(state), .. } = &mut request
         {
             state.step += 1;
@@ -236,14 +238,14 @@ impl<'a> ChaosWorld<'a> {
         request
     }
 
-    /// True if a worker lies now. All lies end with the faults.
+    /// True if a worker lies, to the end of the run.
     fn lies(&self, worker: usize) -> bool {
-        self.disturbed() && self.may_lie(worker)
+        worker + self.case.lying_workers >= self.workers.len()
     }
 
-    /// True if a worker lies while there are faults. Its refusals may come later.
-    fn may_lie(&self, worker: usize) -> bool {
-        worker + self.case.lying_workers >= self.workers.len()
+    /// True if a worker does not train any more: it has trained a lease, and holds the state of a path.
+    fn stands_still(&self, worker: usize) -> bool {
+        self.lies(worker) && self.case.habit == Habit::StandsStill && !self.workers[worker].kept.is_empty()
     }
 
     /// The world of a worker.
@@ -253,7 +255,8 @@ impl<'a> ChaosWorld<'a> {
 
     /// The sender of a worker's request.
     fn requester(&self, worker: usize, incarnation: u32, request: u64) -> Requester {
-        let (token, name) = ("honest".to_owned(), format!("worker-{worker}"));
+        let token = if self.lies(worker) { "lying worker" } else { "honest" };
+        let (token, name) = (token.to_owned(), format!("worker-{worker}"));
         let process = ProcessId { token, name, instance: incarnation.into() };
         Requester { worker, incarnation, process, request }
     }
@@ -265,15 +268,18 @@ impl<'a> ChaosWorld<'a> {
             .iter()
             .flat_map(|coordinator| coordinator.ledger.state().leases().map(Lease::key))
             .collect();
-        let request = self.liars[number].lie(self.case, &mut self.random, &leases);
-        let process = self.liars[number].process.clone();
+        // One token alone must not put a path into quarantine once honest workers have contributed.
+        let contributed = self.disk.training().is_ok_and(|training| {
+            training.paths.iter().any(|path| path.contributors.contains_key("honest"))
+        });
+        let diverges = number == 0 && contributed && self.case.quarantine_after() > 1;
+        let request = self.liars[number].lie(self.case, &mut self.random, &leases, diverges);
+        let process = self.liars[number].next_process(&mut self.random);
         let worker = self.workers.len() + number;
         let requester = Requester { worker, incarnation: 0, process, request: u64::MAX };
         self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
         let pause = self.between(10_000, Duration::from_millis(200));
-        if self.disturbed() {
-            self.after(pause, ChaosEvent::Lie(number));
-        }
+        self.after(pause, ChaosEvent::Lie(number));
     }
 
     /// Schedules an event of a worker's current process.
@@ -333,7 +339,7 @@ impl<'a> ChaosWorld<'a> {
                 let forged = self.forged_repeat(worker, number, &reply);
                 // A refused liar gives up.
                 let reply = match reply {
-                    ChaosReply::Refused(_) if self.may_lie(worker) => ChaosReply::Lost,
+                    ChaosReply::Refused(_) if self.lies(worker) => ChaosReply::Lost,
                     reply => reply,
                 };
                 let actions = self.workers[worker].receive_reply(around, number, reply)?;

@@ -215,7 +215,7 @@ impl<'a> RunWorld<'a> {
         for learner in self.learners.iter().filter(|learner| learner.alive) {
             if let Some(current) = &learner.current {
                 // A learner with a lost lease notices it at its next result.
-                let _lost = self.run_state.heartbeat(self.now, &current.lease.claim(), 0);
+                let _lost = self.run_state.heartbeat(self.now, &current.lease.claim(), 0, 0);
             }
         }
     }

@@ -136,18 +136,22 @@ impl RunState {
         }
         if lease.to > lease.from && done.seconds.is_finite() && done.seconds > 0.0 {
             let steps = (lease.to - lease.from) as f64;
-            self.grace.inner_step(path, done.seconds / steps);
+            // A worker may state any number. Its training may have begun before the lease was current.
+            let most = now.saturating_sub(lease.since).saturating_add(self.plan.limits.silence);
+            let seconds = done.seconds.min(most.as_secs_f64());
+            self.grace.inner_step(path, seconds / steps);
             if self.holders.knows(&lease.worker) {
-                self.speeds.note(&lease.worker, steps / done.seconds);
+                self.speeds.note(&lease.worker, steps / seconds);
             }
         }
-        if self.leases.complete(path, now.saturating_add(self.plan.limits.standstill)) {
+        if self.leases.complete(path, now, now.saturating_add(self.plan.limits.standstill)) {
             self.followed.insert(path, claim.clone());
         }
         self.committed.insert(path, claim.clone());
         self.holders.trained(&lease.worker, path);
         if lease.task == LeaseTask::Train {
-            self.failed.remove(&path);
+            self.troubles.forget(path);
+            self.troubles.contributes(&lease.worker.token);
         }
         self.move_on(path, lease.to, lease.task == LeaseTask::Measure);
         Commit::Accepted(accepted)

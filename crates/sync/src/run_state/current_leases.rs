@@ -7,9 +7,16 @@ use dipaco_topology::PathId;
 use super::RunState;
 use crate::{Fence, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseLimits};
 
+/// A lease may take this many times the time that a worker of the median speed needs for its steps.
+const SLOWEST: f64 = 100.0;
+
 impl RunState {
     /// Renews a lease whose worker has taken `taken` inner steps for it, and returns its new deadline. A lease without
-    /// a further inner step is renewed too, and ends when it has stood still for too long.
+    /// a further inner step is renewed too, and ends when it has stood still for too long. `repeated` is the number of inner
+    /// steps of earlier leases that the worker may have to repeat first.
+    ///
+    /// The worker may report any number of steps: it counts up to the steps that the lease can have. A lease also ends when
+    /// it takes [`SLOWEST`] times as long as with the median speed.
     ///
     /// # Errors
     /// When the lease is no longer valid: the worker must drop its results.
@@ -18,11 +25,17 @@ impl RunState {
         now: Duration,
         claim: &LeaseClaim,
         taken: u64,
+        repeated: u64,
     ) -> Result<Duration, LeaseError> {
+        self.now = self.now.max(now);
         let path = claim.key.path;
         let LeaseLimits { silence, standstill, .. } = self.plan.limits;
         let deadline = now.saturating_add(silence);
-        if !self.leases.renew(claim, taken, deadline, now.saturating_add(standstill)) {
+        let granted = [self.leases.get(path), self.leases.following(path)].into_iter().flatten();
+        let steps = granted.map(|lease| lease.to - lease.from).max().unwrap_or(0).saturating_add(repeated);
+        let longest = standstill.saturating_add(self.longest(steps));
+        let stands_still = now.saturating_add(standstill);
+        if !self.leases.renew(claim, taken.min(steps), deadline, stands_still, longest) {
             return Err(self.lost(path, claim.key.fence));
         }
         self.holders.heard(now, &claim.worker);
@@ -63,13 +76,30 @@ impl RunState {
         held
     }
 
-    /// Ends all leases that were silent or stood still for too long, and returns them.
+    /// Ends all leases that were silent or stood still for too long, and returns them. A worker whose lease stood still leaves
+    /// the path to others. A worker whose lease was silent is forgotten until it asks again.
     pub fn expire(&mut self, now: Duration) -> Vec<Lease> {
+        self.now = self.now.max(now);
         let gone = self.leases.expire(now);
         for lease in &gone {
+            if lease.stands_still <= now {
+                self.troubles.stands_still(lease.path, &lease.worker);
+                // Also if only this worker holds the path's newest state.
+                self.holders.bind(lease.path, false);
+            } else {
+                for path in self.holders.forget_worker(&lease.worker) {
+                    self.look_at(path);
+                }
+            }
             self.look_at(lease.path);
         }
         gone
+    }
+
+    /// The longest time of this many inner steps; no limit before the first measurement.
+    fn longest(&self, steps: u64) -> Duration {
+        let Some(median) = self.speeds.median() else { return Duration::MAX };
+        Duration::try_from_secs_f64(SLOWEST * steps as f64 / median).unwrap_or(Duration::MAX)
     }
 
     /// Time of the next event without a message: the deadline of a lease, or the end of a grace period.

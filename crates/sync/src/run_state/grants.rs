@@ -18,6 +18,7 @@ impl RunState {
     /// drawn path.
     pub fn grant(&mut self, now: Duration, request: &LeaseRequest<'_>) -> Grant {
         let worker = request.worker;
+        self.now = self.now.max(now);
         if self.finished() {
             return Grant::Finished;
         }
@@ -85,6 +86,7 @@ impl RunState {
             worker: worker.clone(),
             hands_over,
             crowded,
+            since: now,
             deadline: now.saturating_add(silence),
             taken: 0,
             stands_still: now.saturating_add(standstill),

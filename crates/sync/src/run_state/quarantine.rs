@@ -5,14 +5,19 @@ use dipaco_topology::PathId;
 use super::RunState;
 use crate::{LeaseClaim, LeaseError, LeaseTask, ProcessId};
 
-/// The workers for which the training of a path has failed since the path's last completed lease.
+/// The failures of a path's training since the path's last completed lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedTraining {
-    /// The workers, each by its token and name.
-    pub workers: Vec<ProcessId>,
+    /// Names of the workers for which it failed.
+    pub workers: Vec<String>,
+    /// Number of accounts. While another token can try the path, all workers with one token are one account.
+    pub accounts: usize,
     /// True if another worker is known, which can try the path.
     pub others: bool,
 }
+
+/// Times of a standstill in which a contributor that is away may come back and try a path that failed for others.
+const RETURNS: u32 = 10;
 
 impl RunState {
     /// Notes that a worker's training under a lease failed. The worker gets no further lease of the path while another
@@ -26,33 +31,26 @@ impl RunState {
         if !of_path.into_iter().flatten().any(|lease| lease.admits(claim)) {
             return Err(self.lost(claim.key.path, claim.key.fence));
         }
-        let failed = self.failed.entry(path).or_default();
-        // A new process of the worker is the same machine.
-        failed.insert(ProcessId { instance: 0, ..claim.worker.clone() });
-        let workers = failed.iter().cloned().collect();
+        self.troubles.fails(self.now, path, &claim.worker);
         // Another worker must be able to try, also if only this one holds the path's newest state.
         self.holders.bind(path, false);
         self.look_at(path);
-        Ok(FailedTraining { workers, others: self.others_can_try(path) })
+        let patience = self.plan.limits.standstill.saturating_mul(RETURNS);
+        Ok(FailedTraining {
+            workers: self.troubles.failed(path),
+            accounts: self.troubles.accounts(self.now, patience, path, &self.holders),
+            others: self.troubles.others_can_try(path, &self.holders),
+        })
     }
 
-    /// True if a worker is known for which the training of a path has not failed.
-    fn others_can_try(&self, path: PathId) -> bool {
-        self.holders.known().any(|worker| !self.failed_for(path, worker))
-    }
-
-    fn failed_for(&self, path: PathId, worker: &ProcessId) -> bool {
-        self.failed.get(&path).is_some_and(|failed| failed.iter().any(|failed| failed.is_kin_of(worker)))
-    }
-
-    /// True if a worker leaves a path to others: its training failed for this worker, and not for all.
+    /// True if a worker leaves a path to others: its training failed or stood still for this worker, and others can try.
     pub(super) fn leaves_to_others(&self, path: PathId, worker: &ProcessId) -> bool {
-        self.failed_for(path, worker) && self.others_can_try(path)
+        self.troubles.leaves_to_others(path, worker, &self.holders)
     }
 
     /// Puts a path into quarantine: no worker gets it any more.
     pub fn quarantine(&mut self, path: PathId) {
-        self.failed.remove(&path);
+        self.troubles.forget(path);
         self.progress.quarantined.insert(path);
         self.holders.bind(path, false);
         self.end_leases(path);

@@ -152,7 +152,7 @@ impl RunState {
             return Reason::PhaseEnds { steps: self.end() };
         }
         let left = |path: &PathId| self.leases.get(*path).is_none() && self.leaves_to_others(*path, worker);
-        if let Some(path) = self.failed.keys().copied().find(left) {
+        if let Some(path) = self.troubles.paths().find(left) {
             return Reason::Failed { path };
         }
         if let Some(fragment) = self.ready.first_waiting() {

@@ -55,7 +55,7 @@ fn costs(k: u32, choice: Choice) -> Vec<(&'static str, u64)> {
     costs.push(("grant without a free path", cost));
     costs.push(("is there work", looks(&mut run, |run| run.has_work(&idle)).1));
     for lease in &leases {
-        let (answer, cost) = looks(&mut run, |run| run.heartbeat(at(1), &lease.claim(), 1));
+        let (answer, cost) = looks(&mut run, |run| run.heartbeat(at(1), &lease.claim(), 1, 0));
         answer.unwrap();
         costs.push(("heartbeat", cost));
         for send in lease.sends.iter().filter(|send| send.step < lease.to) {

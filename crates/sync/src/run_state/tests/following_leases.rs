@@ -37,7 +37,7 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
         "a retry gets the same"
     );
     // The worker is alive, and the lease does not count yet.
-    assert!(rounds.heartbeat(at(50), &next.claim(), 0).is_ok());
+    assert!(rounds.heartbeat(at(50), &next.claim(), 0, 0).is_ok());
     assert!(matches!(commit(&mut rounds, &next), Commit::Refused(_)));
     // The worker that trains it asks at once for the lease after it, and is not refused.
     let Grant::Wait(reason) = rounds.follow(at(1), &next.claim(), LeaseSecret::default()).unwrap() else {
@@ -62,7 +62,7 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
     // A following lease is lost with the lease before it.
     let other = lease(rounds.follow(at(1), &leases[1].claim(), LeaseSecret::default()).unwrap());
     assert!(rounds.release(PathId(1), leases[1].fence));
-    assert!(rounds.heartbeat(at(51), &other.claim(), 0).is_err());
+    assert!(rounds.heartbeat(at(51), &other.claim(), 0, 0).is_err());
     assert_eq!(rounds.progress().paths[1].steps, 0);
 }
 

@@ -11,7 +11,7 @@ fn a_worker_that_lost_its_lease_is_refused_and_a_retry_is_told_so() {
     let heir = lease(rounds.grant(at(61), &request(&ProcessId::local("fast"), &[])));
     assert_eq!(heir.path, zombie.path);
     assert!(heir.fence > zombie.fence);
-    assert!(rounds.heartbeat(at(62), &zombie.claim(), 0).is_err());
+    assert!(rounds.heartbeat(at(62), &zombie.claim(), 0, 0).is_err());
     assert!(matches!(commit(&mut rounds, &zombie), Commit::Refused(LeaseError::Lost { .. })));
     assert!(matches!(commit(&mut rounds, &heir), Commit::Accepted(_)));
     assert_eq!(commit(&mut rounds, &heir), Commit::Duplicate);
@@ -22,7 +22,7 @@ fn a_worker_that_lost_its_lease_is_refused_and_a_retry_is_told_so() {
 fn heartbeats_keep_a_lease_alive() {
     let mut rounds = start(1);
     let held = lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[])));
-    assert_eq!(rounds.heartbeat(at(50), &held.claim(), 0).unwrap(), at(110));
+    assert_eq!(rounds.heartbeat(at(50), &held.claim(), 0, 0).unwrap(), at(110));
     assert!(rounds.expire(at(109)).is_empty());
     assert_eq!(rounds.next_deadline(), Some(at(110)));
 }
@@ -53,7 +53,7 @@ fn only_the_process_that_got_a_lease_uses_it() {
     let send = granted.sends[0];
     for claim in &claims {
         assert!(rounds.check(claim).is_err());
-        assert!(rounds.heartbeat(at(1), claim, 1).is_err());
+        assert!(rounds.heartbeat(at(1), claim, 1, 0).is_err());
         assert!(rounds.follow(at(1), claim, secret).is_err());
         let contributed = rounds.contribute_claimed(claim, send.fragment, send.number, 0);
         assert!(matches!(contributed, Commit::Refused(LeaseError::Lost { .. })));
@@ -83,18 +83,18 @@ fn a_lease_whose_worker_only_says_that_it_lives_ends() {
     let hung = lease(rounds.grant(at(0), &request(&ProcessId::local("hung"), &[])));
     let slow = lease(rounds.grant(at(0), &request(&ProcessId::local("slow"), &[])));
     for now in [40, 80] {
-        assert!(rounds.heartbeat(at(now), &hung.claim(), 3).is_ok());
-        assert!(rounds.heartbeat(at(now), &slow.claim(), now / 40).is_ok());
+        assert!(rounds.heartbeat(at(now), &hung.claim(), 3, 0).is_ok());
+        assert!(rounds.heartbeat(at(now), &slow.claim(), now / 40, 0).is_ok());
     }
     for now in [120, 139] {
-        assert!(rounds.heartbeat(at(now), &hung.claim(), 3).is_ok());
-        assert!(rounds.heartbeat(at(now), &slow.claim(), 2).is_ok());
+        assert!(rounds.heartbeat(at(now), &hung.claim(), 3, 0).is_ok());
+        assert!(rounds.heartbeat(at(now), &slow.claim(), 2, 0).is_ok());
         assert!(rounds.expire(at(now)).is_empty());
     }
     assert_eq!(rounds.next_deadline(), Some(at(140)));
     let ended: Vec<_> = rounds.expire(at(140)).iter().map(|lease| lease.path).collect();
     assert_eq!(ended, [hung.path], "its last step was 100 seconds ago");
-    assert!(rounds.heartbeat(at(141), &hung.claim(), 4).is_err());
+    assert!(rounds.heartbeat(at(141), &hung.claim(), 4, 0).is_err());
     assert_eq!(rounds.expire(at(180)).len(), 1, "80 seconds and 100");
 }
 
@@ -110,4 +110,110 @@ fn a_process_has_as_many_leases_as_the_plan_allows() {
     lease(rounds.grant(at(0), &request(&ProcessId::local("other"), &[])));
     assert!(matches!(commit(&mut rounds, &first), Commit::Accepted(_)));
     lease(rounds.grant(at(0), &request(&greedy, &[])));
+}
+
+/// A run whose leases stand still after 100 seconds.
+fn impatient(rounds: u64) -> RunState {
+    let limits = LeaseLimits { standstill: at(100), ..LeaseLimits::of_silence(LEASE) };
+    begin(RunPlan { limits, ..plan(&[rounds * STEPS]) })
+}
+
+fn of_token(token: &str, name: &str) -> ProcessId {
+    ProcessId { token: token.into(), ..ProcessId::local(name) }
+}
+
+#[test]
+fn a_worker_whose_lease_stood_still_gets_its_path_after_all_others() {
+    let mut rounds = impatient(2);
+    let [liar, twin] = ["liar", "twin"].map(|name| of_token("liar", name));
+    let honest = of_token("honest", "worker");
+    // Each worker holds the newest states of its paths.
+    for (path, worker) in [&liar, &honest, &honest, &honest].into_iter().enumerate() {
+        let first = lease(rounds.grant(at(0), &request(worker, &[])));
+        assert_eq!(first.path.index(), path);
+        assert!(matches!(commit(&mut rounds, &first), Commit::Accepted(_)));
+        rounds.bind(first.path, true);
+    }
+    step_all(&mut rounds, at(0));
+    let hung = lease(rounds.grant(at(0), &request(&liar, &[])));
+    assert_eq!(hung.path, PathId(0));
+    let own: Vec<_> = (0..3).map(|_| lease(rounds.grant(at(0), &request(&honest, &[])))).collect();
+    for now in [40, 90] {
+        assert!(rounds.expire(at(now)).is_empty());
+        assert!(rounds.heartbeat(at(now), &hung.claim(), 0, 0).is_ok());
+        assert!(own.iter().all(|lease| rounds.heartbeat(at(now), &lease.claim(), now, 0).is_ok()));
+    }
+    assert_eq!(rounds.expire(at(100)).len(), 1);
+    for worker in [&liar, &twin] {
+        let asked = rounds.grant(at(100), &request(worker, &[PathId(0)]));
+        assert_eq!(asked, Grant::Wait(Reason::Failed { path: PathId(0) }), "other tokens come first");
+    }
+    // While the liar waits, the other token leaves it a path.
+    assert!(matches!(commit(&mut rounds, &own[0]), Commit::Accepted(_)));
+    assert_eq!(lease(rounds.grant(at(100), &request(&honest, &[]))).path, PathId(0));
+    // Alone, the worker may try again.
+    let mut rounds = impatient(2);
+    let hung = lease(rounds.grant(at(0), &request(&liar, &[])));
+    for now in [50, 99] {
+        assert!(rounds.heartbeat(at(now), &hung.claim(), 0, 0).is_ok());
+    }
+    assert_eq!(rounds.expire(at(100)).len(), 1);
+    assert_eq!(lease(rounds.grant(at(100), &request(&liar, &[]))).path, hung.path);
+}
+
+#[test]
+fn a_lease_takes_at_most_a_hundred_times_the_usual_time() {
+    let mut rounds = impatient(2);
+    // A worker that takes half a second for each of its ten steps.
+    let usual = lease(rounds.grant(at(0), &request(&ProcessId::local("usual"), &[])));
+    let done = LeaseOutcome { seconds: 5.0, ..LeaseOutcome::default() };
+    assert!(matches!(rounds.commit(at(10), &usual.claim(), &done), Commit::Accepted(_)));
+    let crawls = lease(rounds.grant(at(10), &request(&ProcessId::local("crawls"), &[])));
+    let mut now = 10;
+    // Always a further step, in the last moment.
+    while rounds.heartbeat(at(now), &crawls.claim(), now / 90, 0).is_ok() {
+        now += 30;
+        rounds.expire(at(now));
+    }
+    assert_eq!(now, 610, "10 seconds before it, 100 × 5 seconds, and a standstill of 100");
+    let crawls = lease(rounds.grant(at(now), &request(&ProcessId::local("crawls"), &[])));
+    // Steps that the lease can't have do not count.
+    for later in [0, 50, 99] {
+        assert!(rounds.heartbeat(at(now + later), &crawls.claim(), STEPS + later, 0).is_ok());
+        rounds.expire(at(now + later));
+    }
+    assert_eq!(rounds.expire(at(now + 100)).len(), 1);
+}
+
+#[test]
+fn a_worker_whose_lease_was_silent_holds_nothing_until_it_asks_again() {
+    let mut rounds = start(2);
+    let liar = ProcessId::local("liar");
+    let first = lease(rounds.grant(at(0), &request(&liar, &[])));
+    assert!(matches!(commit(&mut rounds, &first), Commit::Accepted(_)));
+    rounds.bind(first.path, true);
+    for _ in 1..4 {
+        let other = lease(rounds.grant(at(0), &request(&ProcessId::local("honest"), &[])));
+        assert!(matches!(commit(&mut rounds, &other), Commit::Accepted(_)));
+    }
+    step_all(&mut rounds, at(0));
+    let again = lease(rounds.grant(at(0), &request(&liar, &[])));
+    assert_eq!(again.path, first.path);
+    let leases = (0..3).map(|_| lease(rounds.grant(at(0), &request(&ProcessId::local("honest"), &[]))));
+    assert_eq!(leases.collect::<Vec<_>>().len(), 3);
+    // It asks for more, and trains nothing.
+    assert!(matches!(rounds.grant(at(50), &request(&liar, &[])), Grant::Wait(_)));
+    assert!(!rounds.has_work(&ProcessId::local("honest")));
+    rounds.expire(at(60));
+    assert!(rounds.has_work(&ProcessId::local("honest")), "who waits gets the path");
+}
+
+#[test]
+fn a_worker_that_states_an_impossible_duration_slows_nobody_down() {
+    let mut rounds = start(2);
+    let lied = lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[])));
+    let done = LeaseOutcome { seconds: 1e18, ..LeaseOutcome::default() };
+    assert!(matches!(rounds.commit(at(10), &lied.claim(), &done), Commit::Accepted(_)));
+    // The lease is 10 seconds old, and its training may have begun up to a lease earlier.
+    assert_eq!(rounds.grace.fastest(STEPS as f64), at(10) + LEASE);
 }

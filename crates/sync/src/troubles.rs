@@ -1,0 +1,204 @@
+//! Workers for which the training of a path has not come to an end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use dipaco_topology::PathId;
+
+use crate::ProcessId;
+use crate::holders::Holders;
+
+/// Number of workers with one token that a path's record names. Who holds a token may invent names.
+const MOST_NAMES: usize = 64;
+
+/// The workers of which each path has had enough since its last completed lease: their training of it failed, or stood still.
+/// Other workers get the path first.
+///
+/// Whoever holds a token may work under any number of names. So workers with other tokens go first, and workers with other
+/// names only when no other token is left.
+#[derive(Debug, Default)]
+pub(crate) struct Troubles {
+    failed: BTreeMap<PathId, Workers>,
+    stood_still: BTreeMap<PathId, Workers>,
+    /// Time of the first failure of each path in `failed`.
+    since: BTreeMap<PathId, Duration>,
+    /// Tokens whose workers have completed leases of the run.
+    contributors: BTreeSet<String>,
+}
+
+/// Workers by token and name. A new process of a worker is the same machine.
+#[derive(Debug, Default)]
+struct Workers(BTreeSet<(String, String)>);
+
+impl Workers {
+    fn add(&mut self, worker: &ProcessId) {
+        if self.of_token(&worker.token).count() < MOST_NAMES {
+            self.0.insert(key(worker));
+        }
+    }
+
+    fn of_token<'a>(&'a self, token: &'a str) -> impl Iterator<Item = &'a (String, String)> {
+        let first = (token.to_owned(), String::new());
+        self.0.range(first..).take_while(move |(other, _)| other == token)
+    }
+
+    fn tokens(&self) -> usize {
+        self.0.iter().map(|(token, _)| token).collect::<BTreeSet<_>>().len()
+    }
+}
+
+fn key(worker: &ProcessId) -> (String, String) {
+    (worker.token.clone(), worker.name.clone())
+}
+
+impl Troubles {
+    /// Notes that a worker's training of a path failed.
+    pub(crate) fn fails(&mut self, now: Duration, path: PathId, worker: &ProcessId) {
+        self.failed.entry(path).or_default().add(worker);
+        self.since.entry(path).or_insert(now);
+    }
+
+    /// Notes that workers with a token have contributed to the run.
+    pub(crate) fn contributes(&mut self, token: &str) {
+        if !self.contributors.contains(token) {
+            self.contributors.insert(token.to_owned());
+        }
+    }
+
+    /// Notes that a worker's training of a path stood still.
+    pub(crate) fn stands_still(&mut self, path: PathId, worker: &ProcessId) {
+        self.stood_still.entry(path).or_default().add(worker);
+    }
+
+    /// Forgets a path's workers: a lease of it is complete, or nobody trains it any more.
+    pub(crate) fn forget(&mut self, path: PathId) {
+        self.failed.remove(&path);
+        self.stood_still.remove(&path);
+        self.since.remove(&path);
+    }
+
+    /// The paths that have had enough of a worker.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = PathId> + '_ {
+        self.failed.keys().chain(self.stood_still.keys()).copied()
+    }
+
+    /// Names of the workers for which the training of a path failed.
+    pub(crate) fn failed(&self, path: PathId) -> Vec<String> {
+        self.failed.get(&path).into_iter().flat_map(|workers| &workers.0).map(|(_, name)| name.clone()).collect()
+    }
+
+    /// How many accounts say that a path's training fails. While another token can try, all workers with one token are one
+    /// account. A token that has contributed and is not connected has `patience` for it, from the first failure on: its
+    /// workers may have lost the coordinator, and a liar may have found it first.
+    pub(crate) fn accounts(&self, now: Duration, patience: Duration, path: PathId, known: &Holders) -> usize {
+        let Some(failed) = self.failed.get(&path) else { return 0 };
+        let patient = self.since.get(&path).is_some_and(|since| now < since.saturating_add(patience));
+        let may_come = patient && self.contributors.iter().any(|token| !self.has_token(path, token));
+        if may_come || self.another_token(path, known) { failed.tokens() } else { failed.0.len() }
+    }
+
+    /// True if a worker is known that can still try a path.
+    pub(crate) fn others_can_try(&self, path: PathId, known: &Holders) -> bool {
+        self.another_token(path, known) || known.known().any(|worker| !self.has_worker(path, worker))
+    }
+
+    /// True if a worker leaves a path to others: the path has had enough of it, and others can try.
+    pub(crate) fn leaves_to_others(&self, path: PathId, worker: &ProcessId, known: &Holders) -> bool {
+        self.has_token(path, &worker.token)
+            && (self.another_token(path, known)
+                || self.has_worker(path, worker) && self.others_can_try(path, known))
+    }
+
+    /// True if a known token has no worker of which the path has had enough.
+    fn another_token(&self, path: PathId, known: &Holders) -> bool {
+        known.each_token().any(|token| !self.has_token(path, token))
+    }
+
+    fn of(&self, path: PathId) -> impl Iterator<Item = &Workers> {
+        self.failed.get(&path).into_iter().chain(self.stood_still.get(&path))
+    }
+
+    fn has_token(&self, path: PathId, token: &str) -> bool {
+        self.of(path).any(|workers| workers.of_token(token).next().is_some())
+    }
+
+    fn has_worker(&self, path: PathId, worker: &ProcessId) -> bool {
+        self.of(path).any(|workers| workers.0.contains(&key(worker)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const PATH: PathId = PathId(3);
+
+    fn worker(token: &str, name: &str) -> ProcessId {
+        ProcessId { token: token.into(), ..ProcessId::local(name) }
+    }
+
+    fn known(workers: &[ProcessId]) -> Holders {
+        let mut holders = Holders::default();
+        for worker in workers {
+            holders.asks(Duration::ZERO, worker, &[]);
+        }
+        holders
+    }
+
+    const NOW: Duration = Duration::ZERO;
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn workers_with_one_token_are_one_account_while_another_token_can_try() {
+        let (liar, twin) = (worker("liar", "a"), worker("liar", "b"));
+        let honest = worker("honest", "a");
+        let all = known(&[liar.clone(), twin.clone(), honest.clone()]);
+        let mut troubles = Troubles::default();
+        for name in 0..1000 {
+            troubles.fails(NOW, PATH, &worker("liar", &name.to_string()));
+        }
+        assert_eq!(troubles.accounts(NOW, PATIENCE, PATH, &all), 1);
+        assert!(troubles.leaves_to_others(PATH, &liar, &all) && troubles.leaves_to_others(PATH, &twin, &all));
+        assert!(!troubles.leaves_to_others(PATH, &honest, &all));
+        assert_eq!(troubles.failed(PATH).len(), MOST_NAMES, "a token's names take bounded room");
+        troubles.fails(NOW, PATH, &honest);
+        let accounts = troubles.accounts(NOW, PATIENCE, PATH, &all);
+        assert_eq!(accounts, MOST_NAMES + 1, "no other token is left");
+        troubles.forget(PATH);
+        assert!(!troubles.leaves_to_others(PATH, &liar, &all));
+        assert_eq!(troubles.accounts(NOW, PATIENCE, PATH, &all), 0);
+    }
+
+    #[test]
+    fn a_contributor_that_is_away_has_time_to_try() {
+        let liars = ["a", "b"].map(|name| worker("liar", name));
+        let all = known(&liars);
+        let mut troubles = Troubles::default();
+        troubles.contributes("honest");
+        let begin = Duration::from_secs(5);
+        liars.iter().for_each(|liar| troubles.fails(begin, PATH, liar));
+        for (seconds, accounts) in [(5, 1), (14, 1), (15, 2)] {
+            assert_eq!(troubles.accounts(Duration::from_secs(seconds), PATIENCE, PATH, &all), accounts);
+        }
+    }
+
+    #[test]
+    fn workers_with_the_only_token_are_accounts_of_their_own() {
+        let workers = [worker("t", "a"), worker("t", "b"), worker("t", "c")];
+        let all = known(&workers);
+        let mut troubles = Troubles::default();
+        troubles.contributes("t");
+        troubles.fails(NOW, PATH, &workers[0]);
+        troubles.stands_still(PATH, &workers[1]);
+        let accounts = troubles.accounts(NOW, PATIENCE, PATH, &all);
+        assert_eq!(accounts, 1, "a worker that stands still says nothing of the training");
+        let leaves =
+            |troubles: &Troubles| workers.each_ref().map(|worker| troubles.leaves_to_others(PATH, worker, &all));
+        assert_eq!(leaves(&troubles), [true, true, false]);
+        troubles.fails(NOW, PATH, &workers[2]);
+        assert_eq!(troubles.accounts(NOW, PATIENCE, PATH, &all), 2);
+        assert_eq!(leaves(&troubles), [false; 3], "nobody is left, so everybody may try again");
+    }
+}
