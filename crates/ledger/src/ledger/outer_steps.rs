@@ -47,6 +47,13 @@ pub enum StepRecording {
     Rejected,
 }
 
+/// Number of contributions that the orders of one answer name, if there is more than one order. An answer is a message, and
+/// further orders have time until the next one.
+const MOST_SHARES: usize = 2_000;
+
+/// Number of changes of a fragment that are kept.
+const MOST_CHANGES: usize = 16;
+
 impl Ledger {
     /// The orders for the synchronizer with this fencing number: outer steps that are due, then steps with new
     /// contributions, which it can merge early. The order of a due step is complete in itself, so a lost early order does
@@ -63,14 +70,28 @@ impl Ledger {
         let own: Vec<_> = due.into_iter().filter(|step| owned(&step.fragment)).collect();
         let builder = OrderBuilder::new(self, fence);
         let mut orders = Orders::default();
-        for step in &own {
-            let order = builder.due(step, &mut orders.reduced)?;
+        let (mut shares, mut ordered) = (0, Vec::new());
+        for step in own {
+            if shares > 0 && shares + step.contributions.len() > MOST_SHARES {
+                // It stays due.
+                break;
+            }
+            let order = builder.due(&step, &mut orders.reduced)?;
+            shares += order.shares.len();
             orders.orders.push(order);
+            ordered.push(step);
         }
+        let mut later = Vec::new();
         for fragment in news.into_iter().filter(|fragment| !stepping.contains(fragment)) {
-            orders.orders.extend(builder.early(fragment)?);
+            if shares > MOST_SHARES {
+                later.push(fragment);
+            } else if let Some(order) = builder.early(fragment)? {
+                shares += order.shares.len();
+                orders.orders.push(order);
+            }
         }
-        own.into_iter().for_each(|step| self.owners.order(now, fence, step));
+        self.news.extend(later);
+        ordered.into_iter().for_each(|step| self.owners.order(now, fence, step));
         Ok(orders)
     }
 
@@ -106,10 +127,13 @@ impl Ledger {
         let before = std::mem::replace(&mut objects.weights, weights);
         if let Some(object) = change {
             objects.changes.push(ChangeRecord { from: before.hash.clone(), version: step.version, object });
-            // Longer changes are useless: a worker would fetch the weights instead.
+            // Longer changes are useless: a worker would fetch the weights instead. And every lease lists all changes.
             let bytes =
                 |changes: &[ChangeRecord]| changes.iter().map(|change| change.object.bytes).sum::<u64>();
-            while bytes(&objects.changes) >= objects.weights.bytes && !objects.changes.is_empty() {
+            let whole = objects.weights.bytes;
+            let useless =
+                |changes: &[ChangeRecord]| changes.len() > MOST_CHANGES || bytes(changes) >= whole;
+            while useless(&objects.changes) && !objects.changes.is_empty() {
                 obsolete.push(objects.changes.remove(0).object.name);
             }
         }

@@ -10,7 +10,7 @@ use dipaco_sync::{
     FragmentId, Grant, Lease, LeaseLimits, LeaseRequest, LeaseSecret, ProcessId, Rescale, Schedule, Scheme,
     Weighting,
 };
-use dipaco_topology::{ModuleId, Topology, TopologyConfig};
+use dipaco_topology::{LevelConfig, ModuleId, Modules, Topology, TopologyConfig};
 
 /// The time of all calls but those that say otherwise.
 pub(crate) const NOW: Duration = Duration::ZERO;
@@ -25,7 +25,13 @@ pub(crate) fn object(name: &str) -> ObjectRef {
 }
 
 /// Three paths through one module, two rounds of three steps.
+#[allow(dead_code, reason = "a test program may have another run")]
 pub(crate) fn start() -> RunManifest {
+    start_of(3, 1)
+}
+
+/// These paths through all modules, one module for each of these levels, two rounds of three steps.
+pub(crate) fn start_of(paths: u32, levels: u16) -> RunManifest {
     let fragment = FragmentRecord {
         version: 0,
         weights: object("modules/0"),
@@ -35,9 +41,9 @@ pub(crate) fn start() -> RunManifest {
         norms: Vec::new(),
     };
     let path = PathRecord {
-        sent: vec![0],
-        adopted: vec![0],
-        counted: vec![CountRecord::default()],
+        sent: vec![0; levels.into()],
+        adopted: vec![0; levels.into()],
+        counted: vec![CountRecord::default(); levels.into()],
         ..PathRecord::default()
     };
     let shard =
@@ -48,9 +54,14 @@ pub(crate) fn start() -> RunManifest {
         inner_steps: 3,
         boundaries: Vec::new(),
         phase: 0,
-        shards: (0..3).map(shard).collect(),
-        modules: vec![ModuleRecord { module: MODULE, fragments: vec![fragment] }],
-        paths: vec![path; 3],
+        shards: (0..paths).map(shard).collect(),
+        modules: (0..levels)
+            .map(|level| ModuleRecord {
+                module: ModuleId { level, index: 0 },
+                fragments: vec![fragment.clone()],
+            })
+            .collect(),
+        paths: vec![path; paths as usize],
     };
     RunManifest { training: Some(training), ..RunManifest::new("run".into()) }
 }
@@ -62,7 +73,17 @@ pub(crate) fn take_over(manifest: RunManifest) -> Ledger {
 
 /// The ledger of a manifest with another schedule of two rounds.
 pub(crate) fn take_over_with(manifest: RunManifest, schedule: Schedule) -> Ledger {
-    let topology = Topology::new(&TopologyConfig { replicas: 3, ..TopologyConfig::dense(1) }, 1).unwrap();
+    let training = manifest.training.as_ref().unwrap();
+    let (replicas, levels) = (u32::try_from(training.paths.len()).unwrap(), training.modules.len());
+    let level = |level: usize| LevelConfig {
+        modules: Modules::Count(1),
+        blocks: level.to_string(),
+        embedding: level == 0,
+        head: level + 1 == levels,
+        frozen: false,
+    };
+    let config = TopologyConfig::grid(replicas, (0..levels).map(level).collect());
+    let topology = Topology::new(&config, levels).unwrap();
     let plan = LedgerPlan {
         schedule,
         scheme: Scheme::Synchronous,

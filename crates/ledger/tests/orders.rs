@@ -1,0 +1,79 @@
+//! The orders of one answer, and the changes of one fragment, have a bounded number.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use dipaco_ledger::{
+    LeaseCompletion, LeaseReport, LeaseResult, Ledger, OuterStepDone, OuterStepOrder, Recording,
+    StepRecording, StoredResult,
+};
+use dipaco_sync::{Lease, Schedule, ScheduledSend};
+use support::{FRAGMENT, NOW, lease, object, start_of, take_over, take_over_with};
+
+/// Uploads all results of a lease, and completes it.
+fn train(ledger: &mut Ledger, lease: &Lease) {
+    let gradients = lease.sends.iter().map(|send| {
+        let &ScheduledSend { fragment, number, .. } = send;
+        LeaseResult::OuterGradient { fragment, number, tokens: 1 }
+    });
+    for item in gradients.chain([LeaseResult::State]) {
+        let object = object(&format!("{}-{}-{}", lease.path, lease.to, item.name()));
+        let stored = StoredResult { object, norm: 1.0 };
+        let recording = ledger.check_and_record(&lease.claim(), item, lease.to, stored).unwrap();
+        assert!(matches!(recording, Recording::Recorded), "{recording:?}");
+    }
+    let completed = ledger.complete_lease(NOW, &lease.claim(), &LeaseReport::default()).unwrap();
+    assert!(matches!(completed, LeaseCompletion::Accepted { .. }), "{completed:?}");
+}
+
+/// Records an outer step, whose change has far fewer bytes than its weights.
+fn take(ledger: &mut Ledger, order: &OuterStepOrder) {
+    let OuterStepOrder { fragment, version, fence, .. } = *order;
+    let done = OuterStepDone {
+        fragment,
+        version,
+        fence,
+        weights: object(&format!("weights {fragment} {version} {}", "-".repeat(400))),
+        momentum: object(&format!("momentum {fragment} {version}")),
+        change: Some(object(&format!("c{version}"))),
+        norm: 1.0,
+        cosine: None,
+        seconds: 0.0,
+    };
+    assert!(matches!(ledger.record_step(&done).unwrap(), StepRecording::Counts { .. }));
+}
+
+#[test]
+fn orders_that_do_not_fit_an_answer_come_with_the_next() {
+    let mut ledger = take_over(start_of(900, 3));
+    let fence = ledger.own_fence();
+    for _ in 0..900 {
+        let lease = lease(&mut ledger, "a");
+        train(&mut ledger, &lease);
+    }
+    // At most 2,000 contributions.
+    for due in [2, 1] {
+        let answer = ledger.orders(NOW, fence).unwrap().orders;
+        assert_eq!(answer.len(), due);
+        assert_eq!(ledger.orders(NOW, fence).unwrap().orders, answer, "a lost answer is repeated");
+        answer.iter().for_each(|order| take(&mut ledger, order));
+    }
+    assert!(ledger.orders(NOW, fence).unwrap().orders.is_empty());
+}
+
+#[test]
+fn a_fragment_keeps_its_last_changes() {
+    let mut ledger = take_over_with(start_of(1, 1), Schedule::new(3, 1, 0, vec![90]).unwrap());
+    let fence = ledger.own_fence();
+    for _ in 0..30 {
+        let lease = lease(&mut ledger, "a");
+        train(&mut ledger, &lease);
+        let orders = ledger.orders(NOW, fence).unwrap().orders;
+        let [order] = orders.as_slice() else { panic!("{orders:?}") };
+        assert_eq!(order.fragment, FRAGMENT);
+        take(&mut ledger, order);
+    }
+    let training = ledger.poll_write().unwrap().unwrap().manifest.unwrap().training.unwrap();
+    let changes = training.modules[0].fragments[0].changes.iter();
+    assert_eq!(changes.map(|change| change.version).collect::<Vec<_>>(), (15..=30).collect::<Vec<_>>());
+}
