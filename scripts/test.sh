@@ -27,7 +27,7 @@ suite() { # a suite whose "test result" lines are counted: name, command
 }
 
 # The Python clients come over the network while the compiler works.
-python_log=$(mktemp); trap 'rm -f "$log" "$python_log"' EXIT
+python_log=$(mktemp); fuzz_log=$(mktemp); trap 'rm -f "$log" "$python_log" "$fuzz_log"' EXIT
 scripts/python.sh >"$python_log" 2>&1 &
 python=$!
 python_clients() { wait "$python" || { cat "$python_log"; false; }; }
@@ -40,6 +40,8 @@ check "python for the clients' tests" python_clients
 # The program and the Python module under test. Alone, their dependencies would be compiled once more, with other features.
 check "programs under test" cargo build --workspace --lib --bins --tests --locked --quiet
 suite "tests" cargo test --workspace --locked --no-fail-fast --quiet
+# A turn is longer than the processor time that it must have, so that each campaign plays one.
+check "damaged inputs, a minute of each campaign" scripts/fuzz.py --seconds 60 --until 50 --jobs 2 --log "$fuzz_log"
 check "unsafe code under AddressSanitizer" scripts/check-unsafe.sh
 
 printf '\n%d passed, %d failed\n' "$passed" "$failed"

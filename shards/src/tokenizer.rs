@@ -2,6 +2,7 @@
 
 mod bytes;
 mod decoder;
+mod library;
 mod pieces;
 mod train;
 
@@ -12,6 +13,7 @@ use tokenizers::AddedToken;
 
 use crate::ShardsError;
 use bytes::TokenBytes;
+use library::library;
 
 pub use decoder::IncrementalDecoder;
 pub use train::TokenizerTrainer;
@@ -21,6 +23,10 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Usual names of the end-of-text token, in the order of trying.
 const END_OF_TEXT_NAMES: [&str; 4] = [END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>"];
+
+/// Ids below this number may have gaps of any size between them. A model has a row for each id, so larger ids need a token for
+/// every second row.
+const SPARSE_IDS: usize = 1 << 20;
 
 /// A tokenizer in Hugging Face's `tokenizer.json` format, with the guarantees that training needs.
 ///
@@ -55,7 +61,7 @@ impl Tokenizer {
     /// # Errors
     /// The file cannot be read, is not a tokenizer, or has no end-of-text token.
     pub fn from_file(path: &Path, end_of_text: Option<&str>) -> Result<Self, ShardsError> {
-        let json = std::fs::read(path).map_err(ShardsError::io("read", path))?;
+        let json = read_file(path).map_err(ShardsError::io("read", path))?;
         Self::from_bytes(&json, end_of_text, &path.display().to_string())
     }
 
@@ -64,13 +70,22 @@ impl Tokenizer {
     /// # Errors
     /// The bytes are not a tokenizer, or it has no end-of-text token.
     pub fn from_bytes(json: &[u8], end_of_text: Option<&str>, name: &str) -> Result<Self, ShardsError> {
-        let library =
-            |action| move |source| ShardsError::TokenizerLibrary { name: name.to_owned(), action, source };
         let refuse = |reason: String| ShardsError::Tokenizer { name: name.to_owned(), reason };
-        let mut inner = tokenizers::Tokenizer::from_bytes(json)
-            .map_err(library("read it; give a tokenizer.json of the tokenizers library"))?;
-        inner.with_truncation(None).map_err(library("turn truncation off"))?;
-        inner.with_padding(None);
+        let mut inner = library(name, "read it; give a tokenizer.json of the tokenizers library", || {
+            let mut inner = tokenizers::Tokenizer::from_bytes(json)?;
+            inner.with_truncation(None)?;
+            inner.with_padding(None);
+            Ok(inner)
+        })?;
+        let vocabulary = inner.get_vocab(true);
+        let largest = vocabulary.values().copied().max().unwrap_or_default();
+        if largest as usize >= SPARSE_IDS.max(2 * vocabulary.len()) {
+            return Err(refuse(format!(
+                "has the id {largest}, but only {} tokens: a model has a row for each id, so ids must be below {SPARSE_IDS} or \
+                 below twice the number of tokens",
+                vocabulary.len()
+            )));
+        }
 
         let end = match end_of_text {
             Some(name) => inner.token_to_id(name).map(|_| name).ok_or_else(|| {
@@ -86,21 +101,20 @@ impl Tokenizer {
             )?,
         };
         // The library keeps only special tokens from matching in text, and files do not always mark theirs.
-        inner
-            .add_special_tokens([AddedToken::from(end, true)])
-            .map_err(library("mark the end-of-text token"))?;
+        library(name, "mark the end-of-text token", || {
+            inner.add_special_tokens([AddedToken::from(end, true)])
+        })?;
         inner.set_encode_special_tokens(true);
         let id = inner.token_to_id(end).ok_or_else(|| refuse(format!("lost its token {end:?}")))?;
-        let probe = inner.encode_fast(end, false).map_err(library("encode text with it"))?;
+        let probe = library(name, "encode text with it", || inner.encode_fast(end, false))?;
         if probe.get_ids().contains(&id) {
             return Err(refuse(format!(
                 "encodes the text {end:?} as the end-of-text token, so documents could forge their end: use a tokenizer where it is a special token outside of the model's merges"
             )));
         }
-        let vocab = inner.get_vocab(true);
-        let vocab_size = vocab.values().max().map_or(0, |&max| max.saturating_add(1));
+        let vocab_size = largest.saturating_add(1);
         let bytes = TokenBytes::new(&inner, vocab_size).map(Arc::new);
-        let anchor = if bytes.is_none() { anchor(&inner, vocab_size) } else { None };
+        let anchor = if bytes.is_none() { anchor(&inner, vocabulary.into_values().collect()) } else { None };
         Ok(Self {
             inner: Arc::new(inner),
             bytes,
@@ -119,9 +133,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ShardsError> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         for piece in pieces::pieces(text) {
-            let encoding = self.inner.encode_fast(piece, false).map_err(|source| {
-                ShardsError::TokenizerLibrary { name: self.hash.clone(), action: "encode a text", source }
-            })?;
+            let encoding = library(&self.hash, "encode a text", || self.inner.encode_fast(piece, false))?;
             ids.extend_from_slice(encoding.get_ids());
         }
         Ok(ids)
@@ -139,11 +151,7 @@ impl Tokenizer {
                 Ok(String::from_utf8(bytes)
                     .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
             }
-            None => self.inner.decode(ids, true).map_err(|source| ShardsError::TokenizerLibrary {
-                name: self.hash.clone(),
-                action: "decode token ids",
-                source,
-            }),
+            None => library(&self.hash, "decode token ids", || self.inner.decode(ids, true)),
         }
     }
 
@@ -190,6 +198,17 @@ impl Tokenizer {
         self.end_of_text
     }
 
+    /// The token that the file's own rules write before a text. [`Self::encode`] does not write it.
+    #[must_use]
+    pub fn first_token(&self) -> Option<String> {
+        let first = |with_special: bool| {
+            let encoding = library(&self.hash, "encode a letter", || self.inner.encode_fast("a", with_special));
+            encoding.ok()?.get_ids().first().copied()
+        };
+        let found = first(true).filter(|&id| first(false) != Some(id))?;
+        self.inner.id_to_token(found)
+    }
+
     /// The end-of-text token as the tokenizer writes it.
     #[must_use]
     pub fn end_of_text_text(&self) -> String {
@@ -216,10 +235,19 @@ impl Tokenizer {
     }
 }
 
+/// The bytes of a file. A link in a folder from elsewhere may lead to a device, which never ends.
+fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    std::fs::read(path)
+}
+
 /// The first token of nothing but ASCII letters. `None` if there is none.
-fn anchor(tokenizer: &tokenizers::Tokenizer, vocab_size: u32) -> Option<u32> {
+fn anchor(tokenizer: &tokenizers::Tokenizer, mut ids: Vec<u32>) -> Option<u32> {
+    ids.sort_unstable();
     let is_word = |text: String| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphabetic());
-    (0..vocab_size).find(|&id| tokenizer.decode(&[id], true).is_ok_and(is_word))
+    ids.into_iter().find(|&id| library("", "", || tokenizer.decode(&[id], true)).is_ok_and(is_word))
 }
 
 /// The byte that a token `<0x0A>` of a tokenizer with byte fallback stands for.
@@ -241,9 +269,7 @@ impl TemplateEncoder {
     /// # Errors
     /// The library fails. A byte-level tokenizer never does.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ShardsError> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|source| {
-            ShardsError::TokenizerLibrary { name: self.hash.clone(), action: "encode a chat", source }
-        })?;
+        let encoding = library(&self.hash, "encode a chat", || self.inner.encode_fast(text, false))?;
         Ok(encoding.get_ids().to_vec())
     }
 }

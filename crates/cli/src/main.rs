@@ -46,7 +46,10 @@ fn run(cli: Cli) -> Result<(), CliError> {
     let progress = &cli.global.init_logs()?;
     // A forced set of kernels that can't run is an error before any work. `doctor` reports it among its findings.
     if !matches!(cli.command, Command::Doctor(_)) {
-        dipaco_model::kernel_choice()?;
+        let kernels = dipaco_model::kernel_choice()?;
+        if kernels.has_problem {
+            tracing::warn!("the kernels {}: {}", kernels.set, kernels.reason);
+        }
     }
     match cli.command {
         Command::Quickstart(options) => commands::quickstart::run(&options, progress),

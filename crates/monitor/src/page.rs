@@ -73,11 +73,15 @@ fn facts(out: &mut String, live: &LiveRun, history: &RunHistory) {
         0 => String::new(),
         bytes => format!("<span>straight from the store <b>{}</b></span>", human::bytes(bytes)),
     };
+    let bugs = match live.bugs {
+        0 => String::new(),
+        bugs => format!("<span>bugs of dipaco <b>{bugs}</b></span>"),
+    };
     let _ = write!(
         out,
         "{}<div class=facts><span>round <b>{}</b> of {}</span><span>inner steps <b>{}</b> of {}</span>\
          <span>workers <b>{connected}</b></span><span>leases lost <b>{}</b></span><span>results refused <b>{}</b></span>\
-         <span>sent <b>{}</b></span><span>received <b>{}</b></span>{linked}<span>phase <b>{}</b></span>\
+         <span>sent <b>{}</b></span><span>received <b>{}</b></span>{linked}{bugs}<span>phase <b>{}</b></span>\
          <span>coordinator up <b>{}</b></span></div>",
         bar("bar wide", steps, all),
         live.rounds_done,

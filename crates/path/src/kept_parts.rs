@@ -4,7 +4,7 @@ use dipaco_protocol::WorkerPlan;
 use dipaco_sync::Schedule;
 use dipaco_topology::PathId;
 
-use crate::state::FragmentState;
+use crate::state::{BASE, LEAD, OWN, RESIDUAL};
 
 /// The parts of a fragment's state that a path keeps after a lease, as its scheme decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,16 +39,42 @@ impl KeptParts {
         }
     }
 
-    /// The first part that a state has against these rules, or lacks; `None` if it follows them.
-    pub(crate) fn violation(self, state: &FragmentState) -> Option<&'static str> {
-        let FragmentState { weights, base, residual, ahead } = state;
+    /// The parts that a path may keep of a fragment after any lease of a run.
+    #[must_use]
+    pub fn of_scheme(plan: &WorkerPlan) -> Self {
+        // With whole modules a lease ends only where the path takes over each of them.
+        let stays = plan.sync.fragments > 1 && !plan.sync.dynamic_steps;
+        Self {
+            own: stays || plan.sync.blend > 0.0 || plan.sync.drop_rate > 0.0,
+            base: stays,
+            residual: plan.outer.error_feedback > 0.0,
+            ahead: plan.sync.eager,
+        }
+    }
+
+    /// Number of vectors, each as long as the fragment, that hold these parts.
+    pub(crate) fn vectors(self) -> usize {
+        let Self { own, base, residual, ahead } = self;
+        // A lead has its weights, its momentum and what it sent last.
+        [own, base, residual, ahead, ahead, ahead].into_iter().map(usize::from).sum()
+    }
+
+    /// The first part that a fragment's state has against these rules, or lacks; `None` if it follows them. `parts` are the
+    /// names of its parts.
+    pub(crate) fn violation(self, parts: &[&str]) -> Option<&'static str> {
+        let has = |part| parts.contains(&part);
+        let of_lead = LEAD.into_iter().filter(|part| has(part)).count();
         let rules = [
-            (self.own && weights.is_none(), "lacks its own weights"),
-            (!self.own && weights.is_some(), "has own weights, which the next lease does not use"),
-            (!self.base && base.is_some(), "has a base, which the next lease does not use"),
-            (!self.residual && residual.is_some(), "has a residual without error feedback"),
-            (!self.ahead && ahead.is_some(), "has a lead without eager updates"),
+            (self.own && !has(OWN), "lacks its own weights"),
+            (!self.own && has(OWN), "has own weights, which the next lease does not use"),
+            (!self.base && has(BASE), "has a base, which the next lease does not use"),
+            (!self.residual && has(RESIDUAL), "has a residual without error feedback"),
+            (!self.ahead && of_lead > 0, "has a lead without eager updates"),
+            (of_lead > 0 && of_lead < LEAD.len(), "has a part of a lead without the others"),
         ];
         rules.into_iter().find_map(|(violated, violation)| violated.then_some(violation))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,11 @@ use dipaco_topology::{Part, Topology};
 
 use crate::PathError;
 
+/// Beginning of the name of a first moment in a state's file.
+const FIRST: &str = "first/";
+/// Beginning of the name of a second moment.
+pub(crate) const SECOND: &str = "second/";
+
 /// The tensors of which the optimizer keeps moments, in the order of [`path_specs`]. Tensors of frozen levels have
 /// none, and Muon's matrices have no second moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,9 +86,9 @@ impl MomentSpecs {
     pub(crate) fn named(&self) -> Vec<TensorSpec> {
         let named = |prefix: &'static str, specs: &[TensorSpec]| -> Vec<TensorSpec> {
             let name =
-                |spec: &TensorSpec| TensorSpec { name: format!("{prefix}/{}", spec.name), ..spec.clone() };
+                |spec: &TensorSpec| TensorSpec { name: format!("{prefix}{}", spec.name), ..spec.clone() };
             specs.iter().map(name).collect()
         };
-        [named("first", &self.first), named("second", &self.second)].concat()
+        [named(FIRST, &self.first), named(SECOND, &self.second)].concat()
     }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use dipaco_model::{ModuleWeights, TensorSpec, parameters, safetensors_of};
 use dipaco_sync::{Ahead, Schedule};
-use dipaco_topology::{Part, PathId};
-use serde::{Deserialize, Serialize};
+use dipaco_topology::PathId;
 
+use crate::state_header::{self, StateHeader, kept_spec};
 use crate::{MomentSpecs, PathError};
 
 /// The optimizer's moments, the step and the data position of a path, and those of its weights that the store does not
@@ -43,12 +43,16 @@ pub struct FragmentState {
     pub ahead: Option<Ahead>,
 }
 
-/// Names of the parts of [`FragmentState`] in a state's file.
-const NAMES: [&str; FRAGMENT_STATE_PARTS] =
-    ["own", "base", "residual", "ahead", "ahead-momentum", "ahead-sent"];
-
-/// Largest number of vectors in the state of a fragment.
-pub const FRAGMENT_STATE_PARTS: usize = 6;
+/// Name of the path's own weights in a state's file.
+pub(crate) const OWN: &str = "own";
+/// Name of the base of the next outer gradient.
+pub(crate) const BASE: &str = "base";
+/// Name of the loss of encoding.
+pub(crate) const RESIDUAL: &str = "residual";
+/// Names of the parts of a lead.
+pub(crate) const LEAD: [&str; 3] = ["ahead", "ahead-momentum", "ahead-sent"];
+/// Names of the parts of [`FragmentState`].
+pub(crate) const PARTS: [&str; 6] = [OWN, BASE, RESIDUAL, LEAD[0], LEAD[1], LEAD[2]];
 
 impl FragmentState {
     /// The present parts, by name.
@@ -62,12 +66,12 @@ impl FragmentState {
             ahead.map(|ahead| &ahead.momentum),
             ahead.map(|ahead| &ahead.sent),
         ];
-        NAMES.into_iter().zip(parts).filter_map(|(name, part)| Some((name, part?))).collect()
+        PARTS.into_iter().zip(parts).filter_map(|(name, part)| Some((name, part?))).collect()
     }
 
     /// Builds the state from its parts. The three parts of the lead are present together or not at all.
     fn of_parts(mut parts: BTreeMap<&'static str, Vec<f32>>) -> Option<Self> {
-        let mut take = |place: usize| NAMES.get(place).and_then(|name| parts.remove(name));
+        let mut take = |place: usize| PARTS.get(place).and_then(|name| parts.remove(name));
         let (weights, base, residual) = (take(0), take(1), take(2));
         let ahead = match (take(3), take(4), take(5)) {
             (Some(weights), Some(momentum), Some(sent)) => Some(Ahead { weights, momentum, sent }),
@@ -87,19 +91,6 @@ impl FragmentState {
             None => Ok(()),
         }
     }
-}
-
-const FORMAT: &str = "dipaco-path-state/3";
-/// The entry of the file's metadata that holds a [`Place`] as JSON.
-const PLACE: &str = "dipaco";
-
-/// Progress of the path.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Place {
-    format: String,
-    step: u64,
-    position: u64,
 }
 
 impl PathState {
@@ -151,9 +142,8 @@ impl PathState {
         // The writer reads the moments where they lie: a state is twice as large as the weights.
         let tensors = tensors(first, &self.first).chain(tensors(second, &self.second));
         let tensors = tensors.chain(kept.iter().map(|(spec, values)| (spec, *values)));
-        let place = Place { format: FORMAT.to_owned(), step: self.step, position: self.position };
-        let place = serde_json::to_string(&place).map_err(PathError::StateHeader)?;
-        Ok(safetensors_of(tensors, Some((PLACE, &place)))?)
+        let place = state_header::place(self.step, self.position)?;
+        Ok(safetensors_of(tensors, Some((state_header::PLACE, &place)))?)
     }
 
     /// Decodes the bytes of [`encode`](Self::encode).
@@ -161,31 +151,9 @@ impl PathState {
     /// # Errors
     /// When the bytes are damaged, or belong to another model.
     pub fn decode(bytes: &[u8], moments: &MomentSpecs) -> Result<Self, PathError> {
-        let damaged = || PathError::StateFormat { expected: FORMAT };
-        let (_, header) = safetensors::SafeTensors::read_metadata(bytes).map_err(|_| damaged())?;
-        let place = header.metadata().as_ref();
-        let place = place.and_then(|metadata| serde_json::from_str(metadata.get(PLACE)?).ok());
-        let Some(Place { step, position, .. }) = place.filter(|place: &Place| place.format == FORMAT) else {
-            return Err(damaged());
-        };
-        let tensors = header.tensors();
-        let mut specs = moments.named();
-        let mut places: BTreeMap<(u16, u32), Vec<(&'static str, usize)>> = BTreeMap::new();
-        // Sorted by name, so that the parts of each fragment are in this order. The reader below refuses every name of
-        // another form.
-        for part in NAMES {
-            for (name, info) in &tensors {
-                let place = name.strip_prefix(part).and_then(|rest| rest.strip_prefix('/')?.split_once('/'));
-                let place =
-                    place.and_then(|(level, fragment)| Some((level.parse().ok()?, fragment.parse().ok()?)));
-                if let Some(place) = place {
-                    places.entry(place).or_default().push((part, info.shape.iter().product()));
-                }
-            }
-        }
-        for (&place, parts) in &places {
-            specs.extend(parts.iter().map(|&(part, length)| kept_spec(part, place.0, place.1, length)));
-        }
+        let header = StateHeader::read(std::iter::once(bytes), u64::MAX)?;
+        let specs = header.specs(moments);
+        let StateHeader { step, position, kept: places } = header;
         let mut first = ModuleWeights::from_safetensors(bytes, specs.into())?.values;
         let [firsts, seconds] = [moments.first(), moments.second()].map(parameters);
         let mut rest = first.split_off(firsts + seconds).into_iter();
@@ -196,7 +164,7 @@ impl PathState {
         let mut kept = BTreeMap::new();
         for (place, parts) in places {
             let parts = parts.into_iter().map(|(part, length)| (part, take(length))).collect();
-            kept.insert(place, FragmentState::of_parts(parts).ok_or_else(damaged)?);
+            kept.insert(place, FragmentState::of_parts(parts).ok_or_else(state_header::damaged)?);
         }
         Ok(Self { step, position, first, second, kept })
     }
@@ -212,17 +180,6 @@ fn tensors<'a>(
         values = rest;
         (spec, tensor)
     })
-}
-
-/// The tensor of one part of a fragment's state.
-fn kept_spec(part: &str, level: u16, fragment: u32, values: usize) -> TensorSpec {
-    TensorSpec {
-        name: format!("{part}/{level}/{fragment}"),
-        shape: vec![values],
-        // Reading and writing states uses neither field.
-        part: Part::Block(0),
-        decay: false,
-    }
 }
 
 #[cfg(test)]

@@ -9,25 +9,27 @@ use dipaco_protocol::WorkerPlan;
 use dipaco_sync::Ahead;
 use dipaco_topology::{PathId, TopologyConfig};
 
-use dipaco_path::module_files::check_state;
-use dipaco_path::{FragmentState, Layout, MomentSpecs, PathError, PathState};
+use dipaco_path::{FragmentState, Layout, MomentSpecs, PathError, PathState, check_state};
 
 /// Inner steps at the end of the lease that brings the state.
 const STEP: u64 = 4;
 
+/// Bytes of the pieces in which the state lies: less than its header has, and no multiple of a value.
+const PIECE: usize = 1001;
+
 /// A scheme whose paths keep a rounding error, and a lead over the global weights.
-fn plan() -> WorkerPlan {
+fn plan(blocks: usize, width: usize) -> WorkerPlan {
     let model = ModelConfig {
         vocab_size: 5,
-        hidden_size: 4,
-        blocks: 1,
+        hidden_size: width,
+        blocks,
         heads: 1,
-        head_dim: 4,
-        ffn_size: 4,
+        head_dim: width,
+        ffn_size: width,
         context: 8,
         ..ModelConfig::default()
     };
-    let mut config = RunConfig { model, topology: TopologyConfig::dense(1), ..RunConfig::default() };
+    let mut config = RunConfig { model, topology: TopologyConfig::dense(blocks), ..RunConfig::default() };
     (config.train.rounds, config.train.inner_steps, config.train.batch) = (3, STEP, 2);
     (config.sync.overlap_steps, config.sync.eager) = (STEP, true);
     config.outer.error_feedback = 1.0;
@@ -52,9 +54,9 @@ fn valid(rng: &mut CaseRng, plan: &WorkerPlan) -> Vec<u8> {
 
 #[test]
 fn damaged_states_are_refused_or_read() {
-    let plan = plan();
+    let plan = plan(1, 4);
     let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
-    let reached = |bytes: &[u8]| match check_state(&plan, &layout, PathId(0), STEP, bytes) {
+    let reached = |bytes: &[u8]| match check_state(&plan, &layout, PathId(0), STEP, bytes.chunks(PIECE)) {
         Ok(()) => {
             let state = PathState::decode(bytes, &MomentSpecs::of_plan(&plan).unwrap()).unwrap();
             assert!(state.step == STEP && state.second.iter().all(|moment| *moment >= 0.0));
@@ -65,4 +67,22 @@ fn damaged_states_are_refused_or_read() {
         Err(_) => Reached::Inside,
     };
     Campaign::new("path-state").past(0.05).memory(1 << 20).play(|rng| valid(rng, &plan), reached);
+}
+
+#[test]
+fn the_check_copies_a_tensor_at_a_time() {
+    let plan = plan(8, 64);
+    let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
+    // The largest tensor is the rounding error of the whole module. The moments are twice as long.
+    let tensor = 4 * parameters(&path_specs(&plan.model)) as u64;
+    let reached = |bytes: &[u8]| match check_state(&plan, &layout, PathId(0), STEP, bytes.chunks(PIECE << 8))
+    {
+        Ok(()) => {
+            assert!(bytes.len() as u64 > 3 * tensor);
+            Reached::Accepted
+        }
+        Err(_) => Reached::Inside,
+    };
+    let campaign = Campaign::new("path-state-memory").cases(20).memory(tensor * 3 / 2);
+    campaign.play(|rng| valid(rng, &plan), reached);
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::PipelineError;
-use crate::imported_files::{CONFIG, CopiedFile, TOKENIZER, TOKENIZER_CONFIG, read_small};
+use crate::imported_files::{CONFIG, CopiedFile, TOKENIZER, TOKENIZER_CONFIG, read_large, read_small};
 use crate::run::save_config;
 use crate::run_directory::RunDirectory;
 use crate::seed::run_id;
@@ -50,11 +50,7 @@ impl PretrainedModel {
         let (gguf, mut copied) = if path.is_dir() {
             (None, copied_from_folder(path)?)
         } else if path.exists() {
-            let bytes = std::fs::read(path).map_err(|source| PipelineError::Io {
-                action: "read",
-                path: path.to_owned(),
-                source,
-            })?;
+            let bytes = read_large(path)?;
             let copied = copied_from_gguf(&bytes, &path.display().to_string())?;
             (Some(bytes), copied)
         } else {
@@ -102,11 +98,24 @@ impl PretrainedModel {
         }
     }
 
-    /// The text of the token that ends a text: a text, or an object with its content.
+    /// The text of the token that ends a text.
     fn eos_token(&self) -> Option<String> {
-        let config: Value = serde_json::from_slice(self.bytes(TOKENIZER_CONFIG)).ok()?;
-        let token = config.get("eos_token")?;
-        Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())
+        token_of(&self.tokenizer_config(), "eos_token")
+    }
+
+    /// The text of the token that stood before each text when the model was trained.
+    fn first_token(&self, tokenizer: &Tokenizer) -> Option<String> {
+        let config = self.tokenizer_config();
+        match config.get("add_bos_token").and_then(Value::as_bool) {
+            Some(true) => token_of(&config, "bos_token"),
+            Some(false) => None,
+            None => tokenizer.first_token(),
+        }
+    }
+
+    /// The settings of the tokenizer, null if the model has none.
+    fn tokenizer_config(&self) -> Value {
+        serde_json::from_slice(self.bytes(TOKENIZER_CONFIG)).unwrap_or_default()
     }
 
     /// Reads the weights, and returns them with the shape of the model and its tokenizer.
@@ -125,7 +134,7 @@ impl PretrainedModel {
         }
         let index = read_small(&self.path.join(INDEX), LARGEST_INDEX)?;
         let Some(index) = index else {
-            let bytes = self.read_large(ONE_FILE)?;
+            let bytes = read_large(&self.path.join(ONE_FILE))?;
             let tensors = PretrainedWeights::tensors_of(&bytes, ONE_FILE)?;
             let mut weights = PretrainedWeights::new(&self.settings, tensors, None)?;
             weights.read(&bytes, ONE_FILE)?;
@@ -134,15 +143,16 @@ impl PretrainedModel {
         let index = TensorIndex::parse(&index, INDEX)?;
         let mut weights = PretrainedWeights::new(&self.settings, index.tensors(), Some(index.clone()))?;
         for file in index.files() {
-            weights.read(&self.read_large(file)?, file)?;
+            weights.read(&read_large(&self.path.join(file))?, file)?;
         }
         Ok(weights.finish()?)
     }
+}
 
-    fn read_large(&self, file: &str) -> Result<Vec<u8>, PipelineError> {
-        let path = self.path.join(file);
-        std::fs::read(&path).map_err(|source| PipelineError::Io { action: "read", path, source })
-    }
+/// The text of a token in the settings of a tokenizer: a text, or an object with its content.
+fn token_of(config: &Value, key: &str) -> Option<String> {
+    let token = config.get(key)?;
+    Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())
 }
 
 /// The small files of a folder, as far as it has them.
@@ -183,6 +193,13 @@ pub async fn import(
     restart: bool,
 ) -> Result<ImportedModel, PipelineError> {
     let tokenizer = model.tokenizer(config.prepare.end_of_text.as_deref())?;
+    if let Some(token) = model.first_token(&tokenizer) {
+        tracing::warn!(
+            "the model in {} has seen {token:?} before each text; here texts begin without such a token, and the model adapts in \
+             training",
+            model.path.display()
+        );
+    }
     let prepared = run.tokenizer().exists();
     let same = |file: &Path, found: &Tokenizer| {
         if found.hash() == tokenizer.hash() {
@@ -217,4 +234,36 @@ pub async fn import(
     }
     save_config(run, &config)?;
     Ok(ImportedModel { parameters: weights.values.len(), prepared })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_before_texts_is_found_in_the_settings_or_in_the_tokenizer() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/pretrained");
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(fixture.join("config.json"), folder.path().join("config.json")).unwrap();
+        let bytes = std::fs::read(fixture.join("tokenizer.json")).unwrap();
+        let mut tokenizer: Value = serde_json::from_slice(&bytes).unwrap();
+        let begin = serde_json::json!({"SpecialToken": {"id": "<|im_start|>", "type_id": 0}});
+        let template = [begin, serde_json::json!({"Sequence": {"id": "A", "type_id": 0}})];
+        let special = serde_json::json!({"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}});
+        let rule = serde_json::json!({
+            "type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": special,
+        });
+        for (rule, settings, first) in [
+            (Value::Null, "{}", None),
+            (rule.clone(), "{}", Some("<|im_start|>")),
+            (rule, r#"{"add_bos_token": false, "bos_token": "<s>"}"#, None),
+            (Value::Null, r#"{"add_bos_token": true, "bos_token": {"content": "<s>"}}"#, Some("<s>")),
+        ] {
+            tokenizer["post_processor"] = rule;
+            std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+            std::fs::write(folder.path().join("tokenizer_config.json"), settings).unwrap();
+            let model = PretrainedModel::open(folder.path()).unwrap();
+            assert_eq!(model.first_token(&model.tokenizer(None).unwrap()).as_deref(), first, "{settings}");
+        }
+    }
 }

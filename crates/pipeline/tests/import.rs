@@ -237,6 +237,28 @@ fn a_gguf_file_gives_the_same_seed_and_token_ids_as_the_folder() {
 }
 
 #[test]
+fn devices_and_pipes_in_place_of_files_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |file: &str| folder.path().join(file);
+    let refused = |error: PipelineError, file: &Path| {
+        let reason = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(reason, "it is no regular file", "{error}");
+        assert!(error.to_string().contains(&file.display().to_string()), "{error}");
+    };
+    for file in ["config.json", "tokenizer.json"] {
+        std::fs::copy(model().join(file), place(file)).unwrap();
+    }
+    let weights = place("model.safetensors");
+    std::os::unix::fs::symlink("/dev/zero", &weights).unwrap();
+    refused(PretrainedModel::open(folder.path()).unwrap().read().unwrap_err(), &weights);
+    refused(PretrainedModel::open(&weights).unwrap_err(), &weights);
+    // A pipe that nobody writes to.
+    let pipe = place("generation_config.json");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    refused(PretrainedModel::open(folder.path()).unwrap_err(), &pipe);
+}
+
+#[test]
 fn folders_without_a_model_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let open = || PretrainedModel::open(folder.path()).unwrap_err().to_string();

@@ -226,7 +226,8 @@ pub enum Response {
     },
     /// Answers [`Request::Lease`] and [`Request::Follow`]: a lease.
     Lease(Box<GrantedLease>),
-    /// Answers [`Request::Lease`] and [`Request::Follow`]: no path can be trained now; ask again.
+    /// Answers [`Request::Lease`] and [`Request::Follow`]: no path can be trained now; ask again. Answers
+    /// [`Request::Submit`]: there is no room for the result now; send all of its pieces again after a pause.
     Wait {
         /// The reason.
         reason: String,

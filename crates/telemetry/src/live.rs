@@ -31,6 +31,8 @@ pub struct LiveRun {
     pub bytes_received: u64,
     /// Bytes that workers have read straight from the store since the coordinator began, as they report it.
     pub bytes_linked: u64,
+    /// Requests and connections that have ended in a panic since the coordinator began.
+    pub bugs: u64,
     /// Seconds since the coordinator began.
     pub seconds: f64,
 }

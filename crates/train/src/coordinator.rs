@@ -41,7 +41,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::coordinator::manifest_writer::ManifestWriter;
-use crate::coordinator::requests::CoordinatorRequests;
+use crate::coordinator::requests::{CoordinatorRequests, WaitingRequests};
 use crate::coordinator::run_progress::RunProgress;
 use crate::coordinator::take_over::{ledger_plan, read_store};
 use crate::host::{LinkIssuer, ResultIntake, Revocations, Uploads, VerifiedGradients, serve_peers};
@@ -260,6 +260,8 @@ impl RunningCoordinator {
             deadlines: Arc::new(Notify::new()),
             written: on_disk,
             revocations,
+            reception: Arc::default(),
+            waiting: WaitingRequests::default(),
             renew,
             contributed: watch::Sender::new(0),
             started: begun,

@@ -1,3 +1,5 @@
+mod damaged;
+
 use super::*;
 use proptest::prelude::*;
 
@@ -61,6 +63,26 @@ fn the_end_of_text_token_has_no_text() {
     let mut ids = tokenizer.encode("the dog").unwrap();
     ids.push(tokenizer.end_of_text());
     assert_eq!(tokenizer.decode(&ids).unwrap(), "the dog");
+}
+
+#[test]
+fn a_token_that_the_file_writes_before_texts_is_named_and_left_out() {
+    assert_eq!(tokenizer().first_token(), None);
+    let mut json: serde_json::Value = serde_json::from_slice(tokenizer().to_json()).unwrap();
+    let special = |name: &str| serde_json::json!({"SpecialToken": {"id": name, "type_id": 0}});
+    let text = serde_json::json!({"Sequence": {"id": "A", "type_id": 0}});
+    for (single, first) in [
+        ([special(END_OF_TEXT), text.clone()], Some(END_OF_TEXT)),
+        ([text, special(END_OF_TEXT)], None),
+    ] {
+        json["post_processor"] = serde_json::json!({
+            "type": "TemplateProcessing", "single": single, "pair": single,
+            "special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [0], "tokens": [END_OF_TEXT]}},
+        });
+        let found = Tokenizer::from_bytes(json.to_string().as_bytes(), None, "t.json").unwrap();
+        assert_eq!(found.first_token().as_deref(), first);
+        assert!(!found.encode("a").unwrap().contains(&found.end_of_text()));
+    }
 }
 
 #[test]

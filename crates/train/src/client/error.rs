@@ -31,6 +31,12 @@ pub enum ClientError {
         /// The coordinator's reason.
         reason: String,
     },
+    /// The receiver of a result has no room for it now. [`Transfer::upload`](crate::client::Transfer::upload) sends it again.
+    #[error("the result can't be received now: {reason}")]
+    NoRoom {
+        /// The receiver's reason.
+        reason: String,
+    },
     /// Only the coordinator can answer the request that a synchronizer got.
     #[error("the synchronizer can't answer, the coordinator must be asked: {reason}")]
     Elsewhere {

@@ -15,8 +15,8 @@ use dipaco_protocol::WorkerPlan;
 use dipaco_protocol::{GrantedLease, RUN_COMPLETE, Request, Response};
 
 /// First pause before connecting again. The pause doubles up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Time that a request without a payload may take.
 pub const SHORT_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time that the release of leases may take at the end. Without the release the leases end at their deadlines.

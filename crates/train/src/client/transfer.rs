@@ -20,7 +20,7 @@ use crate::client::ClientError;
 use crate::client::links::{LinkedObject, Links};
 use crate::client::pace::Pace;
 use crate::client::routes::{Routes, needs_the_coordinator};
-use crate::client::session::{LONG_CALL_TIMEOUT, Session};
+use crate::client::session::{FIRST_PAUSE, LONG_CALL_TIMEOUT, LONGEST_PAUSE, Session};
 use dipaco_protocol::{
     ContentDigest, FetchSource, LeaseResult, PIECE_BYTES, PIECES_AT_ONCE, Request, Response,
 };
@@ -281,7 +281,8 @@ impl Transfer {
     }
 
     /// Uploads a result of a lease. Returns when the receiver has all of it: the fragment's synchronizer for an outer
-    /// gradient, the synchronizer of one of the path's fragments for a state.
+    /// gradient, the synchronizer of one of the path's fragments for a state. While the receiver has no room, the result is
+    /// sent again after a pause.
     ///
     /// # Errors
     /// When the lease is lost, the result is refused, or the coordinator can't be reached.
@@ -298,16 +299,39 @@ impl Transfer {
         .await?;
         let coordinator = self.routes.coordinator().clone();
         let to_coordinator = UploadTarget { session: coordinator, lease, item, digest };
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let reason = match self.upload_once(&to_coordinator, &content).await {
+                Err(ClientError::NoRoom { reason }) => reason,
+                uploaded => return uploaded,
+            };
+            tracing::warn!(path = %lease.path, item = item.name(), reason, "a result is sent again");
+            tokio::select! {
+                // Nothing announces that there is room, so the next attempt waits a fixed pause.
+                () = tokio::time::sleep(pause) => {}
+                () = self.routes.coordinator().cancelled() => return Err(ClientError::cancelled()),
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Uploads a result to its synchronizer, or to the coordinator.
+    async fn upload_once(
+        self: &Arc<Self>,
+        to_coordinator: &UploadTarget,
+        content: &Bytes,
+    ) -> Result<(), ClientError> {
+        let UploadTarget { lease, item, .. } = *to_coordinator;
         if let Some(fragment) = self.routes.fragment_of(lease.path, item)
             && let Some(session) = self.routes.synchronizer(fragment).await?
         {
             let to_synchronizer = UploadTarget { session, ..to_coordinator.clone() };
-            match self.upload_to(to_synchronizer, &content).await {
+            match self.upload_to(to_synchronizer, content).await {
                 Err(error) if needs_the_coordinator(&error) => self.routes.avoid(fragment, &error).await,
                 uploaded => return uploaded,
             }
         }
-        self.upload_to(to_coordinator, &content).await
+        self.upload_to(to_coordinator.clone(), content).await
     }
 
     async fn upload_to(self: &Arc<Self>, upload: UploadTarget, content: &Bytes) -> Result<(), ClientError> {
@@ -350,6 +374,7 @@ impl Transfer {
         let request = Request::Submit { lease, item, digest, offset };
         let complete = match session.call(&request, Some(piece), LONG_CALL_TIMEOUT).await? {
             Response::PieceStored => false,
+            Response::Wait { reason } => return Err(ClientError::NoRoom { reason }),
             answer => expect_done(answer, "submit").map(|()| true)?,
         };
         self.uploaded.fetch_add(length, Ordering::Relaxed);

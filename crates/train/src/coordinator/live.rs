@@ -62,6 +62,7 @@ fn look(requests: &CoordinatorRequests, traffic: &TrafficSource) -> LiveRun {
         bytes_sent: traffic.udp_sent,
         bytes_received: traffic.udp_received,
         bytes_linked: requests.progress.linked(),
+        bugs: requests.reception.bugs(),
         seconds: now.as_secs_f64(),
     }
 }

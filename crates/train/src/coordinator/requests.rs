@@ -8,8 +8,9 @@ use dipaco_config::Numerics;
 use dipaco_ledger::Ledger;
 use dipaco_net::NetError;
 use dipaco_store::ShardRecord;
-use dipaco_sync::ProcessId;
+use dipaco_sync::{Fence, ProcessId};
 use dipaco_telemetry::Event;
+use dipaco_topology::PathId;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -17,7 +18,7 @@ use crate::blocking::joined;
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::run_progress::RunProgress;
 use crate::host::{
-    Admission, AdmittedUpload, Answer, LinkIssuer, OTHER_ROLE, Peer, RequestHandler, ResultIntake,
+    Admission, AdmittedUpload, Answer, LinkIssuer, OTHER_ROLE, Peer, Reception, RequestHandler, ResultIntake,
     ResultReceiver, Revocations, Role, UploadedPiece, refused,
 };
 use dipaco_protocol::{FetchSource, Request, Response};
@@ -26,8 +27,10 @@ mod fetches;
 mod leases;
 mod outer_steps;
 mod results;
+mod waiting;
 
 use leases::StepsTaken;
+pub(crate) use waiting::WaitingRequests;
 
 /// Longest time for which a request for a lease stays open.
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
@@ -55,6 +58,9 @@ pub(crate) struct CoordinatorRequests {
     pub(crate) written: watch::Receiver<u64>,
     /// Tokens that are no longer valid.
     pub(crate) revocations: Revocations,
+    pub(crate) reception: Arc<Reception>,
+    /// The requests for leases that wait.
+    pub(crate) waiting: WaitingRequests,
     /// Renews the tokens of connected peers.
     pub(crate) renew: Option<RenewToken>,
     /// Counts events that may make an outer step due: contributions, ended grace periods, changed owners of modules.
@@ -67,6 +73,10 @@ pub(crate) struct CoordinatorRequests {
 impl RequestHandler for CoordinatorRequests {
     fn revocations(&self) -> &Revocations {
         &self.revocations
+    }
+
+    fn reception(&self) -> &Arc<Reception> {
+        &self.reception
     }
 
     /// Ends the waits of synchronizers for orders: their answers name the revoked tokens.
@@ -235,10 +245,9 @@ impl CoordinatorRequests {
         self.contributed.send_modify(|count| *count += 1);
     }
 
-    /// Drops the incomplete uploads of leases that are not out any more.
-    fn drop_ended_uploads(&self) {
-        let ledger = self.ledger();
-        self.intake.uploads.retain(|claim| ledger.is_out(claim));
+    /// Drops the incomplete uploads of a lease that has ended.
+    fn drop_ended_uploads(&self, worker: &ProcessId, path: PathId, fence: Fence) {
+        self.intake.uploads.drop_lease(worker, path, fence);
     }
 
     /// The round of a path that has taken `step` inner steps.

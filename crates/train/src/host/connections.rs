@@ -29,6 +29,9 @@ pub(crate) trait RequestHandler: ResultReceiver {
     /// Tokens that are no longer valid.
     fn revocations(&self) -> &Revocations;
 
+    /// What the connections of this process share.
+    fn reception(&self) -> &Arc<Reception>;
+
     /// Called when the names of revoked tokens have changed.
     fn revocations_changed(&self) {}
 
@@ -70,7 +73,7 @@ pub(crate) async fn serve_peers<H: RequestHandler>(
     farewell: &CancellationToken,
 ) -> Result<(), H::Error> {
     let mut connections = JoinSet::new();
-    let reception = Arc::new(Reception::default());
+    let reception = host.reception();
     let revocations = host.revocations().watch(|names| {
         server.revoke(names);
         host.revocations_changed();
@@ -98,6 +101,8 @@ struct Greeted {
     peer: Peer,
     /// Cancelled when a newer connection takes the place of this one.
     replaced: CancellationToken,
+    /// The peer's hello, and the answer to it.
+    welcome: (Exchange, Answer),
 }
 
 /// Serves one connection. An error ends this process.
@@ -111,7 +116,7 @@ async fn serve<H: RequestHandler>(
         Ok(greeted) => greeted?,
         Err(_) => None,
     };
-    let Some(Greeted { peer, replaced }) = greeted else {
+    let Some(Greeted { peer, replaced, welcome: (hello, welcome) }) = greeted else {
         if let Some(suppressed) = reception.warnings.due(Instant::now()) {
             tracing::warn!(%address, suppressed, "a peer was turned away: it sent no valid hello");
         }
@@ -120,8 +125,15 @@ async fn serve<H: RequestHandler>(
     if peer.role == Role::Synchronizer {
         connection.allow_exchanges(SYNCHRONIZER_EXCHANGES);
     }
-    tracing::info!(worker = peer.process.name, %address, "joined");
+    if reception.may_log(&peer.process) {
+        tracing::info!(worker = peer.process.name, %address, "joined");
+    }
     let mut exchanges = JoinSet::new();
+    // The peer is registered, so the end of its connection is noted, whether it takes the welcome or not.
+    exchanges.spawn(async move {
+        respond(hello, &welcome.0, welcome.1).await;
+        Ok(Answered::Yes)
+    });
     // One semaphore a connection: a peer that is slow to send or to receive holds no more memory than these pieces,
     // and takes none from other peers.
     let pieces = Arc::new(Semaphore::new(PIECES_AT_ONCE));
@@ -151,19 +163,20 @@ async fn serve<H: RequestHandler>(
         }
     }
     let ended = connection.closed().await.to_string();
-    tracing::info!(worker = peer.process.name, reason = ended, "left");
+    if reception.may_log(&peer.process) {
+        tracing::info!(worker = peer.process.name, reason = ended, "left");
+    }
     if revoked(&*host, &peer.process.token)?.is_some() {
         host.expel(&peer).await?;
     }
     // The process of a replaced connection is still here.
-    if replaced.is_cancelled() {
+    if !reception.left(&peer, &replaced) {
         return Ok(());
     }
-    reception.left(&peer);
     host.left(&peer, ended).await
 }
 
-/// Answers the first request of a connection, which must be a hello. Returns `None` if the peer is turned away.
+/// Reads the first request of a connection, which must be a hello. Returns `None` if the peer is turned away.
 async fn greet<H: RequestHandler>(
     connection: &PeerConnection,
     host: &H,
@@ -198,9 +211,8 @@ async fn greet<H: RequestHandler>(
     // Registered before the welcome: the welcome ends leases of earlier processes under this name, and their
     // connections must not ask for new ones afterwards.
     let Registration { returning, replaced } = reception.register(&peer);
-    let (response, payload) = host.welcome(&peer, returning).await?;
-    respond(exchange, &response, payload).await;
-    Ok(Some(Greeted { peer, replaced }))
+    let welcome = host.welcome(&peer, returning).await?;
+    Ok(Some(Greeted { peer, replaced, welcome: (exchange, welcome) }))
 }
 
 /// The peer that a hello introduces, or the reason to refuse it.
@@ -243,7 +255,7 @@ async fn answer<H: RequestHandler>(
     host: &Arc<H>,
     peer: &Peer,
     pieces: &Semaphore,
-    reception: &Reception,
+    reception: &Arc<Reception>,
 ) -> Result<Answered, H::Error> {
     let request = match exchange.request::<Request>().await {
         Ok(request) => request,
@@ -256,11 +268,10 @@ async fn answer<H: RequestHandler>(
     };
     // Looked up for every request: a revocation holds at once, not when the file is looked at next.
     if let Some(reason) = revoked(&**host, &peer.process.token)? {
-        tracing::warn!(
-            worker = peer.process.name,
-            token = peer.process.token,
-            "the token of a worker has been revoked"
-        );
+        if reception.may_log(&peer.process) {
+            let (worker, token) = (&peer.process.name, &peer.process.token);
+            tracing::warn!(worker, token, "the token of a worker has been revoked");
+        }
         host.expel(peer).await?;
         respond(exchange, &Response::Refused { reason }, None).await;
         return Ok(Answered::Revoked);
@@ -273,7 +284,7 @@ async fn answer<H: RequestHandler>(
     let (response, payload) = match request {
         Request::Submit { lease, item, digest, offset } => {
             let piece = UploadedPiece { claim: peer.claim(lease), item, digest, offset };
-            match results::receive(&mut exchange, host, peer, piece).await? {
+            match results::receive(&mut exchange, host, peer, piece, reception).await? {
                 Some(response) => (response, None),
                 None => return Ok(Answered::Yes),
             }

@@ -1,5 +1,7 @@
 //! Errors of hosting peers.
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
 use crate::TrainError;
@@ -19,14 +21,6 @@ pub enum HostError {
         /// Hash of the received content.
         found: String,
     },
-    /// The machine has no memory for a result.
-    #[error(
-        "there is no memory for a result of {bytes} bytes: stop other programs, or train smaller modules"
-    )]
-    Memory {
-        /// Length of the result in bytes.
-        bytes: u64,
-    },
     /// A panic has left the process's state half changed.
     #[error(
         "a bug stopped a change in the middle, so the state in memory can't be trusted: report the panic above, and start again with --resume"
@@ -38,3 +32,38 @@ pub enum HostError {
 }
 
 through_train_error!(HostError);
+
+/// The reason why the pieces of a result can't be collected. It concerns this result alone, which its worker sends again:
+/// a peer can fill the disk of incomplete results, and must not end this process with that.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub(crate) enum CollectError {
+    /// The file of the result can't be used.
+    #[error("can't {action} a file on the disk of {}: {why}", folder.display())]
+    Disk {
+        /// The attempted action.
+        action: &'static str,
+        /// The folder on the disk.
+        folder: PathBuf,
+        /// The reason.
+        why: std::io::Error,
+    },
+    /// The files of a token hold as much as its leases may send.
+    #[error(
+        "results of the token {token:?} have files for more than the {most} bytes that its leases may send"
+    )]
+    Share {
+        /// Name of the token.
+        token: String,
+        /// Length in bytes of all results in progress with the token.
+        most: u64,
+    },
+    /// The machine has no memory for a result.
+    #[error(
+        "there is no memory for a result of {bytes} bytes: stop other programs, or train smaller modules"
+    )]
+    Memory {
+        /// Length of the result in bytes.
+        bytes: u64,
+    },
+}

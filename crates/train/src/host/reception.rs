@@ -1,8 +1,8 @@
 //! What all connections of a process share: the processes that have said hello, limits of log lines, and counted bugs.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use dipaco_net::RareWarning;
 use dipaco_sync::ProcessId;
@@ -12,50 +12,44 @@ use tokio_util::sync::CancellationToken;
 use crate::host::HostError;
 use crate::host::peer::{Peer, Role};
 
-/// Number of remembered processes from which on a process is forgotten when its connection ends. A forgotten process that
-/// comes back is a new one: it gets new leases.
-const REMEMBERED: usize = 1 << 16;
+mod known_processes;
+mod peer_lines;
+
+use known_processes::KnownProcesses;
+pub(crate) use known_processes::Registration;
+use peer_lines::PeerLines;
 
 /// State that the connections of a process share.
 #[derive(Debug, Default)]
 pub(crate) struct Reception {
-    known: Mutex<BTreeMap<ProcessId, CancellationToken>>,
+    known: Mutex<KnownProcesses>,
     /// Warnings that a peer can cause.
     pub(crate) warnings: RareWarning,
+    /// Lines that an honest peer causes now and then, and another as often as it likes.
+    lines: PeerLines,
     bugs: AtomicU64,
     /// Fingerprint of the first worker's device.
     numerics: OnceLock<String>,
 }
 
-/// The outcome of registering a connection.
-pub(crate) struct Registration {
-    /// True if the process has been here before.
-    pub(crate) returning: bool,
-    /// Cancelled when a newer connection takes the place of this one.
-    pub(crate) replaced: CancellationToken,
-}
-
 impl Reception {
-    fn known(&self) -> MutexGuard<'_, BTreeMap<ProcessId, CancellationToken>> {
+    fn known(&self) -> MutexGuard<'_, KnownProcesses> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a process and ends the connections that this one succeeds: the process's own, and those of earlier
-    /// processes under its token and name. An earlier process may be long dead before the network notices.
+    /// Registers the connection of a peer and ends those that it succeeds.
     pub(crate) fn register(&self, peer: &Peer) -> Registration {
-        let mut known = self.known();
-        let replaced = CancellationToken::new();
-        let before = known.insert(peer.process.clone(), replaced.clone());
-        if let Some(before) = &before {
-            before.cancel();
-        } else {
-            let of_worker = |instance| ProcessId { instance, ..peer.process.clone() };
-            let processes = known.range(of_worker(0)..=of_worker(u64::MAX));
-            processes
-                .filter(|(process, _)| peer.process.replaces(process))
-                .for_each(|(_, earlier)| earlier.cancel());
-        }
-        Registration { returning: before.is_some(), replaced }
+        self.known().register(&peer.process)
+    }
+
+    /// Notes the end of a connection. Returns false if a newer connection has taken the place of this one.
+    pub(crate) fn left(&self, peer: &Peer, replaced: &CancellationToken) -> bool {
+        self.known().left(&peer.process, replaced)
+    }
+
+    /// Returns whether a line that a process causes may be written to the log now.
+    pub(crate) fn may_log(&self, process: &ProcessId) -> bool {
+        self.lines.allow(&process.token, Instant::now())
     }
 
     /// The refusal of a worker whose device computes other bits than that of the first worker; `None` if it may join.
@@ -69,12 +63,14 @@ impl Reception {
         }
         let (worker, numerics) = (&peer.process.name, &peer.numerics);
         if any {
-            tracing::warn!(
-                worker,
-                numerics,
-                first,
-                "the results of this worker have other bits than those of the first worker"
-            );
+            if self.may_log(&peer.process) {
+                tracing::warn!(
+                    worker,
+                    numerics,
+                    first,
+                    "the results of this worker have other bits than those of the first worker"
+                );
+            }
             return None;
         }
         Some(format!(
@@ -83,12 +79,9 @@ impl Reception {
         ))
     }
 
-    /// Forgets a process whose connection has ended, if too many are remembered.
-    pub(crate) fn left(&self, peer: &Peer) {
-        let mut known = self.known();
-        if known.len() > REMEMBERED {
-            known.remove(&peer.process);
-        }
+    /// Requests and connections that have ended in a panic.
+    pub(crate) fn bugs(&self) -> u64 {
+        self.bugs.load(Ordering::Relaxed)
     }
 
     /// Logs and counts a panic in this program. An error ends the process: `broken` is true if the panic left its state half

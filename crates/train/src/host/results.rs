@@ -5,23 +5,22 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dipaco_codec::{decode_parts, encoded_len};
 use dipaco_ledger::StoredResult;
-use dipaco_model::parameters;
 use dipaco_net::Exchange;
 use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, StoreError};
-use dipaco_sync::FragmentId;
+use dipaco_sync::{FragmentId, LeaseClaim, LeaseKey};
 use dipaco_topology::{ModuleId, PathId, Topology};
 
 use crate::TrainError;
 use crate::blocking::{blocking, joined};
 use crate::host::HostError;
 use crate::host::peer::{Answer, OTHER_ROLE, Peer, Role};
+use crate::host::reception::Reception;
 use crate::host::uploads::{
     AdmittedUpload, CompleteUpload, PieceOutcome, ReceivedContent, Upload, UploadedPiece, Uploads,
 };
 use crate::host::verified_gradients::VerifiedGradients;
-use dipaco_path::module_files::check_state;
-use dipaco_path::{FRAGMENT_STATE_PARTS, Layout, MomentSpecs, PathError};
+use dipaco_path::{Layout, PathError, check_state, longest_state};
 use dipaco_protocol::{ContentDigest, LeaseResult, PIECE_BYTES, Response, WorkerPlan};
 
 /// A process that receives results: it knows which leases expect a result, and records stored results.
@@ -34,6 +33,11 @@ pub(crate) trait ResultReceiver: Send + Sync + 'static {
 
     /// Returns whether a lease is out and asks for the result of a piece. Asked once for each upload.
     fn admit(&self, piece: &UploadedPiece) -> impl Future<Output = Result<Admission, Self::Error>> + Send;
+
+    /// The answer to the worker of a lease that has ended; `None` if the lease is out, or if only another process knows.
+    fn lost(&self, _: &LeaseClaim) -> Option<Response> {
+        None
+    }
 
     /// Records the result of an upload, which is in the store, and returns the answer to its worker.
     fn record(
@@ -58,6 +62,7 @@ pub(crate) async fn receive<R: ResultReceiver>(
     host: &Arc<R>,
     peer: &Peer,
     piece: UploadedPiece,
+    reception: &Arc<Reception>,
 ) -> Result<Option<Response>, R::Error> {
     if peer.role == Role::Synchronizer {
         return Ok(Some(Response::Refused { reason: OTHER_ROLE.to_owned() }));
@@ -77,8 +82,8 @@ pub(crate) async fn receive<R: ResultReceiver>(
         },
     };
     // A task of its own, which goes on when the connection breaks: a result that is stored must also be recorded.
-    let host = host.clone();
-    let accepted = tokio::spawn(async move { accept(&*host, piece, payload).await });
+    let (host, reception) = (host.clone(), reception.clone());
+    let accepted = tokio::spawn(async move { accept(&*host, piece, payload, &reception).await });
     Ok(Some(joined(accepted.await)??))
 }
 
@@ -87,13 +92,23 @@ async fn accept<R: ResultReceiver>(
     host: &R,
     piece: UploadedPiece,
     payload: Bytes,
+    reception: &Reception,
 ) -> Result<Response, R::Error> {
     let intake = host.intake();
     // After the payload has arrived: until then the lease may have ended, and its uploads with it.
     let upload = match intake.uploads.find(&piece) {
         Ok(upload) => upload,
         Err(key) => match host.admit(&piece).await? {
-            Admission::Expected(admitted) => intake.uploads.begin(key, &piece, admitted),
+            Admission::Expected(admitted) => {
+                let upload = intake.uploads.begin(key, &piece, admitted);
+                // The uploads of a lease that ended meanwhile may have been dropped before this one began.
+                if let Some(lost) = host.lost(&piece.claim) {
+                    let LeaseClaim { key: LeaseKey { path, fence, .. }, worker } = &piece.claim;
+                    intake.uploads.drop_lease(worker, *path, *fence);
+                    return Ok(lost);
+                }
+                upload
+            }
             Admission::Rejected(response) => return Ok(response),
         },
     };
@@ -103,7 +118,12 @@ async fn accept<R: ResultReceiver>(
     };
     let response = match intake.check_and_store(upload.admitted.to, &piece, &complete).await? {
         Storing::Stored(stored) => host.record(&upload, stored).await?,
-        Storing::Refused(refusal) => refusal,
+        Storing::Refused(reason) => {
+            if reception.may_log(&piece.claim.worker) {
+                tracing::warn!(worker = piece.claim.worker.name, reason, "a result is refused");
+            }
+            Response::Refused { reason }
+        }
     };
     complete.finish(response.clone());
     Ok(response)
@@ -127,8 +147,8 @@ pub(crate) struct ResultIntake {
 enum Storing {
     /// The result is in the store.
     Stored(StoredResult),
-    /// The result is wrong.
-    Refused(Response),
+    /// The result is wrong, for this reason.
+    Refused(String),
 }
 
 /// A result that has passed its check.
@@ -153,16 +173,7 @@ impl ResultIntake {
                 let bytes = |values| encoded_len(values as u64, self.plan.outer.compression);
                 self.values(path, fragment).and_then(bytes).unwrap_or(0)
             }
-            LeaseResult::State => {
-                let moments = MomentSpecs::new(&self.plan.model, &self.topology, self.plan.train.optimizer);
-                let fragments = self.topology.levels() * self.plan.sync.fragments as usize;
-                // The moments and the other parts that a path keeps of its fragments, of four bytes a value, and a
-                // safetensors header of well under 512 bytes a tensor.
-                let tensors =
-                    moments.first().len() + moments.second().len() + FRAGMENT_STATE_PARTS * fragments;
-                let kept = FRAGMENT_STATE_PARTS * parameters(moments.first());
-                (moments.values() + kept) as u64 * 4 + tensors as u64 * 512 + 4096
-            }
+            LeaseResult::State => longest_state(&self.plan, &self.topology),
         }
     }
 
@@ -224,9 +235,7 @@ impl ResultIntake {
         let CheckedResult { norm, values } = match checked {
             Ok(checked) => checked,
             Err(why) => {
-                tracing::warn!(%path, item = item.name(), %why, "a result is refused");
-                let reason = format!("{} of path {path}: {why}", item.name());
-                return Ok(Storing::Refused(Response::Refused { reason }));
+                return Ok(Storing::Refused(format!("{} of path {path}: {why}", item.name())));
             }
         };
         let ContentDigest { hash, bytes } = content.digest.clone();
@@ -256,7 +265,8 @@ impl ResultIntake {
         match item {
             LeaseResult::OuterGradient { fragment, .. } => self.check_gradient(path, fragment, content),
             LeaseResult::State => {
-                check_state(&self.plan, &self.layout, path, to, &content.in_one()?)?;
+                let pieces = content.pieces().map(|piece| &piece[..]);
+                check_state(&self.plan, &self.layout, path, to, pieces)?;
                 Ok(CheckedResult::default())
             }
         }
@@ -303,3 +313,6 @@ pub(crate) async fn read_piece(store: &RunStore, object: &ObjectRef, offset: u64
         Err(error) => ObjectPiece::Unreadable(error),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,7 +21,7 @@ use crate::client::{
     Identity, LONG_CALL_TIMEOUT, NextIdentity, SHORT_CALL_TIMEOUT, Session, TokenSource, instance,
 };
 use crate::host::{
-    Admission, AdmittedUpload, Answer, LinkIssuer, ObjectPiece, Peer, RequestHandler, ResultIntake,
+    Admission, AdmittedUpload, Answer, LinkIssuer, ObjectPiece, Peer, Reception, RequestHandler, ResultIntake,
     ResultReceiver, Revocations, Upload, UploadedPiece, Uploads, VerifiedGradients, read_piece, refused,
     serve_peers,
 };
@@ -130,6 +130,7 @@ pub async fn synchronize(
         modules,
         address,
         revocations: Revocations::told(),
+        reception: Arc::default(),
         tally: Tally::begin(),
     });
     let observe = observe.map(|observe| (observe, live::source(&process, server.traffic_source())));
@@ -159,6 +160,7 @@ pub(super) struct SynchronizerProcess {
     pub(super) address: String,
     /// Tokens that are no longer valid, as the coordinator has told them last.
     revocations: Revocations,
+    reception: Arc<Reception>,
     pub(super) tally: Tally,
 }
 
@@ -275,6 +277,10 @@ impl ResultReceiver for SynchronizerProcess {
 impl RequestHandler for SynchronizerProcess {
     fn revocations(&self) -> &Revocations {
         &self.revocations
+    }
+
+    fn reception(&self) -> &Arc<Reception> {
+        &self.reception
     }
 
     async fn welcome(&self, _: &Peer, _: bool) -> Result<Answer, SynchronizerError> {

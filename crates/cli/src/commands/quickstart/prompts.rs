@@ -26,7 +26,8 @@ pub(crate) struct ServedText {
     pub(crate) text: String,
 }
 
-/// Beginnings of the validation documents nearest to the centre of their shard.
+/// Beginnings of the validation documents nearest to the centre of their shard. Those that read as prose come first: a
+/// list of links says little about a model.
 pub(crate) fn candidates(run: &RunDirectory, phase: u32) -> Result<Vec<String>, CliError> {
     let tokenizer = tokenizer(run)?;
     let shards = ShardSet::open(&run.routing(phase).validation())?;
@@ -41,7 +42,17 @@ pub(crate) fn candidates(run: &RunDirectory, phase: u32) -> Result<Vec<String>, 
             }
         }
     }
+    // Stable, so that the documents nearest to a centre stay first among equals.
+    prompts.sort_by_key(|prompt| std::cmp::Reverse(prose(prompt)));
     Ok(prompts)
+}
+
+/// Tenths of a text's characters that are letters or spaces.
+fn prose(text: &str) -> usize {
+    let (all, plain) = text.chars().fold((0, 0), |(all, plain), character| {
+        (all + 1, plain + usize::from(character.is_alphabetic() || character == ' '))
+    });
+    10 * plain / all.max(1)
 }
 
 /// Completes prompts until two different paths have answered.
@@ -85,4 +96,22 @@ pub(crate) fn complete(
         }
     }
     Ok(completions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prose_comes_before_links_and_lists() {
+        let texts = [
+            "The router reads the beginning of a text and chooses one path for it.",
+            "- [Install](#install)\n- [Use](#use)\n- [Licence](#licence)",
+            "[![CI](https://ci.example/x.svg)](https://ci.example/x)",
+            "",
+        ];
+        let order: Vec<usize> = texts.iter().map(|text| prose(text)).collect();
+        assert!(order.is_sorted_by(|a, b| a > b), "{order:?}");
+        assert_eq!((prose("Größe"), prose("1 2 3")), (10, 4), "letters of any language");
+    }
 }

@@ -36,6 +36,10 @@ pub(crate) struct Script {
     pub(crate) checks: Mutex<usize>,
     /// The result that each uploaded piece belongs to, in the order of arrival.
     pub(crate) uploaded: Mutex<Vec<LeaseResult>>,
+    /// Offsets of the pieces that are stored.
+    pub(crate) stored: Mutex<BTreeSet<(LeaseResult, u64)>>,
+    /// Numbers of stored pieces at which there is no room for another; the last entry is the first time.
+    pub(crate) no_room: Mutex<Vec<usize>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -47,9 +51,23 @@ pub(crate) fn content(pieces: u64, rest: u64) -> Bytes {
 }
 
 impl Script {
+    /// Stores a piece of a result. Without room for it all pieces are lost.
+    fn store(&self, item: LeaseResult, digest: &ContentDigest, offset: u64) -> Response {
+        let (mut stored, mut no_room) = (lock(&self.stored), lock(&self.no_room));
+        if no_room.pop_if(|pieces| *pieces == stored.len()).is_some() {
+            stored.clear();
+            return Response::Wait { reason: "no room".to_owned() };
+        }
+        stored.insert((item, offset));
+        let pieces = stored.iter().filter(|(of, _)| *of == item).count() as u64;
+        let all = pieces == digest.bytes.div_ceil(PIECE_BYTES);
+        if all { Response::Done } else { Response::PieceStored }
+    }
+
     /// Answers one request; returns whether the request or its answer carries a piece.
     async fn answer(&self, mut exchange: Exchange) -> bool {
-        let (response, payload, offset) = match exchange.request::<Request>().await.unwrap() {
+        let Ok(request) = exchange.request::<Request>().await else { return false };
+        let (response, payload, offset) = match request {
             Request::Hello { .. } => {
                 let plan = serde_json::to_string(&WorkerPlan::new(&RunConfig::default())).unwrap();
                 (Response::Welcome { run: "run".into(), plan }, None, None)
@@ -66,13 +84,12 @@ impl Script {
                 (Response::Piece { total }, Some(piece.into()), Some(offset))
             }
             Request::Submit { offset, item, digest, .. } => {
-                let piece = exchange.receive_payload(PIECE_BYTES).await.unwrap();
+                // The worker gives the other pieces of a result up when there is no room for one.
+                let Ok(piece) = exchange.receive_payload(PIECE_BYTES).await else { return false };
                 assert_eq!(Some(piece.len() as u64), digest.piece(offset));
                 let mut uploaded = lock(&self.uploaded);
                 uploaded.push(item);
-                let pieces = uploaded.iter().filter(|&&of| of == item).count() as u64;
-                let all = pieces == digest.bytes.div_ceil(PIECE_BYTES);
-                (if all { Response::Done } else { Response::PieceStored }, None, Some(offset))
+                (self.store(item, &digest, offset), None, Some(offset))
             }
             Request::Link { .. } => {
                 *lock(&self.links_asked) += 1;
@@ -159,6 +176,16 @@ async fn an_upload_continues_after_each_cut_with_the_unacknowledged_pieces() {
     assert_eq!(*lock(&script.repeated), 0, "an acknowledged piece was sent again");
     assert_eq!(server.traffic().payload_received, content.len() as u64);
     assert!(lock(&script.cuts).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_without_room_is_sent_again_as_a_whole() {
+    let content = content(12, 77);
+    let script = Arc::new(Script { no_room: Mutex::new(vec![9, 0, 5]), ..Script::default() });
+    let (_server, transfer) = connect(&script).await;
+    transfer.upload(lease(), LeaseResult::State, content).await.unwrap();
+    assert_eq!(lock(&script.stored).len(), 13);
+    assert!(lock(&script.no_room).is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,6 +10,7 @@ use dipaco_telemetry::Event;
 use dipaco_topology::PathId;
 use tokio::time::Instant;
 
+use super::waiting::WaitingRequest;
 use super::{CoordinatorRequests, LONGEST_WAIT};
 use crate::coordinator::error::CoordinatorError;
 use crate::host::{Answer, Peer, refused};
@@ -38,8 +39,16 @@ impl CoordinatorRequests {
         wait: Duration,
     ) -> Result<Answer, CoordinatorError> {
         let paths = self.intake.topology.paths();
-        if held.len() > paths as usize || held.iter().any(|path| path.0 >= paths) {
-            return Ok(refused(format!("this run has {paths} paths: the request names others, or more")));
+        if held.iter().any(|path| path.0 >= paths) {
+            return Ok(refused(format!("this run has {paths} paths: the request names others")));
+        }
+        // A worker also names the path in training, and that of its next lease.
+        let most = self.intake.plan.train.held_paths.saturating_add(2);
+        if held.len() > most {
+            let said = held.len();
+            return Ok(refused(format!(
+                "a worker of this run keeps at most {most} states of paths, and the request names {said}"
+            )));
         }
         let worker = peer.process.clone();
         // A change wakes every waiting worker. Only workers with a possible lease go through the full decision.
@@ -47,7 +56,8 @@ impl CoordinatorRequests {
         let secret = lease_secret();
         let ask =
             |ledger: &mut Ledger, now| Ok(ledger.grant(now, &LeaseRequest { worker: &worker, held, secret }));
-        self.offer(peer, wait, worth, ask).await
+        let waiting = self.waiting.begin(&peer.process, None);
+        self.offer(peer, wait, &waiting, worth, ask).await
     }
 
     /// Offers the lease that follows a lease that is out, as soon as its weights are there.
@@ -58,14 +68,18 @@ impl CoordinatorRequests {
         wait: Duration,
     ) -> Result<Answer, CoordinatorError> {
         let (claim, secret) = (peer.claim(lease), lease_secret());
-        self.offer(peer, wait, |_| true, |ledger, now| ledger.follow(now, &claim, secret)).await
+        let waiting = self.waiting.begin(&peer.process, Some(lease));
+        let ask = |ledger: &mut Ledger, now| ledger.follow(now, &claim, secret);
+        self.offer(peer, wait, &waiting, |_| true, ask).await
     }
 
-    /// Keeps a request open until `ask` grants a lease. After a change `ask` is called again if `worth` is true.
+    /// Keeps a request open until `ask` grants a lease, or a newer request takes its place. After a change `ask` is called
+    /// again if `worth` is true.
     async fn offer(
         &self,
         peer: &Peer,
         wait: Duration,
+        waiting: &WaitingRequest<'_>,
         worth: impl Fn(&RunState) -> bool,
         ask: impl Fn(&mut Ledger, Duration) -> Result<Grant, LeaseError>,
     ) -> Result<Answer, CoordinatorError> {
@@ -96,6 +110,12 @@ impl CoordinatorRequests {
             }
             // At the deadline `ask` is called once more, for the reason that holds then.
             tokio::select! {
+                biased;
+                // Not granted a lease any more: the worker may not hear of it.
+                () = waiting.superseded() => {
+                    let reason = "this process has asked again since".to_owned();
+                    return Ok((Response::Wait { reason }, None));
+                }
                 () = changed => {}
                 () = tokio::time::sleep_until(deadline) => {}
             }
@@ -110,7 +130,9 @@ impl CoordinatorRequests {
         }
         let Lease { path, from, to, fence, .. } = lease;
         tracing::debug!(%path, from, to, %fence, worker = peer.process.name, "lease");
-        if let Some(other) = &lease.hands_over {
+        if let Some(other) = &lease.hands_over
+            && self.reception.may_log(&peer.process)
+        {
             tracing::info!(%path, from = peer.process.name, to = other.name, "the path changes hands");
         }
         Ok((Response::Lease(Box::new(granted)), None))
@@ -137,9 +159,9 @@ impl CoordinatorRequests {
         let released = self.change(|ledger| ledger.release(token, name, selected));
         for lease in &released {
             self.progress.lost(lease.path, lease.fence);
+            self.drop_ended_uploads(&lease.worker, lease.path, lease.fence);
         }
         if !released.is_empty() {
-            self.drop_ended_uploads();
             self.changed.notify_waiters();
         }
     }
@@ -167,6 +189,7 @@ impl CoordinatorRequests {
         for lease in &expired {
             tracing::warn!(%lease.path, lease.from, worker = lease.worker.name, "a lease expired; another worker trains the path again from its start");
             self.progress.lost(lease.path, lease.fence);
+            self.drop_ended_uploads(&lease.worker, lease.path, lease.fence);
             self.progress.event(Event::LeaseExpired {
                 path: lease.path,
                 round: self.round(lease.from),
@@ -175,7 +198,6 @@ impl CoordinatorRequests {
             })?;
         }
         if !expired.is_empty() {
-            self.drop_ended_uploads();
             self.changed.notify_waiters();
         }
         Ok(())

@@ -32,6 +32,11 @@ impl ResultReceiver for CoordinatorRequests {
         })
     }
 
+    fn lost(&self, claim: &LeaseClaim) -> Option<Response> {
+        let error = self.ledger().state().check(claim).err()?;
+        Some(Response::Lost { reason: error.to_string() })
+    }
+
     /// Records that a result is in the store. Its lease may have ended since the upload began. A result for the end of a
     /// lease counts only with [`complete_lease`](Self::complete_lease).
     async fn record(&self, upload: &Upload, stored: StoredResult) -> Result<Response, CoordinatorError> {
@@ -56,11 +61,15 @@ impl CoordinatorRequests {
         Ok(match recording {
             Recording::Recorded => Response::Done,
             Recording::Rejected(error) => {
-                tracing::warn!(path = %claim.key.path, item = item.name(), %error, "a result does not count");
+                if self.reception.may_log(&claim.worker) {
+                    tracing::warn!(path = %claim.key.path, item = item.name(), %error, "a result does not count");
+                }
                 refusal(&error)
             }
             Recording::Failed(failure, decision) => {
-                tracing::warn!(path = %claim.key.path, item = item.name(), %failure, "a result does not count");
+                if self.reception.may_log(&claim.worker) {
+                    tracing::warn!(path = %claim.key.path, item = item.name(), %failure, "a result does not count");
+                }
                 self.follow_failure(claim, &decision)?;
                 let reason = failure.to_string();
                 if self.ledger().is_out(claim) {
@@ -98,7 +107,7 @@ impl CoordinatorRequests {
         let failure = TrainingFailure::Diverged { step };
         let decision = self.change(|ledger| ledger.training_failed(claim, &failure))?;
         self.on_disk().await?;
-        if !matches!(decision, FailureDecision::Lost(_)) {
+        if !matches!(decision, FailureDecision::Lost(_)) && self.reception.may_log(&claim.worker) {
             let (path, worker) = (claim.key.path, &claim.worker.name);
             tracing::warn!(%path, worker, step, "the training of a path diverged");
         }
@@ -117,7 +126,7 @@ impl CoordinatorRequests {
     fn follow_failure(&self, claim: &LeaseClaim, decision: &FailureDecision) -> Result<(), CoordinatorError> {
         if !matches!(decision, FailureDecision::Lost(_)) && !self.ledger().is_out(claim) {
             self.progress.lost(claim.key.path, claim.key.fence);
-            self.drop_ended_uploads();
+            self.drop_ended_uploads(&claim.worker, claim.key.path, claim.key.fence);
         }
         self.announce(claim, decision)?;
         self.changed.notify_waiters();
@@ -165,7 +174,7 @@ impl CoordinatorRequests {
             }
             LeaseCompletion::Incomplete(missing) => Ok(refused(format!("{missing} is missing"))),
             LeaseCompletion::Accepted { lease, best } => {
-                self.drop_ended_uploads();
+                self.drop_ended_uploads(&claim.worker, path, fence);
                 self.progress.add_linked(report.linked_bytes);
                 let round = self.round(lease.from);
                 if lease.task == LeaseTask::Train {

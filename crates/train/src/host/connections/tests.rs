@@ -1,9 +1,12 @@
-//! Tests of connections that meet a bug, and of requests that nobody awaits any more.
+//! Tests of connections that meet a bug, of their lines in the log, and of requests that nobody awaits any more.
 
+use std::sync::{Mutex, OnceLock};
 use std::time::SystemTime;
 
 use dipaco_net::{Client, Limits, RunAuthority};
 use tokio::sync::mpsc;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata, Subscriber, span, subscriber};
 
 use super::*;
 use crate::TrainError;
@@ -17,14 +20,15 @@ const LONG: Duration = Duration::from_secs(60);
 /// Panics on one request, never answers another, and confirms all others.
 struct Buggy {
     revocations: Revocations,
-    /// Hears of the beginning and of the end of each request that gets no answer.
-    unanswered: mpsc::UnboundedSender<&'static str>,
+    reception: Arc<Reception>,
+    /// Hears of the beginning and of the end of each request that gets no answer, and of peers that have left.
+    told: mpsc::UnboundedSender<&'static str>,
 }
 
 impl Buggy {
     fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<&'static str>) {
-        let (unanswered, heard) = mpsc::unbounded_channel();
-        (Arc::new(Self { revocations: Revocations::told(), unanswered }), heard)
+        let (told, heard) = mpsc::unbounded_channel();
+        (Arc::new(Self { revocations: Revocations::told(), reception: Arc::default(), told }), heard)
     }
 }
 
@@ -66,6 +70,10 @@ impl RequestHandler for Buggy {
         &self.revocations
     }
 
+    fn reception(&self) -> &Arc<Reception> {
+        &self.reception
+    }
+
     async fn welcome(&self, _: &Peer, _: bool) -> Result<Answer, BuggyError> {
         Ok((Response::Done, None))
     }
@@ -73,8 +81,8 @@ impl RequestHandler for Buggy {
     async fn answer(self: &Arc<Self>, _: &Peer, request: Request) -> Result<Answer, BuggyError> {
         assert!(request != Request::Release, "the bug of this test");
         if matches!(request, Request::Lease { wait_ms: 1.., .. }) {
-            self.unanswered.send("begun").unwrap();
-            let _ended = Unanswered(self.unanswered.clone());
+            self.told.send("begun").unwrap();
+            let _ended = Unanswered(self.told.clone());
             std::future::pending::<()>().await;
         }
         Ok((Response::Done, None))
@@ -85,8 +93,77 @@ impl RequestHandler for Buggy {
     }
 
     async fn left(&self, _: &Peer, _: String) -> Result<(), BuggyError> {
+        let _ = self.told.send("left");
         Ok(())
     }
+}
+
+/// The lines of all tests in the log that name a worker: its name and the message.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(String, String)>>>);
+
+impl Log {
+    /// The log of this process. A line that is first written without a log may be off for ever, so every test begins here.
+    fn open() -> &'static Self {
+        static LOG: OnceLock<Log> = OnceLock::new();
+        LOG.get_or_init(|| {
+            let log = Self::default();
+            subscriber::set_global_default(log.clone()).unwrap();
+            log
+        })
+    }
+
+    /// The messages about workers whose names begin so.
+    fn about(&self, name: &str) -> Vec<String> {
+        let lines = self.0.lock().unwrap();
+        lines.iter().filter(|line| line.0.starts_with(name)).map(|line| line.1.clone()).collect()
+    }
+}
+
+/// The fields of a line.
+#[derive(Default)]
+struct Line {
+    worker: Option<String>,
+    message: String,
+}
+
+impl Visit for Line {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "worker" {
+            self.worker = Some(value.to_owned());
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.message = format!("{value:?}");
+        }
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("dipaco_train")
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        let Line { worker, message } = line;
+        self.0.lock().unwrap().extend(worker.map(|worker| (worker, message)));
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
 }
 
 async fn greeted(token: &dipaco_net::JoinToken, name: &str) -> Client {
@@ -104,6 +181,7 @@ async fn greeted(token: &dipaco_net::JoinToken, name: &str) -> Client {
 
 /// A server on a free port, and a token for it.
 fn listening() -> (Server, dipaco_net::JoinToken) {
+    Log::open();
     let now = SystemTime::now();
     let authority = RunAuthority::create("run", now).unwrap();
     let identity = authority.server(now, LONG).unwrap();
@@ -125,6 +203,7 @@ async fn a_panic_closes_its_connection_and_nothing_else() {
         assert_eq!(other.call::<_, Response>(&ask, None, 0, LONG).await.unwrap().0, Response::Done);
         // The peer of the panic may come back, too.
         greeted(&token, "unlucky").await;
+        assert_eq!(host.reception.bugs(), 1);
     };
     tokio::select! {
         ended = serve_peers(&server, &host, &farewell) => panic!("the process ended: {ended:?}"),
@@ -147,6 +226,30 @@ async fn a_question_ends_when_nobody_awaits_its_answer() {
         // The connection goes on.
         let ask = Request::Lease { held: Vec::new(), wait_ms: 0 };
         assert_eq!(client.call::<_, Response>(&ask, None, 0, LONG).await.unwrap().0, Response::Done);
+    };
+    tokio::select! {
+        ended = serve_peers(&server, &host, &farewell) => panic!("the process ended: {ended:?}"),
+        () = visit => {}
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_connections_is_no_flood_of_lines() {
+    let ((server, token), (host, mut heard), farewell) =
+        (listening(), Buggy::new(), CancellationToken::new());
+    let visit = async {
+        greeted(&token, "honest").await.close("the test is over").await;
+        assert_eq!(heard.recv().await, Some("left"));
+        assert_eq!(Log::open().about("honest"), ["joined", "left"]);
+        let process = ProcessId { token: "a".to_owned(), ..ProcessId::local("flood") };
+        while host.reception.may_log(&process) {}
+        for number in 0..16 {
+            greeted(&token, &format!("flood {number}")).await.close("the test is over").await;
+            assert_eq!(heard.recv().await, Some("left"));
+        }
+        // A line in ten seconds.
+        let lines = Log::open().about("flood");
+        assert!(lines.len() < 16, "{lines:?}");
     };
     tokio::select! {
         ended = serve_peers(&server, &host, &farewell) => panic!("the process ended: {ended:?}"),

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path as FilePath;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::TrainError;
-use crate::host::HostError;
+use super::disk_room::DiskShare;
+use crate::host::error::CollectError;
 use dipaco_protocol::{ContentDigest, PIECE_BYTES};
 
 /// The received pieces of a result.
@@ -20,8 +20,15 @@ pub(super) struct ReceivedPieces {
     pieces: BTreeMap<u64, ReceivedPiece>,
     /// Hash of the pieces in memory up to the first gap. Pieces are hashed while the processor's cache holds them.
     hasher: blake3::Hasher,
-    /// File with each piece at its offset. It disappears with the upload or the process.
-    file: Option<File>,
+    file: Option<ResultFile>,
+}
+
+/// A file with each piece at its offset. It has no name, so it disappears with the upload or the process.
+pub(super) struct ResultFile {
+    file: File,
+    /// The folder on whose disk the file lies, for errors.
+    folder: PathBuf,
+    _share: Option<DiskShare>,
 }
 
 /// A piece in memory with the permit for its room.
@@ -56,16 +63,6 @@ impl ReceivedContent {
     pub fn pieces(&self) -> impl Iterator<Item = &Bytes> + Clone {
         self.pieces.iter().map(|piece| &piece.bytes)
     }
-
-    /// The content in one buffer.
-    ///
-    /// # Errors
-    /// When the machine has no memory for it.
-    pub fn in_one(&self) -> Result<Vec<u8>, HostError> {
-        let mut bytes = buffer(self.pieces().map(|piece| piece.len() as u64).sum())?;
-        self.pieces().for_each(|piece| bytes.extend_from_slice(piece));
-        Ok(bytes)
-    }
 }
 
 impl ReceivedPieces {
@@ -85,60 +82,26 @@ impl ReceivedPieces {
         }
     }
 
-    /// Writes a piece to the file.
+    /// The file. If there is none yet, the pieces move to a new one on the disk of `folder`, which frees their memory, and
+    /// which keeps `share`.
     ///
     /// # Errors
     /// When the disk fails.
-    pub(super) fn store_in_file(
+    pub(super) fn file(
         &mut self,
         folder: &FilePath,
-        offset: u64,
-        piece: &[u8],
-    ) -> Result<(), HostError> {
-        write(self.file(folder)?, offset, piece).map_err(failed("write", folder))
-    }
-
-    /// The file, on the disk of `folder`. Pieces in memory move to it, which frees their room.
-    ///
-    /// # Errors
-    /// When the disk fails.
-    pub(super) fn file(&mut self, folder: &FilePath) -> Result<&mut File, HostError> {
+        share: Option<DiskShare>,
+    ) -> Result<&mut ResultFile, CollectError> {
         match &mut self.file {
             Some(file) => Ok(file),
             none => {
-                let mut file = tempfile::tempfile_in(folder).map_err(failed("create", folder))?;
-                let mut pieces = self.pieces.iter();
-                pieces
-                    .try_for_each(|(&offset, piece)| write(&mut file, offset, &piece.bytes))
-                    .map_err(failed("write", folder))?;
+                let file = tempfile::tempfile_in(folder).map_err(failed("create", folder))?;
+                let mut file = ResultFile { file, folder: folder.to_owned(), _share: share };
+                self.pieces.iter().try_for_each(|(&offset, piece)| file.write(offset, &piece.bytes))?;
                 self.pieces.clear();
                 Ok(none.insert(file))
             }
         }
-    }
-
-    /// Reads a result of `bytes` bytes from its file on the disk of `folder`.
-    ///
-    /// # Errors
-    /// When the disk fails, or there is no memory for it.
-    pub(super) fn read_file(
-        &mut self,
-        folder: &FilePath,
-        bytes: u64,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<ReceivedContent, HostError> {
-        let failed = failed("read", folder);
-        let (file, permit) = (self.file(folder)?, Arc::new(permit));
-        file.seek(SeekFrom::Start(0)).map_err(&failed)?;
-        let (mut pieces, mut hasher) = (Vec::new(), blake3::Hasher::new());
-        for begin in (0..bytes).step_by(PIECE_BYTES as usize) {
-            let length = PIECE_BYTES.min(bytes - begin);
-            let mut piece = buffer(length)?;
-            file.take(length).read_to_end(&mut piece).map_err(&failed)?;
-            hasher.update(&piece);
-            pieces.push(ReceivedPiece { bytes: piece.into(), _permit: permit.clone() });
-        }
-        Ok(ReceivedContent { pieces, digest: digest(&hasher) })
     }
 
     /// The content of a complete result; `None` if it is in a file.
@@ -151,23 +114,51 @@ impl ReceivedPieces {
     }
 }
 
+impl ResultFile {
+    /// Writes a piece.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(super) fn write(&mut self, offset: u64, piece: &[u8]) -> Result<(), CollectError> {
+        let written = self.file.seek(SeekFrom::Start(offset)).and_then(|_| self.file.write_all(piece));
+        written.map_err(failed("write", &self.folder))
+    }
+
+    /// Reads a result of `bytes` bytes.
+    ///
+    /// # Errors
+    /// When the disk fails, or there is no memory for the result.
+    pub(super) fn read(
+        &mut self,
+        bytes: u64,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<ReceivedContent, CollectError> {
+        let (file, failed, permit) = (&mut self.file, failed("read", &self.folder), Arc::new(permit));
+        file.seek(SeekFrom::Start(0)).map_err(&failed)?;
+        let (mut pieces, mut hasher) = (Vec::new(), blake3::Hasher::new());
+        for begin in (0..bytes).step_by(PIECE_BYTES as usize) {
+            let length = PIECE_BYTES.min(bytes - begin);
+            let mut piece = buffer(length)?;
+            file.take(length).read_to_end(&mut piece).map_err(&failed)?;
+            hasher.update(&piece);
+            pieces.push(ReceivedPiece { bytes: piece.into(), _permit: permit.clone() });
+        }
+        Ok(ReceivedContent { pieces, digest: digest(&hasher) })
+    }
+}
+
 fn digest(hasher: &blake3::Hasher) -> ContentDigest {
     ContentDigest { hash: hasher.finalize().to_hex().to_string(), bytes: hasher.count() }
 }
 
-fn write(file: &mut File, offset: u64, piece: &[u8]) -> std::io::Result<()> {
-    file.seek(SeekFrom::Start(offset))?;
-    file.write_all(piece)
-}
-
-fn buffer(bytes: u64) -> Result<Vec<u8>, HostError> {
-    let length = usize::try_from(bytes).map_err(|_| HostError::Memory { bytes })?;
+fn buffer(bytes: u64) -> Result<Vec<u8>, CollectError> {
+    let length = usize::try_from(bytes).map_err(|_| CollectError::Memory { bytes })?;
     let mut buffer = Vec::new();
-    buffer.try_reserve_exact(length).map_err(|_| HostError::Memory { bytes })?;
+    buffer.try_reserve_exact(length).map_err(|_| CollectError::Memory { bytes })?;
     Ok(buffer)
 }
 
 /// An error that names the disk, because the file has no name.
-fn failed(action: &'static str, folder: &FilePath) -> impl Fn(std::io::Error) -> HostError {
-    move |source| TrainError::Io { action, file: folder.join("a result"), source }.into()
+fn failed(action: &'static str, folder: &FilePath) -> impl Fn(std::io::Error) -> CollectError {
+    move |why| CollectError::Disk { action, folder: folder.to_owned(), why }
 }

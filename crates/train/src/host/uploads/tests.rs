@@ -1,16 +1,25 @@
 //! Tests of collecting pieces.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use dipaco_sync::LeaseSecret;
+use dipaco_sync::{LeaseKey, LeaseSecret};
 
 use super::*;
 
 const PIECE: usize = PIECE_BYTES as usize;
+/// Number of pieces of complete results in memory.
+const READ: usize = 4;
 
 fn claim() -> LeaseClaim {
-    let key = LeaseKey { path: PathId(0), fence: Fence(1), secret: LeaseSecret::default() };
-    LeaseClaim { key, worker: ProcessId::local("w") }
+    claim_of("test", 1)
+}
+
+/// A claim of the lease with this fencing number of a worker with this token.
+fn claim_of(token: &str, fence: u64) -> LeaseClaim {
+    let key = LeaseKey { path: PathId(0), fence: Fence(fence), secret: LeaseSecret::default() };
+    LeaseClaim { key, worker: ProcessId { token: token.to_owned(), ..ProcessId::local("w") } }
 }
 
 /// Memory whose bytes are counted until it is dropped.
@@ -29,11 +38,11 @@ impl Drop for Counted {
 }
 
 struct Collector {
-    uploads: Uploads,
+    uploads: Arc<Uploads>,
     room: usize,
     content: Vec<u8>,
     in_memory: Arc<AtomicUsize>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Collector {
@@ -42,11 +51,11 @@ impl Collector {
         let folder = tempfile::tempdir().unwrap();
         let content = (0..3 * PIECE + 9).map(|at| (at % 251) as u8).collect();
         Self {
-            uploads: Uploads::with_room(folder.path().to_owned(), room),
+            uploads: Arc::new(Uploads::with_room(folder.path().to_owned(), room, READ)),
             room,
             content,
             in_memory: Arc::default(),
-            _folder: folder,
+            folder,
         }
     }
 
@@ -57,15 +66,34 @@ impl Collector {
         offset: usize,
         bytes: &[u8],
     ) -> PieceOutcome {
+        let (digest, offset) = (digest.clone(), offset as u64);
+        self.add_of(UploadedPiece { claim: claim(), item, digest, offset }, bytes).await
+    }
+
+    async fn add_of(&self, piece: UploadedPiece, bytes: &[u8]) -> PieceOutcome {
         self.in_memory.fetch_add(bytes.len(), Ordering::SeqCst);
         let content = Bytes::from_owner(Counted(bytes.to_vec(), self.in_memory.clone()));
-        let (digest, offset) = (digest.clone(), offset as u64);
-        let piece = UploadedPiece { claim: claim(), item, digest, offset };
-        let upload = self
-            .uploads
-            .find(&piece)
-            .unwrap_or_else(|key| self.uploads.begin(key, &piece, AdmittedUpload::default()));
+        let upload = self.begun(&piece);
         self.uploads.add_piece(&upload, piece.offset, content).await.unwrap()
+    }
+
+    fn begun(&self, piece: &UploadedPiece) -> Arc<Upload> {
+        let begin = |key| self.uploads.begin(key, piece, AdmittedUpload::default());
+        self.uploads.find(piece).unwrap_or_else(begin)
+    }
+
+    /// A piece of the state that a claim brings.
+    async fn piece_by(&self, claim: LeaseClaim, number: usize) -> PieceOutcome {
+        let (begin, end) = (number * PIECE, self.content.len().min((number + 1) * PIECE));
+        let digest = ContentDigest::of(&self.content);
+        let piece = UploadedPiece { claim, item: LeaseResult::State, digest, offset: begin as u64 };
+        self.add_of(piece, &self.content[begin..end]).await
+    }
+
+    /// Takes the disk away, or brings it back.
+    fn disk(&self, there: bool) {
+        let folder = self.folder.path();
+        if there { std::fs::create_dir(folder).unwrap() } else { std::fs::remove_dir(folder).unwrap() }
     }
 
     async fn piece(&self, digest: &ContentDigest, number: usize) -> PieceOutcome {
@@ -101,6 +129,16 @@ fn complete(outcome: PieceOutcome) -> CompleteUpload {
     }
 }
 
+fn whole(upload: &CompleteUpload) -> Vec<u8> {
+    upload.content().pieces().flatten().copied().collect()
+}
+
+/// Fails if the answer is not that the pieces must be sent again.
+fn no_room(outcome: PieceOutcome) {
+    let answer = answer(outcome);
+    assert!(matches!(&answer, Response::Wait { reason } if reason.contains("no room")), "{answer:?}");
+}
+
 /// The outer gradient of a fragment of module 0/0.
 fn gradient(fragment: u32) -> LeaseResult {
     let module = dipaco_topology::ModuleId { level: 0, index: 0 };
@@ -120,7 +158,7 @@ async fn pieces_complete_a_result_in_any_order_and_when_repeated() {
             assert_eq!(answer(collector.piece(&digest, number).await), Response::PieceStored);
         }
         let mut upload = complete(collector.piece(&digest, 2).await);
-        assert!(upload.content().in_one().unwrap() == collector.content);
+        assert!(whole(&upload) == collector.content);
         assert_eq!(upload.content().digest, digest);
         upload.finish(Response::Done);
         drop(upload);
@@ -143,7 +181,7 @@ async fn a_result_whose_connection_broke_is_complete_again_with_its_last_piece()
         // The request that was storing it was dropped.
         drop(complete(collector.piece(&digest, 3).await));
         let upload = complete(collector.piece(&digest, 3).await);
-        assert!(upload.content().in_one().unwrap() == collector.content);
+        assert!(whole(&upload) == collector.content);
     }
 }
 
@@ -164,7 +202,7 @@ async fn the_upload_that_has_waited_longest_moves_to_a_file_and_becomes_complete
     assert_eq!(collector.in_memory(), 3 * PIECE, "an upload in a file stays there");
     for fragment in [1, 0] {
         let mut upload = complete(add(fragment, 3).await);
-        assert!(upload.content().in_one().unwrap() == collector.content);
+        assert!(whole(&upload) == collector.content);
         upload.finish(Response::Done);
     }
     assert!(collector.is_empty());
@@ -191,9 +229,9 @@ async fn an_incomplete_upload_ends_with_its_lease() {
             collector.piece(&digest, number).await;
         }
         collector.uploads.retain(|named| *named == claim());
-        assert_eq!(collector.uploads.uploads().len(), 1);
+        assert_eq!(collector.uploads.uploads().all().count(), 1);
         collector.uploads.retain(|_| false);
-        assert!(collector.uploads.uploads().is_empty());
+        assert!(collector.uploads.uploads().all().next().is_none());
         assert!(collector.is_empty());
         // The last piece alone does not complete the result.
         assert_eq!(answer(collector.piece(&digest, 3).await), Response::PieceStored);
@@ -230,10 +268,133 @@ async fn another_content_of_the_same_result_replaces_the_first() {
     collector.content[0] ^= 1;
     let second = ContentDigest::of(&collector.content);
     assert_eq!(answer(collector.piece(&second, 3).await), Response::PieceStored);
-    assert_eq!(collector.uploads.uploads().len(), 1);
+    assert_eq!(collector.uploads.uploads().all().count(), 1);
     for number in [0, 1] {
         assert_eq!(answer(collector.piece(&second, number).await), Response::PieceStored);
     }
     let upload = complete(collector.piece(&second, 2).await);
-    assert!(upload.content().in_one().unwrap() == collector.content);
+    assert!(whole(&upload) == collector.content);
+}
+
+#[tokio::test]
+async fn a_long_result_takes_no_room_from_short_ones() {
+    // All results of several pieces are read from files. This one is longer than half of what is read.
+    let collector = Collector::with_room(0);
+    for number in 0..3 {
+        collector.piece_by(claim(), number).await;
+    }
+    let long = complete(collector.piece_by(claim(), 3).await);
+    let (short, mut shorts) = (vec![1; 8], Vec::new());
+    let digest = ContentDigest::of(&short);
+    for fragment in 0..READ as u32 {
+        let added = collector.add(gradient(fragment), &digest, 0, &short);
+        shorts.push(complete(tokio::time::timeout(Duration::from_secs(10), added).await.unwrap()));
+    }
+    assert!(whole(&long) == collector.content);
+}
+
+#[tokio::test]
+async fn an_upload_without_disk_is_sent_again() {
+    let collector = Collector::with_room(0);
+    collector.disk(false);
+    no_room(collector.piece_by(claim(), 0).await);
+    collector.disk(true);
+    // A piece that was on its way is kept.
+    for number in [1, 0, 1, 2] {
+        assert_eq!(answer(collector.piece_by(claim(), number).await), Response::PieceStored);
+    }
+    let upload = complete(collector.piece_by(claim(), 3).await);
+    assert!(whole(&upload) == collector.content);
+}
+
+#[tokio::test]
+async fn an_idle_upload_without_disk_gives_its_memory_to_others_and_is_sent_again() {
+    let collector = Collector::with_room(4);
+    let digest = ContentDigest::of(&collector.content);
+    let add = |fragment, number| collector.piece_of(gradient(fragment), &digest, number);
+    for (fragment, number) in [(0, 0), (0, 2), (1, 0), (1, 2)] {
+        assert_eq!(answer(add(fragment, number).await), Response::PieceStored);
+    }
+    collector.disk(false);
+    assert_eq!(answer(add(1, 1).await), Response::PieceStored);
+    let mut upload = complete(add(1, 3).await);
+    assert!(whole(&upload) == collector.content);
+    upload.finish(Response::Done);
+    drop(upload);
+    no_room(add(0, 1).await);
+    for number in 0..3 {
+        assert_eq!(answer(add(0, number).await), Response::PieceStored);
+    }
+    assert!(whole(&complete(add(0, 3).await)) == collector.content);
+    collector.disk(true);
+}
+
+#[tokio::test]
+async fn the_files_of_a_token_hold_no_more_than_its_leases_may_send() {
+    let collector = Collector::with_room(0);
+    for number in 0..3 {
+        collector.piece_by(claim_of("a", 1), number).await;
+    }
+    // Its lease ends while it is stored.
+    let stored = complete(collector.piece_by(claim_of("a", 1), 3).await);
+    collector.uploads.drop_lease(&claim_of("a", 1).worker, PathId(0), Fence(1));
+    no_room(collector.piece_by(claim_of("a", 2), 0).await);
+    assert_eq!(answer(collector.piece_by(claim_of("b", 3), 0).await), Response::PieceStored);
+    drop(stored);
+    for fence in [2, 4, 5] {
+        assert_eq!(answer(collector.piece_by(claim_of("a", fence), 0).await), Response::PieceStored);
+    }
+}
+
+#[tokio::test]
+async fn the_uploads_of_a_lease_end_with_it_and_no_others() {
+    let collector = Collector::with_room(8);
+    let leases = [claim_of("a", 1), claim_of("a", 2), claim_of("b", 1)];
+    for lease in &leases {
+        collector.piece_by(lease.clone(), 0).await;
+        collector.piece_by(lease.clone(), 1).await;
+    }
+    collector.uploads.drop_lease(&leases[0].worker, PathId(0), Fence(1));
+    let left: Vec<_> = collector.uploads.uploads().all().map(|upload| upload.claim.clone()).collect();
+    assert_eq!(left, leases[1..]);
+    assert_eq!(collector.in_memory(), 4 * PIECE);
+}
+
+/// A piece that notes when it is dropped, and whether the lock on all uploads is free then.
+struct Witness(Weak<Uploads>, Arc<AtomicBool>);
+
+impl AsRef<[u8]> for Witness {
+    fn as_ref(&self) -> &[u8] {
+        &[7; PIECE]
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        let uploads = self.0.upgrade();
+        self.1.store(uploads.is_some_and(|uploads| uploads.uploads.try_lock().is_ok()), Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn nobody_waits_while_the_pieces_of_ended_uploads_are_dropped() {
+    let collector = Collector::with_room(8);
+    let digest = |bytes| ContentDigest { bytes, ..ContentDigest::of(&[]) };
+    let piece =
+        |bytes| UploadedPiece { claim: claim(), item: LeaseResult::State, digest: digest(bytes), offset: 0 };
+    let ends: [&dyn Fn(); 3] = [
+        &|| collector.uploads.drop_lease(&claim().worker, PathId(0), Fence(1)),
+        &|| collector.uploads.retain(|_| false),
+        &|| drop(collector.begun(&piece(3 * PIECE_BYTES))),
+    ];
+    for end in ends {
+        let free = Arc::new(AtomicBool::new(false));
+        let witness = Witness(Arc::downgrade(&collector.uploads), free.clone());
+        let upload = collector.begun(&piece(2 * PIECE_BYTES));
+        let added = collector.uploads.add_piece(&upload, 0, Bytes::from_owner(witness)).await.unwrap();
+        assert_eq!(answer(added), Response::PieceStored);
+        drop(upload);
+        end();
+        assert!(free.load(Ordering::SeqCst));
+    }
 }

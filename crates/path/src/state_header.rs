@@ -1,0 +1,105 @@
+//! The header of a state's file.
+
+use std::collections::BTreeMap;
+
+use dipaco_model::TensorSpec;
+use dipaco_topology::Part;
+use safetensors::tensor::Metadata;
+use serde::{Deserialize, Serialize};
+
+use crate::state::PARTS;
+use crate::{MomentSpecs, PathError};
+
+const FORMAT: &str = "dipaco-path-state/3";
+/// The entry of the file's metadata that holds a [`Place`] as JSON.
+pub(crate) const PLACE: &str = "dipaco";
+/// Bytes of the length of the header.
+const LENGTH: usize = 8;
+
+/// Progress of the path.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Place {
+    format: String,
+    step: u64,
+    position: u64,
+}
+
+/// What the header of a state's file tells.
+pub(crate) struct StateHeader {
+    /// Inner steps taken since the start of the run.
+    pub(crate) step: u64,
+    /// Sequences drawn from the shard since the start of the phase.
+    pub(crate) position: u64,
+    /// Name and number of values of each part of a fragment's state, by level and fragment.
+    pub(crate) kept: BTreeMap<(u16, u32), Vec<(&'static str, usize)>>,
+}
+
+impl StateHeader {
+    /// Reads the header of a file that lies in these pieces. The header has at most `most` bytes. Names of another form are
+    /// left out: whoever reads the tensors of [`specs`](Self::specs) finds them.
+    ///
+    /// # Errors
+    /// When the header is damaged or too long.
+    pub(crate) fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>, most: u64) -> Result<Self, PathError> {
+        let mut bytes = pieces.flatten().copied();
+        let length: Vec<u8> = bytes.by_ref().take(LENGTH).collect();
+        let length = u64::from_le_bytes(*length.first_chunk().ok_or_else(damaged)?);
+        if length > most {
+            let problem = format!("its header has {length} bytes, that of a state at most {most}");
+            return Err(PathError::OtherState { problem });
+        }
+        let json: Vec<u8> = bytes.take(usize::try_from(length).map_err(|_| damaged())?).collect();
+        let header: Metadata = serde_json::from_slice(&json).map_err(|_| damaged())?;
+        let place = header.metadata().as_ref();
+        let place = place.and_then(|metadata| serde_json::from_str(metadata.get(PLACE)?).ok());
+        let place = place.filter(|place: &Place| place.format == FORMAT);
+        let Place { step, position, .. } = place.ok_or_else(damaged)?;
+        let tensors = header.tensors();
+        let mut kept: BTreeMap<(u16, u32), Vec<(&'static str, usize)>> = BTreeMap::new();
+        for part in PARTS {
+            for (name, info) in &tensors {
+                let place = name.strip_prefix(part).and_then(|rest| rest.strip_prefix('/')?.split_once('/'));
+                let place =
+                    place.and_then(|(level, fragment)| Some((level.parse().ok()?, fragment.parse().ok()?)));
+                if let Some(place) = place {
+                    kept.entry(place).or_default().push((part, info.shape.iter().product()));
+                }
+            }
+        }
+        Ok(Self { step, position, kept })
+    }
+
+    /// The tensors of the file: the moments, and then the parts of the fragments in their order.
+    pub(crate) fn specs(&self, moments: &MomentSpecs) -> Vec<TensorSpec> {
+        let kept = self.kept.iter().flat_map(|(&(level, fragment), parts)| {
+            parts.iter().map(move |&(part, length)| kept_spec(part, level, fragment, length))
+        });
+        moments.named().into_iter().chain(kept).collect()
+    }
+}
+
+/// The entry [`PLACE`] of a state's file.
+///
+/// # Errors
+/// When it can't be written as JSON.
+pub(crate) fn place(step: u64, position: u64) -> Result<String, PathError> {
+    let place = Place { format: FORMAT.to_owned(), step, position };
+    serde_json::to_string(&place).map_err(PathError::StateHeader)
+}
+
+/// The tensor of one part of a fragment's state.
+pub(crate) fn kept_spec(part: &str, level: u16, fragment: u32, values: usize) -> TensorSpec {
+    TensorSpec {
+        name: format!("{part}/{level}/{fragment}"),
+        shape: vec![values],
+        // Reading and writing states uses neither field.
+        part: Part::Block(0),
+        decay: false,
+    }
+}
+
+/// The error of a file that is no state, or whose parts do not belong together.
+pub(crate) fn damaged() -> PathError {
+    PathError::StateFormat { expected: FORMAT }
+}
