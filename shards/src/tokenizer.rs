@@ -202,7 +202,8 @@ impl Tokenizer {
     #[must_use]
     pub fn first_token(&self) -> Option<String> {
         let first = |with_special: bool| {
-            let encoding = library(&self.hash, "encode a letter", || self.inner.encode_fast("a", with_special));
+            let encoding =
+                library(&self.hash, "encode a letter", || self.inner.encode_fast("a", with_special));
             encoding.ok()?.get_ids().first().copied()
         };
         let found = first(true).filter(|&id| first(false) != Some(id))?;

@@ -172,6 +172,8 @@ fn one_token_puts_no_path_into_quarantine_while_another_has_contributed() {
     }
     let first = ask_as(&mut ledger, "honest", "a");
     assert_eq!(first.path, PathId(1), "the honest workers try it");
-    let FailureDecision::Quarantined(record) = diverges(&mut ledger, &first) else { panic!("two tokens say so") };
+    let FailureDecision::Quarantined(record) = diverges(&mut ledger, &first) else {
+        panic!("two tokens say so")
+    };
     assert!(record.workers.contains(&"a".to_owned()), "{record:?}");
 }

@@ -48,7 +48,12 @@ fn present(out: &mut Exposition, live: &LiveRun) {
         "Bytes that workers have read straight from the store since the coordinator began.",
         live.bytes_linked,
     );
-    out.value("bugs_total", Counter, "Requests that ended in a panic since the coordinator began.", live.bugs);
+    out.value(
+        "bugs_total",
+        Counter,
+        "Requests that ended in a panic since the coordinator began.",
+        live.bugs,
+    );
     let steps = live.paths.iter().map(|path| (label("path", path.path), path.steps));
     out.metric("path_steps", Gauge, "Inner steps of the path's complete leases.", steps);
     let quarantined = live.paths.iter().filter(|path| path.quarantined).count();

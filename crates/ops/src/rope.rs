@@ -48,7 +48,8 @@ impl RopeTable {
         let last = self.positions.min(first + self.rows);
         let mut numbers = Vec::with_capacity((last - first) * 2 * self.half);
         for position in first..last {
-            let angle = |j: usize| position as f64 * self.theta.powf(-2.0 * j as f64 / (2 * self.half) as f64);
+            let angle =
+                |j: usize| position as f64 * self.theta.powf(-2.0 * j as f64 / (2 * self.half) as f64);
             numbers.extend((0..self.half).map(|j| angle(j).cos() as f32));
             numbers.extend((0..self.half).map(|j| angle(j).sin() as f32));
         }

@@ -254,7 +254,13 @@ mod tests {
                 (3, Some(current)) => {
                     let of =
                         table.following(path).cloned().filter(|_| step.is_multiple_of(2)).unwrap_or(current);
-                    assert!(table.renew(&of.claim(), of.taken + step % 2, second * 2, second * 3, second * 4));
+                    assert!(table.renew(
+                        &of.claim(),
+                        of.taken + step % 2,
+                        second * 2,
+                        second * 3,
+                        second * 4
+                    ));
                     let other = ProcessId::local("stranger");
                     let foreign = LeaseClaim { worker: other, ..of.claim() };
                     assert!(!table.renew(&foreign, 99, Duration::MAX, Duration::MAX, Duration::MAX));

@@ -84,7 +84,12 @@ impl Troubles {
 
     /// Names of the workers for which the training of a path failed.
     pub(crate) fn failed(&self, path: PathId) -> Vec<String> {
-        self.failed.get(&path).into_iter().flat_map(|workers| &workers.0).map(|(_, name)| name.clone()).collect()
+        self.failed
+            .get(&path)
+            .into_iter()
+            .flat_map(|workers| &workers.0)
+            .map(|(_, name)| name.clone())
+            .collect()
     }
 
     /// How many accounts say that a path's training fails. While another token can try, all workers with one token are one
@@ -194,8 +199,9 @@ mod tests {
         troubles.stands_still(PATH, &workers[1]);
         let accounts = troubles.accounts(NOW, PATIENCE, PATH, &all);
         assert_eq!(accounts, 1, "a worker that stands still says nothing of the training");
-        let leaves =
-            |troubles: &Troubles| workers.each_ref().map(|worker| troubles.leaves_to_others(PATH, worker, &all));
+        let leaves = |troubles: &Troubles| {
+            workers.each_ref().map(|worker| troubles.leaves_to_others(PATH, worker, &all))
+        };
         assert_eq!(leaves(&troubles), [true, true, false]);
         troubles.fails(NOW, PATH, &workers[2]);
         assert_eq!(troubles.accounts(NOW, PATIENCE, PATH, &all), 2);

@@ -71,10 +71,9 @@ fn a_token_that_the_file_writes_before_texts_is_named_and_left_out() {
     let mut json: serde_json::Value = serde_json::from_slice(tokenizer().to_json()).unwrap();
     let special = |name: &str| serde_json::json!({"SpecialToken": {"id": name, "type_id": 0}});
     let text = serde_json::json!({"Sequence": {"id": "A", "type_id": 0}});
-    for (single, first) in [
-        ([special(END_OF_TEXT), text.clone()], Some(END_OF_TEXT)),
-        ([text, special(END_OF_TEXT)], None),
-    ] {
+    for (single, first) in
+        [([special(END_OF_TEXT), text.clone()], Some(END_OF_TEXT)), ([text, special(END_OF_TEXT)], None)]
+    {
         json["post_processor"] = serde_json::json!({
             "type": "TemplateProcessing", "single": single, "pair": single,
             "special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [0], "tokens": [END_OF_TEXT]}},

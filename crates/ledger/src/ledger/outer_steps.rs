@@ -131,8 +131,7 @@ impl Ledger {
             let bytes =
                 |changes: &[ChangeRecord]| changes.iter().map(|change| change.object.bytes).sum::<u64>();
             let whole = objects.weights.bytes;
-            let useless =
-                |changes: &[ChangeRecord]| changes.len() > MOST_CHANGES || bytes(changes) >= whole;
+            let useless = |changes: &[ChangeRecord]| changes.len() > MOST_CHANGES || bytes(changes) >= whole;
             while useless(&objects.changes) && !objects.changes.is_empty() {
                 obsolete.push(objects.changes.remove(0).object.name);
             }

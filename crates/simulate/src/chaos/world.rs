@@ -269,9 +269,10 @@ impl<'a> ChaosWorld<'a> {
             .flat_map(|coordinator| coordinator.ledger.state().leases().map(Lease::key))
             .collect();
         // One token alone must not put a path into quarantine once honest workers have contributed.
-        let contributed = self.disk.training().is_ok_and(|training| {
-            training.paths.iter().any(|path| path.contributors.contains_key("honest"))
-        });
+        let contributed = self
+            .disk
+            .training()
+            .is_ok_and(|training| training.paths.iter().any(|path| path.contributors.contains_key("honest")));
         let diverges = number == 0 && contributed && self.case.quarantine_after() > 1;
         let request = self.liars[number].lie(self.case, &mut self.random, &leases, diverges);
         let process = self.liars[number].next_process(&mut self.random);

@@ -21,9 +21,9 @@ use crate::client::{
     Identity, LONG_CALL_TIMEOUT, NextIdentity, SHORT_CALL_TIMEOUT, Session, TokenSource, instance,
 };
 use crate::host::{
-    Admission, AdmittedUpload, Answer, LinkIssuer, ObjectPiece, Peer, Reception, RequestHandler, ResultIntake,
-    ResultReceiver, Revocations, Upload, UploadedPiece, Uploads, VerifiedGradients, read_piece, refused,
-    serve_peers,
+    Admission, AdmittedUpload, Answer, LinkIssuer, ObjectPiece, Peer, Reception, RequestHandler,
+    ResultIntake, ResultReceiver, Revocations, Upload, UploadedPiece, Uploads, VerifiedGradients, read_piece,
+    refused, serve_peers,
 };
 use crate::synchronizer::live::{self, ObserveSynchronizer, Tally};
 use crate::synchronizer::{OrdersInFlight, Synchronizer, SynchronizerError};

@@ -107,9 +107,10 @@ mod tests {
         assert!(connections.iter().all(|connection| !connection.returning));
         assert_eq!(known.processes.len(), 1 + KIN);
         // The end of a replaced connection is not the end of the worker.
-        let ends = processes.iter().zip(&connections).map(|(process, connection)| {
-            known.left(process, &connection.replaced)
-        });
+        let ends = processes
+            .iter()
+            .zip(&connections)
+            .map(|(process, connection)| known.left(process, &connection.replaced));
         let ends: Vec<_> = ends.collect();
         assert!(ends[..999].iter().all(|end| !end) && ends[999] && !other.is_cancelled());
     }

@@ -35,7 +35,11 @@ impl PeerLines {
         let due = lines.rest.due(now);
         drop(tokens);
         if let Some(suppressed @ 1..) = due {
-            tracing::warn!(token, suppressed, "the peers of a token cause very many lines; some are left out");
+            tracing::warn!(
+                token,
+                suppressed,
+                "the peers of a token cause very many lines; some are left out"
+            );
         }
         due.is_some()
     }
