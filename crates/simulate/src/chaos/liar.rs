@@ -89,7 +89,7 @@ impl Liar {
             10 => upload(own, state(case, own.path, u64::MAX)),
             11 if diverges => ChaosRequest::Diverged { lease: own, step: 0 },
             // The requests of others again.
-            11 | 12 | 13 if !self.overheard.is_empty() => {
+            11..=13 if !self.overheard.is_empty() => {
                 self.overheard[random.random_range(0..self.overheard.len())].clone()
             }
             // Fragments and numbers that no lease has.
