@@ -16,7 +16,7 @@ impl RunState {
     /// steps of earlier leases that the worker may have to repeat first.
     ///
     /// The worker may report any number of steps: it counts up to the steps that the lease can have. A lease also ends when
-    /// it takes [`SLOWEST`] times as long as with the median speed.
+    /// it takes a hundred times as long as with the median speed.
     ///
     /// # Errors
     /// When the lease is no longer valid: the worker must drop its results.
