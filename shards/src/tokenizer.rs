@@ -6,6 +6,7 @@ mod library;
 mod pieces;
 mod train;
 
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -61,7 +62,10 @@ impl Tokenizer {
     /// # Errors
     /// The file cannot be read, is not a tokenizer, or has no end-of-text token.
     pub fn from_file(path: &Path, end_of_text: Option<&str>) -> Result<Self, ShardsError> {
-        let json = read_file(path).map_err(ShardsError::io("read", path))?;
+        let failed = ShardsError::io("read", path);
+        let mut json = Vec::new();
+        let read = dipaco_files::open_regular(path).and_then(|mut file| file.read_to_end(&mut json));
+        read.map_err(failed)?;
         Self::from_bytes(&json, end_of_text, &path.display().to_string())
     }
 
@@ -234,14 +238,6 @@ impl Tokenizer {
     fn table(&self) -> Option<&TokenBytes> {
         self.bytes.as_deref()
     }
-}
-
-/// The bytes of a file. A link in a folder from elsewhere may lead to a device, which never ends.
-fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file"));
-    }
-    std::fs::read(path)
 }
 
 /// The first token of nothing but ASCII letters. `None` if there is none.

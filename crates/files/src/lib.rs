@@ -18,7 +18,8 @@ mod error;
 mod hash;
 mod pending;
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
 
 pub use error::FileError;
@@ -48,6 +49,18 @@ pub fn publish_private(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 /// As [`publish`].
 pub fn publish_private_new(path: &Path, bytes: &[u8]) -> Result<bool, FileError> {
     written(PendingFile::create_private(path)?, bytes)?.publish_new()
+}
+
+/// Opens a file from elsewhere to read it. A link in a downloaded folder may lead to a device or a pipe, which never ends:
+/// such a file is refused.
+///
+/// # Errors
+/// The file can't be opened, or is no regular file.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    File::open(path)
 }
 
 fn write_and_publish(file: PendingFile, bytes: &[u8]) -> Result<(), FileError> {

@@ -1,9 +1,9 @@
 //! The files of a pretrained model that a run keeps, and that an export writes out again.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use dipaco_files::open_regular;
 use dipaco_model::{ImportError, PretrainedSettings};
 use serde_json::Value;
 
@@ -160,18 +160,10 @@ pub struct ExportedFiles {
     pub files: Vec<(String, Vec<u8>)>,
 }
 
-/// Opens a file to read it. A link in a downloaded folder may lead to a device or a pipe, which never ends.
-fn open(path: &Path) -> std::io::Result<File> {
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file"));
-    }
-    File::open(path)
-}
-
 /// Reads a file of any length.
 pub(crate) fn read_large(path: &Path) -> Result<Vec<u8>, PipelineError> {
     let failed = |source| PipelineError::Io { action: "read", path: path.to_owned(), source };
-    let mut file = open(path).map_err(failed)?;
+    let mut file = open_regular(path).map_err(failed)?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(failed)?;
     Ok(bytes)
@@ -180,7 +172,7 @@ pub(crate) fn read_large(path: &Path) -> Result<Vec<u8>, PipelineError> {
 /// Reads a file of at most `largest` bytes; `None` if it does not exist.
 pub(crate) fn read_small(path: &Path, largest: u64) -> Result<Option<Vec<u8>>, PipelineError> {
     let failed = |source| PipelineError::Io { action: "read", path: path.to_owned(), source };
-    let file = match open(path) {
+    let file = match open_regular(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(failed(source)),

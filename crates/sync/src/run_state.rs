@@ -152,7 +152,7 @@ pub struct RunState {
     resting: BTreeSet<PathId>,
     /// Workers of which a path has had enough.
     troubles: Troubles,
-    /// The latest time that a call has named.
+    /// The latest time of a request for a lease, a heartbeat, or a look for leases that have ended.
     now: Duration,
     /// Number of looks at the progress of a path: the cost of requests in tests.
     #[cfg(test)]

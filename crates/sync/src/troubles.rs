@@ -18,12 +18,18 @@ const MOST_NAMES: usize = 64;
 /// names only when no other token is left.
 #[derive(Debug, Default)]
 pub(crate) struct Troubles {
-    failed: BTreeMap<PathId, Workers>,
-    stood_still: BTreeMap<PathId, Workers>,
-    /// Time of the first failure of each path in `failed`.
-    since: BTreeMap<PathId, Duration>,
+    of: BTreeMap<PathId, PathTroubles>,
     /// Tokens whose workers have completed leases of the run.
     contributors: BTreeSet<String>,
+}
+
+/// The workers of which a path has had enough.
+#[derive(Debug, Default)]
+struct PathTroubles {
+    failed: Workers,
+    stood_still: Workers,
+    /// Time of the first failure.
+    since: Option<Duration>,
 }
 
 /// Workers by token and name. A new process of a worker is the same machine.
@@ -54,8 +60,14 @@ fn key(worker: &ProcessId) -> (String, String) {
 impl Troubles {
     /// Notes that a worker's training of a path failed.
     pub(crate) fn fails(&mut self, now: Duration, path: PathId, worker: &ProcessId) {
-        self.failed.entry(path).or_default().add(worker);
-        self.since.entry(path).or_insert(now);
+        let troubles = self.of.entry(path).or_default();
+        troubles.failed.add(worker);
+        troubles.since.get_or_insert(now);
+    }
+
+    /// Notes that a worker's training of a path stood still.
+    pub(crate) fn stands_still(&mut self, path: PathId, worker: &ProcessId) {
+        self.of.entry(path).or_default().stood_still.add(worker);
     }
 
     /// Notes that workers with a token have contributed to the run.
@@ -65,70 +77,72 @@ impl Troubles {
         }
     }
 
-    /// Notes that a worker's training of a path stood still.
-    pub(crate) fn stands_still(&mut self, path: PathId, worker: &ProcessId) {
-        self.stood_still.entry(path).or_default().add(worker);
-    }
-
     /// Forgets a path's workers: a lease of it is complete, or nobody trains it any more.
     pub(crate) fn forget(&mut self, path: PathId) {
-        self.failed.remove(&path);
-        self.stood_still.remove(&path);
-        self.since.remove(&path);
+        self.of.remove(&path);
     }
 
     /// The paths that have had enough of a worker.
     pub(crate) fn paths(&self) -> impl Iterator<Item = PathId> + '_ {
-        self.failed.keys().chain(self.stood_still.keys()).copied()
+        self.of.keys().copied()
     }
 
     /// Names of the workers for which the training of a path failed.
     pub(crate) fn failed(&self, path: PathId) -> Vec<String> {
-        self.failed
-            .get(&path)
-            .into_iter()
-            .flat_map(|workers| &workers.0)
-            .map(|(_, name)| name.clone())
-            .collect()
+        let workers = self.of.get(&path).into_iter().flat_map(|troubles| &troubles.failed.0);
+        workers.map(|(_, name)| name.clone()).collect()
     }
 
     /// How many accounts say that a path's training fails. While another token can try, all workers with one token are one
     /// account. A token that has contributed and is not connected has `patience` for it, from the first failure on: its
     /// workers may have lost the coordinator, and a liar may have found it first.
     pub(crate) fn accounts(&self, now: Duration, patience: Duration, path: PathId, known: &Holders) -> usize {
-        let Some(failed) = self.failed.get(&path) else { return 0 };
-        let patient = self.since.get(&path).is_some_and(|since| now < since.saturating_add(patience));
-        let may_come = patient && self.contributors.iter().any(|token| !self.has_token(path, token));
-        if may_come || self.another_token(path, known) { failed.tokens() } else { failed.0.len() }
+        let Some(troubles) = self.of.get(&path) else { return 0 };
+        let patient = troubles.since.is_some_and(|since| now < since.saturating_add(patience));
+        let may_come = patient && self.contributors.iter().any(|token| !troubles.has_token(token));
+        let failed = &troubles.failed;
+        if may_come || troubles.another_token(known) { failed.tokens() } else { failed.0.len() }
     }
 
     /// True if a worker is known that can still try a path.
     pub(crate) fn others_can_try(&self, path: PathId, known: &Holders) -> bool {
-        self.another_token(path, known) || known.known().any(|worker| !self.has_worker(path, worker))
+        match self.of.get(&path) {
+            Some(troubles) => troubles.another_token(known) || troubles.another_worker(known),
+            None => known.known().next().is_some(),
+        }
     }
 
     /// True if a worker leaves a path to others: the path has had enough of it, and others can try.
     pub(crate) fn leaves_to_others(&self, path: PathId, worker: &ProcessId, known: &Holders) -> bool {
-        self.has_token(path, &worker.token)
-            && (self.another_token(path, known)
-                || self.has_worker(path, worker) && self.others_can_try(path, known))
+        self.of.get(&path).is_some_and(|troubles| {
+            troubles.has_token(&worker.token)
+                && (troubles.another_token(known)
+                    || troubles.has_worker(worker) && troubles.another_worker(known))
+        })
+    }
+}
+
+impl PathTroubles {
+    fn workers(&self) -> [&Workers; 2] {
+        [&self.failed, &self.stood_still]
+    }
+
+    fn has_token(&self, token: &str) -> bool {
+        self.workers().iter().any(|workers| workers.of_token(token).next().is_some())
+    }
+
+    fn has_worker(&self, worker: &ProcessId) -> bool {
+        self.workers().iter().any(|workers| workers.0.contains(&key(worker)))
     }
 
     /// True if a known token has no worker of which the path has had enough.
-    fn another_token(&self, path: PathId, known: &Holders) -> bool {
-        known.each_token().any(|token| !self.has_token(path, token))
+    fn another_token(&self, known: &Holders) -> bool {
+        known.each_token().any(|token| !self.has_token(token))
     }
 
-    fn of(&self, path: PathId) -> impl Iterator<Item = &Workers> {
-        self.failed.get(&path).into_iter().chain(self.stood_still.get(&path))
-    }
-
-    fn has_token(&self, path: PathId, token: &str) -> bool {
-        self.of(path).any(|workers| workers.of_token(token).next().is_some())
-    }
-
-    fn has_worker(&self, path: PathId, worker: &ProcessId) -> bool {
-        self.of(path).any(|workers| workers.0.contains(&key(worker)))
+    /// True if the path has not had enough of a known worker.
+    fn another_worker(&self, known: &Holders) -> bool {
+        known.known().any(|worker| !self.has_worker(worker))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The client side of a connection: a worker's or synchronizer's session with the coordinator, and a worker's transfers.
 
+mod backoff;
 mod error;
 mod links;
 mod pace;

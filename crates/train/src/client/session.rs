@@ -10,13 +10,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::blocking::blocking;
+use crate::client::backoff::Backoff;
 use crate::client::{ClientError, TokenSource};
 use dipaco_protocol::WorkerPlan;
 use dipaco_protocol::{GrantedLease, RUN_COMPLETE, Request, Response};
 
-/// First pause before connecting again. The pause doubles up to [`LONGEST_PAUSE`].
-pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
-pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Time that a request without a payload may take.
 pub const SHORT_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time that the release of leases may take at the end. Without the release the leases end at their deadlines.
@@ -274,7 +272,7 @@ async fn connect(
 ) -> Result<Connected, ClientError> {
     let begun = Instant::now();
     let mut token = identity.token.clone();
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = Backoff::default();
     loop {
         let attempt = async {
             let client = Client::connect_to(service, &token, identity.clock.now(), Limits::default()).await?;
@@ -304,21 +302,16 @@ async fn connect(
             }
             Ok((_, Response::Refused { reason })) => return Err(ClientError::Refused { reason }),
             Ok(_) => return Err(ClientError::UnexpectedAnswer { request: "hello" }),
-            Err(error) if transient(&error) && begun.elapsed() + pause < identity.patience => {
+            Err(error) if transient(&error) && begun.elapsed() + backoff.next() < identity.patience => {
                 tracing::info!(%error, "the coordinator can't be reached; trying again");
                 if service == Service::Coordinator
                     && let Some(newer) = newer_token(identity, &token, cancel).await?
                 {
                     tracing::info!(addresses = ?newer.addresses, "the token has been written again");
                     token = newer;
-                    pause = FIRST_PAUSE;
+                    backoff = Backoff::default();
                 }
-                tokio::select! {
-                    // Nothing announces that the coordinator is back, so the next attempt waits a fixed pause.
-                    () = tokio::time::sleep(pause) => {}
-                    () = cancel.cancelled() => return Err(ClientError::cancelled()),
-                }
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                backoff.pause(cancel.cancelled()).await?;
             }
             Err(error) if transient(&error) && service == Service::Coordinator => {
                 let seconds = identity.patience.as_secs();

@@ -17,10 +17,11 @@ use tokio::time::Instant;
 
 use crate::blocking::blocking;
 use crate::client::ClientError;
+use crate::client::backoff::Backoff;
 use crate::client::links::{LinkedObject, Links};
 use crate::client::pace::Pace;
 use crate::client::routes::{Routes, needs_the_coordinator};
-use crate::client::session::{FIRST_PAUSE, LONG_CALL_TIMEOUT, LONGEST_PAUSE, Session};
+use crate::client::session::{LONG_CALL_TIMEOUT, Session};
 use dipaco_protocol::{
     ContentDigest, FetchSource, LeaseResult, PIECE_BYTES, PIECES_AT_ONCE, Request, Response,
 };
@@ -299,19 +300,14 @@ impl Transfer {
         .await?;
         let coordinator = self.routes.coordinator().clone();
         let to_coordinator = UploadTarget { session: coordinator, lease, item, digest };
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::default();
         loop {
             let reason = match self.upload_once(&to_coordinator, &content).await {
                 Err(ClientError::NoRoom { reason }) => reason,
                 uploaded => return uploaded,
             };
             tracing::warn!(path = %lease.path, item = item.name(), reason, "a result is sent again");
-            tokio::select! {
-                // Nothing announces that there is room, so the next attempt waits a fixed pause.
-                () = tokio::time::sleep(pause) => {}
-                () = self.routes.coordinator().cancelled() => return Err(ClientError::cancelled()),
-            }
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            backoff.pause(self.routes.coordinator().cancelled()).await?;
         }
     }
 

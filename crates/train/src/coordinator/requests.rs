@@ -75,10 +75,6 @@ impl RequestHandler for CoordinatorRequests {
         &self.revocations
     }
 
-    fn reception(&self) -> &Arc<Reception> {
-        &self.reception
-    }
-
     /// Ends the waits of synchronizers for orders: their answers name the revoked tokens.
     fn revocations_changed(&self) {
         self.notify_synchronizers();

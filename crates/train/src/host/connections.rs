@@ -29,9 +29,6 @@ pub(crate) trait RequestHandler: ResultReceiver {
     /// Tokens that are no longer valid.
     fn revocations(&self) -> &Revocations;
 
-    /// What the connections of this process share.
-    fn reception(&self) -> &Arc<Reception>;
-
     /// Called when the names of revoked tokens have changed.
     fn revocations_changed(&self) {}
 
@@ -255,7 +252,7 @@ async fn answer<H: RequestHandler>(
     host: &Arc<H>,
     peer: &Peer,
     pieces: &Semaphore,
-    reception: &Arc<Reception>,
+    reception: &Reception,
 ) -> Result<Answered, H::Error> {
     let request = match exchange.request::<Request>().await {
         Ok(request) => request,
@@ -284,7 +281,7 @@ async fn answer<H: RequestHandler>(
     let (response, payload) = match request {
         Request::Submit { lease, item, digest, offset } => {
             let piece = UploadedPiece { claim: peer.claim(lease), item, digest, offset };
-            match results::receive(&mut exchange, host, peer, piece, reception).await? {
+            match results::receive(&mut exchange, host, peer, piece).await? {
                 Some(response) => (response, None),
                 None => return Ok(Answered::Yes),
             }

@@ -31,6 +31,9 @@ pub(crate) trait ResultReceiver: Send + Sync + 'static {
     /// Collects and checks the results.
     fn intake(&self) -> &Arc<ResultIntake>;
 
+    /// What the connections of this process share.
+    fn reception(&self) -> &Arc<Reception>;
+
     /// Returns whether a lease is out and asks for the result of a piece. Asked once for each upload.
     fn admit(&self, piece: &UploadedPiece) -> impl Future<Output = Result<Admission, Self::Error>> + Send;
 
@@ -62,7 +65,6 @@ pub(crate) async fn receive<R: ResultReceiver>(
     host: &Arc<R>,
     peer: &Peer,
     piece: UploadedPiece,
-    reception: &Arc<Reception>,
 ) -> Result<Option<Response>, R::Error> {
     if peer.role == Role::Synchronizer {
         return Ok(Some(Response::Refused { reason: OTHER_ROLE.to_owned() }));
@@ -82,8 +84,8 @@ pub(crate) async fn receive<R: ResultReceiver>(
         },
     };
     // A task of its own, which goes on when the connection breaks: a result that is stored must also be recorded.
-    let (host, reception) = (host.clone(), reception.clone());
-    let accepted = tokio::spawn(async move { accept(&*host, piece, payload, &reception).await });
+    let host = host.clone();
+    let accepted = tokio::spawn(async move { accept(&*host, piece, payload).await });
     Ok(Some(joined(accepted.await)??))
 }
 
@@ -92,7 +94,6 @@ async fn accept<R: ResultReceiver>(
     host: &R,
     piece: UploadedPiece,
     payload: Bytes,
-    reception: &Reception,
 ) -> Result<Response, R::Error> {
     let intake = host.intake();
     // After the payload has arrived: until then the lease may have ended, and its uploads with it.
@@ -119,7 +120,7 @@ async fn accept<R: ResultReceiver>(
     let response = match intake.check_and_store(upload.admitted.to, &piece, &complete).await? {
         Storing::Stored(stored) => host.record(&upload, stored).await?,
         Storing::Refused(reason) => {
-            if reception.may_log(&piece.claim.worker) {
+            if host.reception().may_log(&piece.claim.worker) {
                 tracing::warn!(worker = piece.claim.worker.name, reason, "a result is refused");
             }
             Response::Refused { reason }

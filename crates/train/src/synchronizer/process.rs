@@ -258,6 +258,10 @@ impl ResultReceiver for SynchronizerProcess {
         &self.intake
     }
 
+    fn reception(&self) -> &Arc<Reception> {
+        &self.reception
+    }
+
     async fn admit(&self, piece: &UploadedPiece) -> Result<Admission, SynchronizerError> {
         let UploadedPiece { claim, item, digest, .. } = piece.clone();
         Ok(match self.ask_coordinator(&Request::Expected { claim, item, digest }).await? {
@@ -277,10 +281,6 @@ impl ResultReceiver for SynchronizerProcess {
 impl RequestHandler for SynchronizerProcess {
     fn revocations(&self) -> &Revocations {
         &self.revocations
-    }
-
-    fn reception(&self) -> &Arc<Reception> {
-        &self.reception
     }
 
     async fn welcome(&self, _: &Peer, _: bool) -> Result<Answer, SynchronizerError> {

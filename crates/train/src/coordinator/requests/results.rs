@@ -12,7 +12,8 @@ use dipaco_telemetry::Event;
 use super::CoordinatorRequests;
 use crate::coordinator::error::CoordinatorError;
 use crate::host::{
-    Admission, AdmittedUpload, Answer, ResultIntake, ResultReceiver, Upload, UploadedPiece, refused,
+    Admission, AdmittedUpload, Answer, Reception, ResultIntake, ResultReceiver, Upload, UploadedPiece,
+    refused,
 };
 use dipaco_protocol::{ContentDigest, LeaseReport, LeaseResult, Response};
 
@@ -21,6 +22,10 @@ impl ResultReceiver for CoordinatorRequests {
 
     fn intake(&self) -> &Arc<ResultIntake> {
         &self.intake
+    }
+
+    fn reception(&self) -> &Arc<Reception> {
+        &self.reception
     }
 
     async fn admit(&self, piece: &UploadedPiece) -> Result<Admission, CoordinatorError> {

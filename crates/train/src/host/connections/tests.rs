@@ -22,22 +22,22 @@ struct Buggy {
     revocations: Revocations,
     reception: Arc<Reception>,
     /// Hears of the beginning and of the end of each request that gets no answer, and of peers that have left.
-    told: mpsc::UnboundedSender<&'static str>,
+    told: mpsc::Sender<&'static str>,
 }
 
 impl Buggy {
-    fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<&'static str>) {
-        let (told, heard) = mpsc::unbounded_channel();
+    fn new() -> (Arc<Self>, mpsc::Receiver<&'static str>) {
+        let (told, heard) = mpsc::channel(64);
         (Arc::new(Self { revocations: Revocations::told(), reception: Arc::default(), told }), heard)
     }
 }
 
 /// Tells of the end of a request, dropped or not.
-struct Unanswered(mpsc::UnboundedSender<&'static str>);
+struct Unanswered(mpsc::Sender<&'static str>);
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        self.0.send("ended").unwrap();
+        self.0.try_send("ended").unwrap();
     }
 }
 
@@ -56,6 +56,10 @@ impl ResultReceiver for Buggy {
         unreachable!("this host takes no results")
     }
 
+    fn reception(&self) -> &Arc<Reception> {
+        &self.reception
+    }
+
     async fn admit(&self, _: &UploadedPiece) -> Result<Admission, BuggyError> {
         unreachable!("this host takes no results")
     }
@@ -70,10 +74,6 @@ impl RequestHandler for Buggy {
         &self.revocations
     }
 
-    fn reception(&self) -> &Arc<Reception> {
-        &self.reception
-    }
-
     async fn welcome(&self, _: &Peer, _: bool) -> Result<Answer, BuggyError> {
         Ok((Response::Done, None))
     }
@@ -81,7 +81,7 @@ impl RequestHandler for Buggy {
     async fn answer(self: &Arc<Self>, _: &Peer, request: Request) -> Result<Answer, BuggyError> {
         assert!(request != Request::Release, "the bug of this test");
         if matches!(request, Request::Lease { wait_ms: 1.., .. }) {
-            self.told.send("begun").unwrap();
+            self.told.try_send("begun").unwrap();
             let _ended = Unanswered(self.told.clone());
             std::future::pending::<()>().await;
         }
@@ -93,7 +93,7 @@ impl RequestHandler for Buggy {
     }
 
     async fn left(&self, _: &Peer, _: String) -> Result<(), BuggyError> {
-        let _ = self.told.send("left");
+        let _ = self.told.try_send("left");
         Ok(())
     }
 }

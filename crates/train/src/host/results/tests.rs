@@ -12,6 +12,7 @@ use super::*;
 /// A process whose leases expect every result.
 struct Host {
     intake: Arc<ResultIntake>,
+    reception: Arc<Reception>,
     /// True if each lease ends while its first upload is admitted.
     ends: AtomicBool,
 }
@@ -21,6 +22,10 @@ impl ResultReceiver for Host {
 
     fn intake(&self) -> &Arc<ResultIntake> {
         &self.intake
+    }
+
+    fn reception(&self) -> &Arc<Reception> {
+        &self.reception
     }
 
     async fn admit(&self, piece: &UploadedPiece) -> Result<Admission, HostError> {
@@ -56,7 +61,7 @@ fn host(configure: impl FnOnce(&mut RunConfig)) -> Host {
         gradients: VerifiedGradients::default(),
         modules: None,
     };
-    Host { intake: Arc::new(intake), ends: AtomicBool::new(false) }
+    Host { intake: Arc::new(intake), reception: Arc::default(), ends: AtomicBool::new(false) }
 }
 
 /// The first piece of a path's state of `bytes` bytes.
@@ -71,11 +76,10 @@ fn state(bytes: u64) -> UploadedPiece {
 async fn an_upload_that_begins_after_the_end_of_its_lease_does_not_stay() {
     let host = host(|_| ());
     let (piece, payload) = (state(2 * PIECE_BYTES), Bytes::from(vec![0; PIECE_BYTES as usize]));
-    let reception = Reception::default();
     for ends in [false, true] {
         host.ends.store(ends, Ordering::Relaxed);
         host.intake.uploads.retain(|_| false);
-        let answer = accept(&host, piece.clone(), payload.clone(), &reception).await.unwrap();
+        let answer = accept(&host, piece.clone(), payload.clone()).await.unwrap();
         assert_eq!(matches!(answer, Response::Lost { .. }), ends, "{answer:?}");
         assert_eq!(host.intake.uploads.find(&piece).is_err(), ends);
     }
