@@ -40,8 +40,7 @@ pub use origin::Origin;
 pub use paths_per_round::PathsPerRound;
 pub use pretrained::Pretrained;
 pub use run_config::{
-    Numerics, OuterConfig, RunConfig, RunSection, ScheduleAtPhase, SeedConfig, TrainConfig,
-    TransformerRouterConfig,
+    OuterConfig, RunConfig, RunSection, ScheduleAtPhase, SeedConfig, TrainConfig, TransformerRouterConfig,
 };
 pub use write::reference;
 

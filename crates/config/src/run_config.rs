@@ -9,7 +9,7 @@ use dipaco_optim::{AdamWConfig, Optimizer, ScheduleConfig};
 use dipaco_routing::RouterConfig;
 use dipaco_settings::{EvaluationConfig, ServeConfig};
 use dipaco_shards::PrepareConfig;
-use dipaco_sync::SyncConfig;
+use dipaco_sync::{Numerics, SyncConfig};
 use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 use serde::{Deserialize, Serialize};
 
@@ -350,15 +350,4 @@ impl TrainConfig {
             ..self.clone()
         }
     }
-}
-
-/// Whether all workers must compute the same bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Numerics {
-    /// A worker whose device computes other bits than that of the first worker is refused.
-    #[default]
-    Same,
-    /// Every device may join. The event file names the fingerprint of each worker's device.
-    Any,
 }

@@ -4,6 +4,8 @@ use dipaco_sync::{FoldError, LeaseError, OutOfProportion, ProgressError};
 use dipaco_topology::PathId;
 use thiserror::Error;
 
+use crate::OtherNumerics;
+
 /// An error of the ledger. It ends the coordinator, except for [`LedgerError::NotAtBoundary`].
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -97,6 +99,9 @@ pub enum ResultError {
         /// Inner steps of the path after which the lease makes it.
         to: u64,
     },
+    /// The device of its worker may not train with those whose results count.
+    #[error(transparent)]
+    OtherNumerics(#[from] OtherNumerics),
     /// The norm is far larger than those of the contributions that count.
     #[error(transparent)]
     OutOfProportion(#[from] OutOfProportion),

@@ -20,6 +20,7 @@ use crate::{
 mod checkpoints;
 mod completion;
 mod grants;
+mod numerics;
 mod order_builder;
 mod outer_steps;
 mod phases;
@@ -29,6 +30,7 @@ mod results;
 use checkpoints::Checkpoints;
 pub use checkpoints::NewCheckpoint;
 pub use completion::LeaseCompletion;
+pub use numerics::OtherNumerics;
 pub use outer_steps::{Orders, ReducedGradient, StepRecording};
 pub use phases::{PhaseBoundary, check_shards};
 pub use quarantine::{FailureDecision, TrainingFailure};

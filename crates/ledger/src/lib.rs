@@ -26,9 +26,9 @@ pub use error::{LedgerError, ResultError};
 pub use granted_lease::{CompletedLease, FragmentWeights, GrantedLease, WeightChange};
 pub use lease_result::{LeaseReport, LeaseResult};
 pub use ledger::{
-    ExpectedResult, FailureDecision, LeaseCompletion, Ledger, NewCheckpoint, Orders, PendingWrite,
-    PhaseBoundary, Recording, ReducedGradient, SavedCheckpoint, StepRecording, StoredResult, StoredRun,
-    TrainingFailure, check_shards,
+    ExpectedResult, FailureDecision, LeaseCompletion, Ledger, NewCheckpoint, Orders, OtherNumerics,
+    PendingWrite, PhaseBoundary, Recording, ReducedGradient, SavedCheckpoint, StepRecording, StoredResult,
+    StoredRun, TrainingFailure, check_shards,
 };
 pub use object::ObjectRef;
 pub use orders::{MergeInput, OuterStepDone, OuterStepOrder};

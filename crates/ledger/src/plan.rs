@@ -1,6 +1,6 @@
 //! Settings of a run that the ledger needs.
 
-use dipaco_sync::{LeaseLimits, Rescale, Schedule, Scheme, Weighting};
+use dipaco_sync::{LeaseLimits, Numerics, Rescale, Schedule, Scheme, Weighting};
 
 /// Settings of a run that the ledger needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,4 +29,6 @@ pub struct LedgerPlan {
     pub one_by_one: bool,
     /// True if the merge compares contributions, so that it needs all of them at once.
     pub compares: bool,
+    /// Devices that may train together.
+    pub numerics: Numerics,
 }

@@ -26,6 +26,7 @@ pub(crate) struct TrainingObjects {
     pub(crate) shards: Vec<ShardRecord>,
     pub(crate) fragments: BTreeMap<FragmentId, FragmentObjects>,
     pub(crate) paths: Vec<PathObjects>,
+    pub(crate) numerics: Option<String>,
 }
 
 /// The objects of a fragment. [`FragmentRecord`] describes the fields.
@@ -203,6 +204,7 @@ impl TrainingObjects {
             shards: self.shards.clone(),
             modules,
             paths: self.paths.iter().zip(&progress.paths).zip(gradients).map(path).collect(),
+            numerics: self.numerics.clone(),
         })
     }
 }
@@ -247,8 +249,9 @@ impl TrainingRecord {
             }
         }
         progress.pending.values_mut().for_each(|pending| pending.sort_unstable());
-        let Self { origin, rounds, inner_steps, boundaries, phase, shards, .. } = self;
-        let objects = TrainingObjects { origin, rounds, inner_steps, boundaries, shards, fragments, paths };
+        let Self { origin, rounds, inner_steps, boundaries, phase, shards, numerics, .. } = self;
+        let objects =
+            TrainingObjects { origin, rounds, inner_steps, boundaries, shards, fragments, paths, numerics };
         Ok(Divided { progress, phase: phase as usize, objects })
     }
 }

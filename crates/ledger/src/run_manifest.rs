@@ -167,6 +167,9 @@ pub struct TrainingRecord {
     pub modules: Vec<ModuleRecord>,
     /// All paths, in order.
     pub paths: Vec<PathRecord>,
+    /// Fingerprint of the arithmetic of the first device whose outer gradient counts; absent before that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numerics: Option<String>,
 }
 
 /// The training data of a path.

@@ -9,7 +9,7 @@ use dipaco_ledger::{
     GradientRecord, KeptVersion, Ledger, LedgerError, LedgerPlan, ModuleRecord, ObjectRef, PathRecord,
     RunManifest, ShardRecord, StoredRun, TrainingRecord,
 };
-use dipaco_sync::{LeaseLimits, Rescale, Schedule, Scheme, Weighting};
+use dipaco_sync::{LeaseLimits, Numerics, Rescale, Schedule, Scheme, Weighting};
 use dipaco_topology::{ModuleId, Topology, TopologyConfig};
 
 fn topology() -> Topology {
@@ -30,6 +30,7 @@ fn plan() -> LedgerPlan {
         guard: 10.0,
         one_by_one: false,
         compares: false,
+        numerics: Numerics::Same,
     }
 }
 
@@ -53,7 +54,14 @@ fn training() -> TrainingRecord {
         last: Some(best.clone()),
         contributors: BTreeMap::from([(
             "token".into(),
-            ContributorRecord { gradients: 1, first_step: 3, last_step: 6, tokens: 30, by_fragment: vec![1] },
+            ContributorRecord {
+                gradients: 1,
+                first_step: 3,
+                last_step: 6,
+                tokens: 30,
+                by_fragment: vec![1],
+                numerics: ["device".to_owned()].into(),
+            },
         )]),
         ..PathRecord::default()
     };
@@ -91,6 +99,7 @@ fn training() -> TrainingRecord {
         shards: vec![shard(0), shard(1)],
         modules: vec![ModuleRecord { module, fragments: vec![fragment] }],
         paths: vec![PathRecord { gradients: vec![gradient], ..path(6, 2) }, path(3, 1)],
+        numerics: Some("device".into()),
     }
 }
 

@@ -121,6 +121,7 @@ mod tests {
             shards: Vec::new(),
             modules: Vec::new(),
             paths: steps.iter().map(path).collect(),
+            numerics: None,
         }
     }
 

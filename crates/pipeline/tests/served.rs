@@ -59,6 +59,7 @@ impl TrainedRun {
             shards: Vec::new(),
             modules,
             paths: vec![path; topology.paths() as usize],
+            numerics: None,
         };
         let manifest = RunManifest { training: Some(training), ..RunManifest::new("run".to_owned()) };
         store.replace(&manifest, ManifestSequence::NONE).await.unwrap();

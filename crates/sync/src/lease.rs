@@ -73,6 +73,8 @@ pub struct Lease {
     pub secret: LeaseSecret,
     /// The worker.
     pub worker: ProcessId,
+    /// Fingerprint of the arithmetic of the worker's device.
+    pub numerics: String,
     /// The worker to which the path changes hands: the lease must upload the path's state for it.
     pub hands_over: Option<ProcessId>,
     /// True if the worker has more paths than it keeps states of. It would drop the state before the path's next lease, so

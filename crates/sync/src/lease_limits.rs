@@ -47,4 +47,6 @@ pub struct LeaseRequest<'a> {
     pub held: &'a [PathId],
     /// Secret of the lease: random bits.
     pub secret: LeaseSecret,
+    /// Fingerprint of the arithmetic of the worker's device.
+    pub numerics: &'a str,
 }

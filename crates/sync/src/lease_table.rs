@@ -196,6 +196,7 @@ mod tests {
             sends: Vec::new(),
             secret: LeaseSecret::default(),
             worker: ProcessId { token, ..ProcessId::local(&format!("worker {worker}")) },
+            numerics: String::new(),
             hands_over: fence.is_multiple_of(3).then(|| ProcessId::local("another")),
             crowded: false,
             since: Duration::ZERO,

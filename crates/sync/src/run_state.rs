@@ -9,6 +9,7 @@ use crate::fragment_id::fragment_ids_of;
 use crate::holders::Holders;
 use crate::lease_table::LeaseTable;
 use crate::places::Places;
+use crate::quorums::Quorums;
 use crate::ready::Ready;
 use crate::sampling::Sampling;
 use crate::sent_counts::SentCounts;
@@ -30,7 +31,6 @@ mod quarantine;
 mod tasks;
 mod token_limits;
 
-use outer_steps::Gathering;
 pub use quarantine::FailedTraining;
 
 /// Settings of a run that the core needs.
@@ -126,8 +126,8 @@ pub struct RunState {
     /// Each path's last completed lease. It tells a retry from the worker of a lost lease.
     committed: BTreeMap<PathId, LeaseClaim>,
     next_fence: u64,
-    /// Times at which the quorum of a fragment's next outer step began to gather and was complete.
-    gathering: BTreeMap<FragmentId, Gathering>,
+    /// The quorums of the fragments' next outer steps.
+    quorums: Quorums,
     /// Time at which each fragment's last outer step was due.
     stepped_at: BTreeMap<FragmentId, Duration>,
     grace: Grace,
@@ -187,7 +187,7 @@ impl RunState {
             followed: BTreeMap::new(),
             committed: BTreeMap::new(),
             next_fence: u64::from(incarnation) << 32,
-            gathering: BTreeMap::new(),
+            quorums: Quorums::default(),
             stepped_at: BTreeMap::new(),
             grace,
             speeds: Speeds::default(),
@@ -206,6 +206,7 @@ impl RunState {
             looks: std::cell::Cell::default(),
         };
         rounds.look_at_all();
+        rounds.look_at_quorums();
         Ok(rounds)
     }
 
@@ -261,6 +262,10 @@ impl RunState {
         let end = self.end();
         if from < end && to >= end {
             self.places.ends_phase(self.topology.modules_of(path));
+            // No quorum waits for the path any more.
+            for fragment in self.fragment_ids_of(path) {
+                self.quorums.changes(fragment);
+            }
         }
         let total = self.plan.schedule.total();
         let finished = if from < total && to == total {
@@ -376,6 +381,14 @@ impl RunState {
         let end = self.end();
         self.places.begin_phase(&self.topology, &self.progress.paths, end);
         self.look_at_all();
+        self.look_at_quorums();
+    }
+
+    /// Notes that all quorums may have changed.
+    fn look_at_quorums(&mut self) {
+        for &fragment in self.progress.pending.keys() {
+            self.quorums.changes(fragment);
+        }
     }
 
     /// Binds a path to the workers that hold its newest state, or frees it. While such a worker is alive, no other

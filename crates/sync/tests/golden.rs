@@ -59,7 +59,8 @@ impl Replicas {
     fn run(mut self, inner: impl Fn(PathId, u64) -> f32) -> Vec<Vec<f32>> {
         loop {
             let worker = ProcessId::local("w");
-            let request = LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default() };
+            let request =
+                LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default(), numerics: "" };
             let lease = match self.rounds.grant(Duration::ZERO, &request) {
                 Grant::Lease(lease) => *lease,
                 Grant::Finished => return self.history,

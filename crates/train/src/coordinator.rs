@@ -3,6 +3,7 @@
 
 mod contributions;
 mod error;
+mod leftovers;
 mod live;
 mod manifest_writer;
 mod recover;
@@ -40,6 +41,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::coordinator::leftovers::Leftovers;
 use crate::coordinator::manifest_writer::ManifestWriter;
 use crate::coordinator::requests::{CoordinatorRequests, WaitingRequests};
 use crate::coordinator::run_progress::RunProgress;
@@ -63,9 +65,6 @@ pub type Rerouting =
 
 /// Takes the source of the present state of a coordinator that has taken its run over.
 pub type Observe = Box<dyn FnOnce(LiveSource) + Send>;
-
-/// Age from which on an unfinished write is a leftover of a process that is gone.
-const LEFTOVER: Duration = Duration::from_secs(3600);
 
 /// Settings of a coordinator.
 pub struct CoordinatorOptions {
@@ -129,7 +128,7 @@ pub async fn coordinate(
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, CoordinatorError> {
     let observe = options.observe.take();
-    let RunningCoordinator { requests, synchronizer, writer, reroute, steps_before } =
+    let RunningCoordinator { requests, synchronizer, writer, leftovers, reroute, steps_before } =
         RunningCoordinator::take_over(options).await?;
     if let Some(observe) = observe {
         observe(live::source(&requests, server.traffic_source()));
@@ -145,6 +144,7 @@ pub async fn coordinate(
         result = &mut accepting => result.map(|()| Ended::Stopped),
         result = lead_phases(&requests, reroute.as_ref()) => result,
         () = writer_ends(requests.written.clone()) => Err(CoordinatorError::Stopped),
+        never = leftovers.keep_removing() => match never {},
         () = cancel.cancelled() => Ok(Ended::Stopped),
     };
     let ended = match ended {
@@ -192,6 +192,7 @@ struct RunningCoordinator {
     /// Takes the outer steps of modules that no other process owns.
     synchronizer: Synchronizer,
     writer: WriterTask,
+    leftovers: Leftovers,
     reroute: Option<Reroute>,
     /// Inner steps that all paths together had taken before.
     steps_before: u64,
@@ -214,10 +215,8 @@ impl RunningCoordinator {
             observe: _,
         } = options;
         let begun = Instant::now();
-        let leftovers = store.sweep(clock.now() - LEFTOVER).await?;
-        if leftovers > 0 {
-            tracing::info!(leftovers, "unfinished writes of earlier processes were removed from the store");
-        }
+        let leftovers = Leftovers { store: store.clone(), clock: clock.clone() };
+        leftovers.remove().await?;
         let topology = Topology::new(&config.topology, config.model.blocks)?;
         let plan = WorkerPlan::new(&config);
         let to_write = Arc::new(Notify::new());
@@ -267,7 +266,7 @@ impl RunningCoordinator {
             started: begun,
             progress: Arc::new(progress),
         });
-        Ok(Self { requests, synchronizer, writer, reroute, steps_before })
+        Ok(Self { requests, synchronizer, writer, leftovers, reroute, steps_before })
     }
 }
 

@@ -220,6 +220,7 @@ mod tests {
             shards: Vec::new(),
             modules: Vec::new(),
             paths,
+            numerics: None,
         };
         let mut manifest = RunManifest { seed: Some(seed), ..RunManifest::new("run".to_owned()) };
         assert!(matches!(check_finished(&manifest), Err(ExtensionError::NotTrained)));

@@ -7,13 +7,13 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use dipaco_codec::{Compression, encode};
-use dipaco_config::Numerics;
 use dipaco_model::{level_specs, parameters};
 use dipaco_net::{Client, Limits, NetError};
+use dipaco_path::TrainDevice;
 use dipaco_protocol::{
     ContentDigest, FetchSource, GrantedLease, LeaseReport, LeaseResult, Request, Response,
 };
-use dipaco_sync::FragmentId;
+use dipaco_sync::{FragmentId, Numerics};
 use dipaco_telemetry::Events;
 use dipaco_topology::{ModuleId, PathId, Topology};
 use dipaco_train::{Revocations, TrainError, WorkerError, coordinate, work};
@@ -197,9 +197,46 @@ async fn a_revoked_token_loses_its_connection_and_its_lease() {
     assert_eq!(worker.await.unwrap().unwrap().leases, 4 * 3);
 }
 
+/// Fingerprint of a device that computes other bits.
+const OTHER: &str = "cpu-0123456789abcdef";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_device_that_contributes_decides_and_not_the_first_that_joins() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let forger = Puppet::silent(&token).await.with_numerics(OTHER);
+    let answer = forger.hello("forger", dipaco_train::BUILD).await;
+    assert!(matches!(answer, Response::Welcome { .. }), "{answer:?}");
+    let forged = forger.lease().await;
+    let worker = run.spawn_worker(&token, "worker");
+    // It waits for further leases until the worker has contributed.
+    let reason = loop {
+        match forger.ask(&Request::Lease { held: Vec::new(), wait_ms: 15_000 }, None).await.unwrap().0 {
+            Response::Refused { reason } => break reason,
+            Response::Lease(_) | Response::Wait { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(reason.contains(OTHER) && reason.contains("train.numerics"), "{reason}");
+    let item = LeaseResult::OuterGradient {
+        fragment: forged.sends[0].fragment,
+        number: forged.sends[0].number,
+        tokens: 1,
+    };
+    let late =
+        refusal(submit(&forger, &forged, item, encode(&[1.0], Compression::F32).unwrap().into()).await);
+    assert_eq!(late, reason);
+    let again = Puppet::silent(&token).await.with_numerics(OTHER);
+    assert_eq!(refusal(again.hello("again", dipaco_train::BUILD).await), reason);
+    forger.ask(&Request::Release, None).await.unwrap();
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_that_compute_other_bits_are_refused_or_recorded() {
-    for (numerics, joins) in [(Numerics::Same, false), (Numerics::Any, true)] {
+    let own = dipaco_path::numerics(&TrainDevice::Cpu).unwrap();
+    for (numerics, joins) in [(Numerics::Only(own), false), (Numerics::Any, true)] {
         let mut config = config();
         config.train.numerics = numerics;
         let run = Run::seeded(config).await;
@@ -207,7 +244,7 @@ async fn workers_that_compute_other_bits_are_refused_or_recorded() {
         let file = run.folder.path().join("metrics.jsonl");
         let (coordinator, token) = run.coordinator(Events::create(&file).unwrap(), stop.clone()).await;
         let _first = Puppet::welcome(&token, "first").await;
-        let other = Puppet::silent(&token).await.with_numerics("cpu-0123456789abcdef");
+        let other = Puppet::silent(&token).await.with_numerics(OTHER);
         match other.hello("other", dipaco_train::BUILD).await {
             Response::Refused { reason } => {
                 assert!(!joins && reason.contains("train.numerics"), "{reason}");
@@ -217,6 +254,6 @@ async fn workers_that_compute_other_bits_are_refused_or_recorded() {
         stop.cancel();
         coordinator.await.unwrap().unwrap();
         let events = std::fs::read_to_string(file).unwrap();
-        assert_eq!(events.contains("cpu-0123456789abcdef"), joins, "{events}");
+        assert_eq!(events.contains(OTHER), joins, "{events}");
     }
 }

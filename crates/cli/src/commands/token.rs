@@ -161,6 +161,7 @@ fn describe(found: &TokenContributions, run: &RunDirectory) -> String {
         ("outer gradients", right),
         ("tokens", right),
         ("fragments", Align::Left),
+        ("devices", Align::Left),
     ]);
     for path in paths {
         let fragments = path.fragments.iter().map(|of| format!("{}/{}", of.module, of.fragment));
@@ -170,6 +171,7 @@ fn describe(found: &TokenContributions, run: &RunDirectory) -> String {
             human::integer(path.outer_gradients),
             human::integer(path.tokens),
             fragments.collect::<Vec<_>>().join(" "),
+            path.numerics.join(" "),
         ]);
     }
     let run = run.root().display();

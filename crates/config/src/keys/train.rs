@@ -81,10 +81,11 @@ pub(super) const KEYS: &[KeyDoc] = &[
     ),
     free(
         "train.numerics",
-        "\"same\" or \"any\"",
-        "Devices that may train together. \"same\" refuses a worker whose device computes other bits than that of the first \
-         worker, so that a repeated lease has the same result. \"any\" takes every device, such as processors of several \
-         makers, and records the fingerprint of each in the event file. The run is then as good, but no run repeats its bits.",
+        "\"same\", \"any\" or a fingerprint",
+        "Devices that may train together, by the fingerprint of their arithmetic (`dipaco doctor` prints it). \"same\" takes \
+         those with the fingerprint of the first device whose outer gradient counts, so that a repeated lease has the same \
+         result. A fingerprint takes no others from the start. \"any\" takes every device, such as processors of several \
+         makers. The run is then as good, but no run repeats its bits. `dipaco token contributions` lists the devices.",
     ),
     free(
         "train.standstill_seconds",

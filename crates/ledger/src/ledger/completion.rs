@@ -9,7 +9,7 @@ use dipaco_sync::{
 
 use super::Ledger;
 use super::results::{Contributor, ReceivedResult};
-use crate::{CompletedLeaseRecord, EarlyStoppingBest, LeaseReport, LeaseResult, LedgerError};
+use crate::{CompletedLeaseRecord, EarlyStoppingBest, LeaseReport, LeaseResult, LedgerError, OtherNumerics};
 
 /// Number of weights that the leases since a path's last state may refer to. Every lease of the path lists them all for
 /// a worker that must replay them, so this bounds its message.
@@ -33,6 +33,8 @@ pub enum LeaseCompletion {
     Closed,
     /// A result of the lease is missing.
     Incomplete(String),
+    /// The lease does not count, because its worker's device may not train with those whose results count.
+    OtherNumerics(OtherNumerics),
 }
 
 impl Ledger {
@@ -52,6 +54,11 @@ impl Ledger {
         let LeaseKey { path, fence, .. } = claim.key;
         // Cloned, because the core forgets the lease when it commits.
         let lease = self.state.check(claim).ok().cloned();
+        if let Some(lease) = &lease
+            && let Err(other) = self.check_numerics(&lease.numerics)
+        {
+            return Ok(LeaseCompletion::OtherNumerics(other));
+        }
         // Checked before the commit, which can't be taken back. The worker still has the lease and uploads the rest.
         if let Some(lease) = lease.as_ref().filter(|lease| lease.task == LeaseTask::Train)
             && let Some(missing) = self.missing_result(lease)?
@@ -131,7 +138,7 @@ impl Ledger {
         contributions: &BTreeMap<FragmentId, Contribution>,
         results: BTreeMap<LeaseResult, ReceivedResult>,
     ) -> Result<Vec<String>, LedgerError> {
-        let contributor = Contributor { token: &lease.worker.token, to: lease.to };
+        let contributor = Contributor { token: &lease.worker.token, numerics: &lease.numerics, to: lease.to };
         let mut obsolete = Vec::new();
         for (item, result) in results {
             match item {

@@ -28,6 +28,8 @@ pub struct ExpectedResult {
     to: u64,
     /// The send of an outer gradient; `None` for a state.
     send: Option<ExpectedSend>,
+    /// Fingerprint of the arithmetic of the worker's device.
+    numerics: String,
 }
 
 impl ExpectedResult {
@@ -74,6 +76,8 @@ enum Decision {
 pub(super) struct Contributor<'a> {
     /// Name of its worker's token.
     pub(super) token: &'a str,
+    /// Fingerprint of the arithmetic of its worker's device.
+    pub(super) numerics: &'a str,
     /// Inner steps of the path at the end of the lease.
     pub(super) to: u64,
 }
@@ -102,8 +106,10 @@ impl Ledger {
                 (lease.to, None)
             }
         };
+        let numerics = self.state.check(claim)?.numerics.clone();
+        self.check_numerics(&numerics)?;
         self.check_content(claim, item, hash)?;
-        Ok(ExpectedResult { claim: claim.clone(), item, hash: hash.to_owned(), to, send })
+        Ok(ExpectedResult { claim: claim.clone(), item, hash: hash.to_owned(), to, send, numerics })
     }
 
     /// Checks that a lease has no other content of a result.
@@ -154,7 +160,8 @@ impl Ledger {
         let received = ReceivedResult { object: object.clone(), tokens: item.tokens(), norm };
         match self.decide(expected, &received) {
             Ok(Decision::Counts(fragment, EarlyContribution { contribution, to })) => {
-                let contributor = Contributor { token: &claim.worker.token, to };
+                let contributor =
+                    Contributor { token: &claim.worker.token, numerics: &expected.numerics, to };
                 self.count(fragment, contribution, &received, contributor)?;
                 self.note_change(Vec::new());
             }
@@ -190,7 +197,7 @@ impl Ledger {
         expected: &ExpectedResult,
         received: &ReceivedResult,
     ) -> Result<Decision, ResultError> {
-        let ExpectedResult { claim, item, hash, send, .. } = expected;
+        let ExpectedResult { claim, item, hash, send, numerics, to: _ } = expected;
         let LeaseKey { path, fence, .. } = claim.key;
         let item = *item;
         if received.object.hash != *hash {
@@ -199,6 +206,7 @@ impl Ledger {
         if self.closed {
             return Err(LeaseError::Lost { path, step: 0, fence }.into());
         }
+        self.check_numerics(numerics)?;
         self.check_content(claim, item, hash)?;
         let Some(send) = send else {
             self.state.current(path, fence)?;
@@ -221,7 +229,7 @@ impl Ledger {
         fragment: FragmentId,
         contribution: Contribution,
         received: &ReceivedResult,
-        Contributor { token, to }: Contributor<'_>,
+        Contributor { token, numerics, to }: Contributor<'_>,
     ) -> Result<(), LedgerError> {
         let Contribution { path, steps, tokens, .. } = contribution;
         let ReceivedResult { object, norm, .. } = received;
@@ -246,6 +254,10 @@ impl Ledger {
         if let Some(gradients) = contributor.by_fragment.get_mut(slot) {
             *gradients += 1;
         }
+        if contributor.numerics.len() < ContributorRecord::DEVICES {
+            contributor.numerics.insert(numerics.to_owned());
+        }
+        self.objects.numerics.get_or_insert_with(|| numerics.to_owned());
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! The manifest's record of a path.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dipaco_topology::ModuleId;
 use serde::{Deserialize, Serialize};
@@ -70,6 +70,14 @@ pub struct ContributorRecord {
     /// Number of these outer gradients for each fragment of the path, level by level.
     #[serde(default)]
     pub by_fragment: Vec<u64>,
+    /// Fingerprints of the arithmetic of the devices that made them, at most [`Self::DEVICES`].
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub numerics: BTreeSet<String>,
+}
+
+impl ContributorRecord {
+    /// Largest number of fingerprints in a record: a worker may state any, and another one with each connection.
+    pub const DEVICES: usize = 8;
 }
 
 /// Content of outer gradients.

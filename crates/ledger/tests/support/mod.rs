@@ -7,8 +7,8 @@ use dipaco_ledger::{
     ShardRecord, StoredRun, TrainingRecord,
 };
 use dipaco_sync::{
-    FragmentId, Grant, Lease, LeaseLimits, LeaseRequest, LeaseSecret, ProcessId, Rescale, Schedule, Scheme,
-    Weighting,
+    FragmentId, Grant, Lease, LeaseLimits, LeaseRequest, LeaseSecret, Numerics, ProcessId, Rescale, Schedule,
+    Scheme, Weighting,
 };
 use dipaco_topology::{LevelConfig, ModuleId, Modules, Topology, TopologyConfig};
 
@@ -62,17 +62,24 @@ pub(crate) fn start_of(paths: u32, levels: u16) -> RunManifest {
             })
             .collect(),
         paths: vec![path; paths as usize],
+        numerics: None,
     };
     RunManifest { training: Some(training), ..RunManifest::new("run".into()) }
 }
 
 /// The ledger of a manifest.
 pub(crate) fn take_over(manifest: RunManifest) -> Ledger {
-    take_over_with(manifest, Schedule::new(3, 1, 0, vec![6]).unwrap())
+    take_over_from(manifest, |_| ())
 }
 
 /// The ledger of a manifest with another schedule of two rounds.
+#[allow(dead_code, reason = "not every test program has another schedule")]
 pub(crate) fn take_over_with(manifest: RunManifest, schedule: Schedule) -> Ledger {
+    take_over_from(manifest, |plan| plan.schedule = schedule)
+}
+
+/// The ledger of a manifest with a plan that `change` changes.
+pub(crate) fn take_over_from(manifest: RunManifest, change: impl FnOnce(&mut LedgerPlan)) -> Ledger {
     let training = manifest.training.as_ref().unwrap();
     let (replicas, levels) = (u32::try_from(training.paths.len()).unwrap(), training.modules.len());
     let level = |level: usize| LevelConfig {
@@ -84,8 +91,8 @@ pub(crate) fn take_over_with(manifest: RunManifest, schedule: Schedule) -> Ledge
     };
     let config = TopologyConfig::grid(replicas, (0..levels).map(level).collect());
     let topology = Topology::new(&config, levels).unwrap();
-    let plan = LedgerPlan {
-        schedule,
+    let mut plan = LedgerPlan {
+        schedule: Schedule::new(3, 1, 0, vec![6]).unwrap(),
         scheme: Scheme::Synchronous,
         limits: LeaseLimits::of_silence(Duration::from_secs(1)),
         state_every: 9,
@@ -97,27 +104,34 @@ pub(crate) fn take_over_with(manifest: RunManifest, schedule: Schedule) -> Ledge
         quarantine_after: 2,
         one_by_one: false,
         compares: false,
+        numerics: Numerics::Same,
     };
+    change(&mut plan);
     Ledger::take_over(StoredRun { manifest, checkpoints: Vec::new(), names: Vec::new() }, topology, plan)
         .unwrap()
 }
 
 /// Asks for a lease.
+#[allow(dead_code, reason = "not every test program asks without a device")]
 pub(crate) fn ask(ledger: &mut Ledger, worker: &str) -> Grant {
-    let worker = ProcessId::local(worker);
-    ledger.grant(NOW, &LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default() })
+    ask_with(ledger, &ProcessId::local(worker), "")
+}
+
+/// Asks for a lease of a device with this fingerprint.
+pub(crate) fn ask_with(ledger: &mut Ledger, worker: &ProcessId, numerics: &str) -> Grant {
+    ledger.grant(NOW, &LeaseRequest { worker, held: &[], secret: LeaseSecret::default(), numerics })
 }
 
 /// The lease that a worker with a token gets.
 #[allow(dead_code, reason = "not every test program has several tokens")]
 pub(crate) fn ask_as(ledger: &mut Ledger, token: &str, name: &str) -> Lease {
     let worker = ProcessId { token: token.into(), ..ProcessId::local(name) };
-    let request = LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default() };
-    let Grant::Lease(lease) = ledger.grant(NOW, &request) else { panic!("no lease for {name}") };
+    let Grant::Lease(lease) = ask_with(ledger, &worker, "") else { panic!("no lease for {name}") };
     *lease
 }
 
 /// The lease that a worker gets.
+#[allow(dead_code, reason = "not every test program asks without a device")]
 pub(crate) fn lease(ledger: &mut Ledger, worker: &str) -> Lease {
     match ask(ledger, worker) {
         Grant::Lease(lease) => *lease,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dipaco_ledger::{LedgerPlan, ShardRecord};
 use dipaco_sync::{
-    Drops, FragmentId, LeaseLimits, OuterRule, Quorum, Rescale, Rests, Schedule, Scheme, Weighting,
+    Drops, FragmentId, LeaseLimits, Numerics, OuterRule, Quorum, Rescale, Rests, Schedule, Scheme, Weighting,
     learner::Blend,
 };
 use dipaco_topology::{AddedPaths, LevelConfig, Modules, PathId, Topology, TopologyConfig, TopologyError};
@@ -233,6 +233,7 @@ impl Case {
             quarantine_after: self.quarantine_after(),
             one_by_one: false,
             compares: false,
+            numerics: Numerics::Any,
         }
     }
 

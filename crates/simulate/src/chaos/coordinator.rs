@@ -260,7 +260,8 @@ impl SimulatedCoordinator {
         }
         Ok(match request {
             ChaosRequest::Ask { held } => {
-                let request = LeaseRequest { worker: process, held: &held, secret: self.secret() };
+                let request =
+                    LeaseRequest { worker: process, held: &held, secret: self.secret(), numerics: "" };
                 let grant = self.ledger.grant(now, &request);
                 Handled::Answer(self.granted(Ok(grant), store)?.unwrap_or(ChaosReply::Finished))
             }
@@ -291,6 +292,7 @@ impl SimulatedCoordinator {
                     LeaseCompletion::Accepted { .. } | LeaseCompletion::Duplicate => ChaosReply::Done,
                     LeaseCompletion::Lost(error) => refused(&error.into()),
                     LeaseCompletion::Closed => ChaosReply::Lost,
+                    LeaseCompletion::OtherNumerics(other) => ChaosReply::Refused(other.to_string()),
                     LeaseCompletion::Incomplete(missing) => {
                         ChaosReply::Refused(format!("{missing} is missing"))
                     }

@@ -45,6 +45,7 @@ pub(crate) fn first_manifest(case: &Case, store: &mut ObjectStore) -> RunManifes
         shards: case.shards(0),
         modules,
         paths: case.topology.path_ids().map(of).collect(),
+        numerics: None,
     };
     RunManifest { training: Some(training), ..RunManifest::new("chaos".to_owned()) }
 }

@@ -63,6 +63,7 @@ fn valid(rng: &mut CaseRng) -> Vec<u8> {
         shards: vec![ShardRecord { file: "a.h5".into(), hash: "00".into(), documents: 3, tokens: 9 }; 2],
         modules: modules.into(),
         paths: [number(), number()].map(path).into(),
+        numerics: None,
     };
     let checkpoints = vec![CheckpointRecord { round: 1, object: object("checkpoints/1") }];
     let run = RunManifest { training: Some(training), checkpoints, ..RunManifest::new("run".into()) };

@@ -89,6 +89,7 @@ impl RunState {
         let pending = self.progress.pending.entry(send.fragment).or_default();
         let place = pending.partition_point(|other| *other < contribution);
         pending.insert(place, contribution);
+        self.quorums.changes(send.fragment);
         Commit::Accepted(contribution)
     }
 

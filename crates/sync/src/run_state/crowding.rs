@@ -61,7 +61,8 @@ mod tests {
     /// Trains the next path of a worker that keeps these states. Returns the path, and whether its lease was crowded.
     fn train(run: &mut RunState, worker: &str, kept: &mut Vec<PathId>, most: usize) -> bool {
         let worker = ProcessId::local(worker);
-        let request = LeaseRequest { worker: &worker, held: kept, secret: LeaseSecret::default() };
+        let request =
+            LeaseRequest { worker: &worker, held: kept, secret: LeaseSecret::default(), numerics: "" };
         let Grant::Lease(lease) = run.grant(NOW, &request) else { panic!("nothing to do") };
         let done = LeaseOutcome { seconds: 1.0, ..LeaseOutcome::default() };
         assert!(matches!(run.commit(NOW, &lease.claim(), &done), Commit::Accepted(_)));

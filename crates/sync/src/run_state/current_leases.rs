@@ -106,6 +106,6 @@ impl RunState {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let leases = self.leases.first_end().into_iter();
-        leases.chain(self.gathering.values().filter_map(|gathering| gathering.until)).min()
+        leases.chain(self.quorums.next_end()).min()
     }
 }

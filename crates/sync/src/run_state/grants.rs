@@ -84,6 +84,7 @@ impl RunState {
             sends,
             secret: request.secret,
             worker: worker.clone(),
+            numerics: request.numerics.to_owned(),
             hands_over,
             crowded,
             since: now,
@@ -141,7 +142,7 @@ impl RunState {
         if let Some((receive, _)) = receives.iter().find(|(receive, needed)| receive.version < *needed) {
             return Ok(Grant::Wait(self.reason_of(receive.fragment)));
         }
-        let request = LeaseRequest { worker: &lease.worker, held: &[], secret };
+        let request = LeaseRequest { worker: &lease.worker, held: &[], secret, numerics: &lease.numerics };
         let next = self.draw_up(now, path, lease.to, LeaseTask::Train, &request);
         self.leases.follow(next.clone());
         self.look_at(path);

@@ -108,6 +108,7 @@ mod tests {
                 worker: &ProcessId::local(worker),
                 held: kept,
                 secret: LeaseSecret::default(),
+                numerics: "",
             };
             self.rounds.grant(NOW, &request)
         }

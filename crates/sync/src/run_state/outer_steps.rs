@@ -8,25 +8,31 @@ use dipaco_topology::PathId;
 use super::{OuterStep, RunState};
 use crate::{Contribution, FragmentId, Scheme};
 
-/// Progress of the quorum of an outer step.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Gathering {
-    pub(super) since: Duration,
-    /// Latest time of the step; set when the quorum is complete.
-    pub(super) until: Option<Duration>,
-}
-
 impl RunState {
-    /// Outer steps that are due now, in order. Looks at the fragments whose steps are due and, with a quorum, at those with
-    /// contributions. The first time that a step is due it looks at the paths through its module: their next tasks may
-    /// change.
+    /// Outer steps that are due now, in order. Looks at the fragments whose steps are due and, with a quorum, at those that
+    /// have changed since the last look. The first time that a step is due it looks at the paths through its module: their
+    /// next tasks may change.
     pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
-        let fragments: Vec<FragmentId> = match self.plan.scheme {
+        let fragments = match self.plan.scheme {
             // A step may have no contribution: all were dropped, or all paths rest.
-            Scheme::Synchronous => self.sent.complete().iter().copied().collect(),
-            Scheme::Quorum(_) => self.progress.pending.keys().copied().collect(),
+            Scheme::Synchronous => self.sent.complete().clone(),
+            Scheme::Quorum(_) => &self.quorums.take_news(now) | &self.stepping,
         };
-        fragments.into_iter().filter_map(|fragment| self.due_step(now, fragment)).collect()
+        let due = fragments.iter().filter_map(|&fragment| self.due_step(now, fragment)).collect();
+        debug_assert!(self.none_is_due_besides(now, &fragments));
+        due
+    }
+
+    /// True if a look at all pending contributions finds no other outer step that is due.
+    fn none_is_due_besides(&mut self, now: Duration, looked_at: &BTreeSet<FragmentId>) -> bool {
+        #[cfg(test)]
+        let looks = self.looks.get();
+        let others = self.progress.pending.keys().filter(|fragment| !looked_at.contains(fragment));
+        let others: Vec<_> = if self.waits() { Vec::new() } else { others.copied().collect() };
+        let none = others.into_iter().all(|fragment| self.due_step(now, fragment).is_none());
+        #[cfg(test)]
+        self.looks.set(looks);
+        none
     }
 
     fn due_step(&mut self, now: Duration, fragment: FragmentId) -> Option<OuterStep> {
@@ -46,15 +52,15 @@ impl RunState {
                 let round = self.grace.fastest(quorum.throttle * self.plan.schedule.inner_steps() as f64);
                 let earliest =
                     self.stepped_at.get(&fragment).map_or(Duration::ZERO, |&at| at.saturating_add(round));
-                let gathering =
-                    self.gathering.entry(fragment).or_insert(Gathering { since: now, until: None });
+                let since = self.quorums.begin(fragment, now);
                 if there.len() < needed {
                     return None;
                 }
-                let since = gathering.since;
-                let until = *gathering.until.get_or_insert_with(|| {
+                let until = self.quorums.until(fragment).unwrap_or_else(|| {
                     self.grace.quorum(now.saturating_sub(since));
-                    (now + window).max(earliest)
+                    let until = now.saturating_add(window).max(earliest);
+                    self.quorums.complete(fragment, until);
+                    until
                 });
                 (there.len() == possible || now >= until).then(|| pending.to_vec())?
             }
@@ -85,7 +91,7 @@ impl RunState {
         } else {
             self.progress.pending.insert(step.fragment, left);
         }
-        self.gathering.remove(&step.fragment);
+        self.quorums.stepped(step.fragment);
         self.stepping.remove(&step.fragment);
         self.look_at_learners(step.fragment.module);
         self.grace.outer_step(took);

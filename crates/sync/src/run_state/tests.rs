@@ -60,7 +60,7 @@ fn start(rounds: u64) -> RunState {
 }
 
 fn request<'a>(worker: &'a ProcessId, held: &'a [PathId]) -> LeaseRequest<'a> {
-    LeaseRequest { worker, held, secret: LeaseSecret::default() }
+    LeaseRequest { worker, held, secret: LeaseSecret::default(), numerics: "" }
 }
 
 fn lease(grant: Grant) -> Lease {

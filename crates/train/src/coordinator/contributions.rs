@@ -38,6 +38,8 @@ pub struct PathContributions {
     pub tokens: u64,
     /// Number of outer gradients for each fragment.
     pub fragments: Vec<FragmentContributions>,
+    /// Fingerprints of the arithmetic of the devices that made them. Devices with other fingerprints compute other bits.
+    pub numerics: Vec<String>,
 }
 
 /// The contributions of the bearer of a token to a fragment by way of a path.
@@ -96,7 +98,7 @@ fn of_path(
     record: &ContributorRecord,
     fragments: Vec<FragmentId>,
 ) -> PathContributions {
-    let ContributorRecord { gradients, first_step, last_step, tokens, by_fragment } = record;
+    let ContributorRecord { gradients, first_step, last_step, tokens, by_fragment, numerics } = record;
     // A lease that ends with a round is of this round.
     let round = |step: u64| step.saturating_sub(1) / training.inner_steps.max(1);
     let counted = fragments.into_iter().zip(by_fragment).filter(|(_, gradients)| **gradients > 0);
@@ -112,5 +114,6 @@ fn of_path(
         outer_gradients: *gradients,
         tokens: *tokens,
         fragments: counted.map(of_fragment).collect(),
+        numerics: numerics.iter().cloned().collect(),
     }
 }

@@ -1,7 +1,7 @@
 //! The present state of the training for those who watch it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use dipaco_net::TrafficSource;
@@ -10,10 +10,25 @@ use dipaco_telemetry::{LiveLease, LiveModule, LivePath, LiveRun, LiveSource};
 
 use crate::coordinator::requests::CoordinatorRequests;
 
+/// Age from which on a look is repeated. A look goes through all paths while the ledger is locked, so it does not depend on
+/// the number of people who watch.
+const FRESH: Duration = Duration::from_millis(100);
+
 /// The source of a running coordinator. It keeps nothing of the coordinator alive.
 pub(super) fn source(requests: &Arc<CoordinatorRequests>, traffic: TrafficSource) -> LiveSource {
     let requests: Weak<CoordinatorRequests> = Arc::downgrade(requests);
-    Arc::new(move || requests.upgrade().map(|requests| look(&requests, &traffic)))
+    let last: Mutex<Option<(Duration, LiveRun)>> = Mutex::default();
+    Arc::new(move || {
+        let requests = requests.upgrade()?;
+        let now = requests.now();
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, run)) = last.as_ref().filter(|(at, _)| now.saturating_sub(*at) < FRESH) {
+            return Some(run.clone());
+        }
+        let run = look(&requests, &traffic);
+        *last = Some((now, run.clone()));
+        Some(run)
+    })
 }
 
 fn look(requests: &CoordinatorRequests, traffic: &TrafficSource) -> LiveRun {

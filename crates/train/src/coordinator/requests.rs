@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dipaco_config::Numerics;
 use dipaco_ledger::Ledger;
 use dipaco_net::NetError;
 use dipaco_store::ShardRecord;
@@ -80,8 +79,28 @@ impl RequestHandler for CoordinatorRequests {
         self.notify_synchronizers();
     }
 
-    fn takes_any_numerics(&self) -> bool {
-        self.intake.plan.train.numerics == Numerics::Any
+    fn refuses_device(&self, peer: &Peer) -> Option<String> {
+        if peer.role != Role::Worker {
+            return None;
+        }
+        let ledger = self.ledger();
+        if let Err(other) = ledger.check_numerics(&peer.numerics) {
+            return Some(other.to_string());
+        }
+        let first = ledger.numerics().filter(|first| *first != peer.numerics).map(str::to_owned);
+        drop(ledger);
+        if let Some(first) = first
+            && self.reception.may_log(&peer.process)
+        {
+            let (worker, numerics) = (&peer.process.name, &peer.numerics);
+            tracing::warn!(
+                worker,
+                numerics,
+                first,
+                "this worker computes other bits than the first that contributed"
+            );
+        }
+        None
     }
 
     fn is_broken(&self) -> bool {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dipaco_sync::Fence;
 use dipaco_telemetry::{Event, Events, Progress, ProgressUnit, Task};
@@ -65,7 +66,12 @@ struct ProgressCounters {
     time: WorkerTime,
     /// Bytes that workers have read straight from the store.
     linked: u64,
+    /// Time from which on the display shows the counters again.
+    show_at: Instant,
 }
+
+/// Time between two displays of the counters: a display goes through all paths.
+const SHOW_EVERY: Duration = Duration::from_millis(200);
 
 /// Time of workers in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -97,6 +103,7 @@ impl RunProgress {
             tally,
             time: WorkerTime::default(),
             linked: 0,
+            show_at: Instant::now(),
         };
         let peer_events = Mutex::new(EventBudget::new(Instant::now()));
         Self { events, task, counters: Mutex::new(counters), peer_events }
@@ -133,6 +140,15 @@ impl RunProgress {
     fn update(&self, change: impl FnOnce(&mut ProgressCounters)) {
         let mut counters = self.counters();
         change(&mut counters);
+        let now = Instant::now();
+        if now >= counters.show_at {
+            counters.show_at = now + SHOW_EVERY;
+            self.show(&counters);
+        }
+    }
+
+    /// Shows the counters.
+    fn show(&self, counters: &ProgressCounters) {
         let running: u64 = counters.running.values().map(|&(_, steps)| steps).sum();
         if !counters.losses.is_empty() {
             let sum: f64 = counters.losses.values().copied().map(f64::from).sum();
@@ -197,14 +213,13 @@ impl RunProgress {
 
     /// Ends the bar.
     pub(crate) fn finish(&self) {
+        self.show(&self.counters());
         self.task.finish();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

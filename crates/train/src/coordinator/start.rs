@@ -95,6 +95,7 @@ pub async fn start_training(
         shards,
         modules,
         paths,
+        numerics: None,
     });
     // Last: no manifest names the objects above before this write. A start that ends early is repeated, and replaces them.
     let sequence = store.replace(&manifest, sequence).await?;

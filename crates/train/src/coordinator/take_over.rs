@@ -35,6 +35,7 @@ pub(super) fn ledger_plan(plan: &WorkerPlan) -> Result<LedgerPlan, CoordinatorEr
         quarantine_after: train.quarantine_after,
         one_by_one: outer.delayed().is_some(),
         compares: outer.merge.compares(),
+        numerics: train.numerics.clone(),
     })
 }
 

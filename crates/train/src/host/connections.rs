@@ -32,9 +32,9 @@ pub(crate) trait RequestHandler: ResultReceiver {
     /// Called when the names of revoked tokens have changed.
     fn revocations_changed(&self) {}
 
-    /// True if workers need not compute the same bits.
-    fn takes_any_numerics(&self) -> bool {
-        true
+    /// The reason to refuse a peer because of its device; `None` if it may join.
+    fn refuses_device(&self, _peer: &Peer) -> Option<String> {
+        None
     }
 
     /// True if a panic has left the state of this process half changed. Nothing may be answered from such a state.
@@ -201,7 +201,7 @@ async fn greet<H: RequestHandler>(
         respond(exchange, &Response::Refused { reason }, None).await;
         return Ok(None);
     }
-    if let Some(reason) = reception.other_numerics(&peer, host.takes_any_numerics()) {
+    if let Some(reason) = host.refuses_device(&peer) {
         respond(exchange, &Response::Refused { reason }, None).await;
         return Ok(None);
     }

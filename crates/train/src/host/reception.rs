@@ -1,7 +1,7 @@
 //! What all connections of a process share: the processes that have said hello, limits of log lines, and counted bugs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use dipaco_net::RareWarning;
@@ -10,7 +10,7 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
 use crate::host::HostError;
-use crate::host::peer::{Peer, Role};
+use crate::host::peer::Peer;
 
 mod known_processes;
 mod peer_lines;
@@ -28,8 +28,6 @@ pub(crate) struct Reception {
     /// Lines that an honest peer causes now and then, and another as often as it likes.
     lines: PeerLines,
     bugs: AtomicU64,
-    /// Fingerprint of the first worker's device.
-    numerics: OnceLock<String>,
 }
 
 impl Reception {
@@ -50,33 +48,6 @@ impl Reception {
     /// Returns whether a line that a process causes may be written to the log now.
     pub(crate) fn may_log(&self, process: &ProcessId) -> bool {
         self.lines.allow(&process.token, Instant::now())
-    }
-
-    /// The refusal of a worker whose device computes other bits than that of the first worker; `None` if it may join.
-    pub(crate) fn other_numerics(&self, peer: &Peer, any: bool) -> Option<String> {
-        if peer.role != Role::Worker {
-            return None;
-        }
-        let first = self.numerics.get_or_init(|| peer.numerics.clone());
-        if peer.numerics == *first {
-            return None;
-        }
-        let (worker, numerics) = (&peer.process.name, &peer.numerics);
-        if any {
-            if self.may_log(&peer.process) {
-                tracing::warn!(
-                    worker,
-                    numerics,
-                    first,
-                    "the results of this worker have other bits than those of the first worker"
-                );
-            }
-            return None;
-        }
-        Some(format!(
-            "this device computes other bits ({numerics}) than the device of the first worker ({first}): use the same kind of \
-             processor for all workers, force the same kernels with DIPACO_SIMD, or start the coordinator with train.numerics = \"any\""
-        ))
     }
 
     /// Requests and connections that have ended in a panic.

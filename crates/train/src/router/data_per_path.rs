@@ -140,6 +140,7 @@ mod tests {
             shards: shards.to_vec(),
             modules: Vec::new(),
             paths,
+            numerics: None,
         };
         let large = [shard(3_000, 0), shard(3_000, 0), shard(3_000, 0)];
         let fine = [path((10, 3.0), (10, 3.0)), path((9, 3.0), (10, 3.2)), path((4, 3.0), (10, 3.005))];

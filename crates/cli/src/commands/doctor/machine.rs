@@ -1,6 +1,7 @@
 //! Checks of processor, memory and limits of the operating system.
 
 use dipaco_model::{KernelChoice, kernel_choice};
+use dipaco_path::{TrainDevice, numerics};
 use dipaco_pipeline::machine_memory::{MachineMemory, machine_memory};
 use dipaco_telemetry::human;
 use rustix::process::{Resource, getrlimit};
@@ -13,7 +14,7 @@ const LITTLE_MEMORY: u64 = 2_000_000_000;
 const FEW_FILES: u64 = 1024;
 
 pub(super) fn check() -> Vec<Finding> {
-    vec![cores(), features(), kernels(), memory(), open_files()]
+    vec![cores(), features(), kernels(), arithmetic(), memory(), open_files()]
 }
 
 fn cores() -> Finding {
@@ -60,6 +61,14 @@ fn kernels() -> Finding {
 fn describe(choice: &KernelChoice) -> String {
     let KernelChoice { set, int8, reason, .. } = choice;
     format!("{set}: {}, int8 with {int8}; {reason}", set.description())
+}
+
+/// The fingerprint by which a coordinator tells devices that compute other bits.
+fn arithmetic() -> Finding {
+    match numerics(&TrainDevice::Cpu) {
+        Ok(fingerprint) => Finding::ok("arithmetic", fingerprint),
+        Err(error) => Finding::fail("arithmetic", error.to_string(), "unset DIPACO_SIMD"),
+    }
 }
 
 fn memory() -> Finding {

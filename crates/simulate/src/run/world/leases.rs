@@ -15,7 +15,7 @@ impl RunWorld<'_> {
             return;
         }
         let secret = LeaseSecret::default();
-        let request = LeaseRequest { worker: &learner.worker, held: &learner.held, secret };
+        let request = LeaseRequest { worker: &learner.worker, held: &learner.held, secret, numerics: "" };
         let Grant::Lease(lease) = self.run_state.grant(self.now, &request) else {
             return;
         };

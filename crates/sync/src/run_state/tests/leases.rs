@@ -42,7 +42,8 @@ fn only_the_process_that_got_a_lease_uses_it() {
     let mut rounds = streaming();
     let owner = ProcessId { token: "token".into(), name: "owner".into(), instance: 1 };
     let secret = LeaseSecret::new([9; 16]);
-    let granted = lease(rounds.grant(at(0), &LeaseRequest { worker: &owner, held: &[], secret }));
+    let granted =
+        lease(rounds.grant(at(0), &LeaseRequest { worker: &owner, held: &[], secret, numerics: "" }));
     let own = granted.claim();
     let forged = LeaseKey { secret: LeaseSecret::new([8; 16]), ..granted.key() };
     let claims = [

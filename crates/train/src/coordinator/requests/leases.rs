@@ -54,8 +54,9 @@ impl CoordinatorRequests {
         // A change wakes every waiting worker. Only workers with a possible lease go through the full decision.
         let worth = |state: &RunState| state.has_work(&worker) || state.finished();
         let secret = lease_secret();
-        let ask =
-            |ledger: &mut Ledger, now| Ok(ledger.grant(now, &LeaseRequest { worker: &worker, held, secret }));
+        let ask = |ledger: &mut Ledger, now| {
+            Ok(ledger.grant(now, &LeaseRequest { worker: &worker, held, secret, numerics: &peer.numerics }))
+        };
         let waiting = self.waiting.begin(&peer.process, None);
         self.offer(peer, wait, &waiting, worth, ask).await
     }
@@ -93,6 +94,10 @@ impl CoordinatorRequests {
             let last = Instant::now() >= deadline;
             {
                 let mut ledger = self.ledger();
+                // Another device may have contributed since the hello.
+                if let Err(other) = ledger.check_numerics(&peer.numerics) {
+                    return Ok(refused(other.to_string()));
+                }
                 if std::mem::take(&mut first) || last || worth(ledger.state()) {
                     match ask(&mut ledger, self.now()) {
                         Ok(Grant::Lease(lease)) => {

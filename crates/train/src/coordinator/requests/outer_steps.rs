@@ -19,6 +19,9 @@ use dipaco_protocol::{OuterStepDone, OuterStepOrder};
 
 /// Longest address of a synchronizer, in bytes.
 const ADDRESS_BYTES: usize = 256;
+/// Largest number of paths through a module of a synchronizer. An order names the contributions of all of them, some 180 bytes
+/// each, and is one message of at most 1 MiB.
+const MOST_PATHS: usize = 5_000;
 
 impl CoordinatorRequests {
     /// Takes the outer steps of modules without a synchronizer of their own.
@@ -125,6 +128,13 @@ impl CoordinatorRequests {
         }
         if modules.is_empty() || address.is_empty() || address.len() > ADDRESS_BYTES {
             return Ok(refused("a synchronizer has modules, and an address at which workers reach it"));
+        }
+        let through = |module| self.intake.topology.paths_through(module).take(MOST_PATHS + 1).count();
+        if let Some(&module) = modules.iter().find(|&&module| through(module) > MOST_PATHS) {
+            return Ok(refused(format!(
+                "more than {MOST_PATHS} paths share module {module}, so its orders are longer than a message: leave its outer \
+                 steps to the coordinator"
+            )));
         }
         let Claimed { fence, new } = match self.ledger().claim_modules(&peer.process, address, modules) {
             Ok(claim) => claim,

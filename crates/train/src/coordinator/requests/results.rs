@@ -177,6 +177,7 @@ impl CoordinatorRequests {
                 })?;
                 Ok((Response::Lost { reason }, None))
             }
+            LeaseCompletion::OtherNumerics(other) => Ok(refused(other.to_string())),
             LeaseCompletion::Incomplete(missing) => Ok(refused(format!("{missing} is missing"))),
             LeaseCompletion::Accepted { lease, best } => {
                 self.drop_ended_uploads(&claim.worker, path, fence);

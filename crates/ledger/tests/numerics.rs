@@ -1,0 +1,79 @@
+//! The first device that contributes, or the configuration, decides which devices train together.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use dipaco_ledger::{
+    ContributorRecord, LeaseCompletion, LeaseReport, LeaseResult, Ledger, Recording, ResultError,
+    RunManifest, StoredResult,
+};
+use dipaco_sync::{Grant, Lease, Numerics, ProcessId};
+use support::{FRAGMENT, NOW, ask_with, object, start, take_over, take_over_from};
+
+/// The lease of a worker with a token of its own name, on a device of this fingerprint.
+fn lease(ledger: &mut Ledger, worker: &str, numerics: &str) -> Lease {
+    let worker = ProcessId { token: worker.into(), ..ProcessId::local(worker) };
+    let Grant::Lease(lease) = ask_with(ledger, &worker, numerics) else { panic!("no lease") };
+    *lease
+}
+
+fn upload(ledger: &mut Ledger, lease: &Lease) -> Recording {
+    let send = lease.sends[0];
+    let item = LeaseResult::OuterGradient { fragment: FRAGMENT, number: send.number, tokens: 1 };
+    let object = object(&format!("{}-{}", lease.path, lease.from));
+    ledger.check_and_record(&lease.claim(), item, send.step, StoredResult { object, norm: 1.0 }).unwrap()
+}
+
+fn complete(ledger: &mut Ledger, lease: &Lease) -> LeaseCompletion {
+    ledger.complete_lease(NOW, &lease.claim(), &LeaseReport::default()).unwrap()
+}
+
+fn written(ledger: &mut Ledger) -> RunManifest {
+    ledger.poll_write().unwrap().unwrap().manifest.unwrap()
+}
+
+#[test]
+fn the_device_that_contributes_first_decides_and_not_the_one_that_asks_first() {
+    let mut ledger = take_over(start());
+    let [early, uploaded, first] =
+        [("a", "x"), ("b", "x"), ("c", "y")].map(|(w, n)| lease(&mut ledger, w, n));
+    assert!(matches!(upload(&mut ledger, &uploaded), Recording::Recorded), "an upload alone decides nothing");
+    assert!(matches!(upload(&mut ledger, &first), Recording::Recorded));
+    assert_eq!(ledger.numerics(), None);
+    assert!(matches!(complete(&mut ledger, &first), LeaseCompletion::Accepted { .. }));
+    assert_eq!(ledger.numerics(), Some("y"));
+    // Leases of other devices are out, and do not count any more.
+    let refused = upload(&mut ledger, &early);
+    assert!(matches!(refused, Recording::Rejected(ResultError::OtherNumerics(_))), "{refused:?}");
+    let refused = complete(&mut ledger, &uploaded);
+    assert!(matches!(refused, LeaseCompletion::OtherNumerics(_)), "{refused:?}");
+    let reason = ledger.check_numerics("x").unwrap_err().to_string();
+    assert!(reason.contains("(x)") && reason.contains("(y)"), "{reason}");
+    assert!(ledger.check_numerics("y").is_ok());
+    // It holds after a restart.
+    let manifest = written(&mut ledger);
+    assert!(take_over(manifest).check_numerics("x").is_err());
+}
+
+#[test]
+fn a_fingerprint_of_the_configuration_holds_from_the_start() {
+    let only = Numerics::Only("y".into());
+    let ledger = take_over_from(start(), |plan| plan.numerics = only);
+    assert!(ledger.check_numerics("x").is_err() && ledger.check_numerics("y").is_ok());
+}
+
+#[test]
+fn contributions_of_all_devices_name_their_device() {
+    let mut ledger = take_over_from(start(), |plan| plan.numerics = Numerics::Any);
+    let leases = [("a", "x"), ("b", "y")].map(|(worker, numerics)| lease(&mut ledger, worker, numerics));
+    for lease in &leases {
+        assert!(matches!(upload(&mut ledger, lease), Recording::Recorded));
+        assert!(matches!(complete(&mut ledger, lease), LeaseCompletion::Accepted { .. }));
+    }
+    let training = written(&mut ledger).training.unwrap();
+    assert_eq!(training.numerics.as_deref(), Some("x"));
+    for (lease, (token, numerics)) in leases.iter().zip([("a", "x"), ("b", "y")]) {
+        let record: &ContributorRecord = &training.paths[lease.path.index()].contributors[token];
+        assert_eq!(record.numerics, [numerics.to_owned()].into());
+    }
+}
