@@ -95,6 +95,9 @@ pub struct RouterConfig {
     /// occur together, and with a discriminative router a path may be best for no reserved document. 0 permits empty paths;
     /// 1, the maximum, demands equal shares.
     pub least_share: f64,
+    /// True gives k-means clusters near each other to paths that share a module; default false. Otherwise the numbers of the
+    /// clusters, which mean nothing, decide which paths share modules.
+    pub arrange: bool,
     /// Settings for fitting a discriminative router.
     pub classifier: ClassifierConfig,
     /// Rounds after which the text is divided anew, each with its router; none by default. A phase changes only the shards
@@ -121,6 +124,7 @@ impl Default for RouterConfig {
             overlap: 1,
             router_share: 0.0,
             least_share: 0.1,
+            arrange: false,
             classifier: ClassifierConfig::default(),
             phases: Vec::new(),
         }

@@ -5,6 +5,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
+use crate::arrange::arrange;
 use crate::features::{FeatureExtractor, Featurizer};
 use crate::progress::ProgressFn;
 use crate::router::{FeaturePart, FittedOn, Router, feature_parts};
@@ -104,6 +105,7 @@ pub fn fit_points(
     config.check_start()?;
     let documents = points.len().checked_div(dimension).unwrap_or(0);
     let paths = check_count(documents, clusters)?;
+    let radices = clusters;
     let clusters = match config.kind {
         RouterKind::ProductKMeans if !clusters.is_empty() => clusters.to_vec(),
         _ => vec![paths],
@@ -134,7 +136,10 @@ pub fn fit_points(
     let factors = config.standardise.then(|| factors(points, dimension));
     let scaled = factors.as_ref().map(|factors| scaled(points, factors));
     let points = scaled.as_deref().unwrap_or(points);
-    let found = cluster_parts(points, dimension, &clusters, config, progress)?;
+    let mut found = cluster_parts(points, dimension, &clusters, config, progress)?;
+    if config.arrange && config.kind == RouterKind::KMeans {
+        found.take_order(&arrange(&found.centroids, dimension, radices, config.seed), dimension);
+    }
     let loss = found.inertia / documents as f64;
     let fitted_on = FittedOn { loss, ..fitted_on };
     // For points whose components are multiplied by their factors already.
@@ -204,6 +209,20 @@ struct PartClusters {
     inertia: f64,
     /// Maximum of the iterations over the parts.
     iterations: usize,
+}
+
+impl PartClusters {
+    /// Gives each path the cluster of this order (P). The feature has one part.
+    fn take_order(&mut self, order: &[u32], dimension: usize) {
+        let mut path_of = vec![0; order.len()];
+        let mut centroids = Vec::with_capacity(self.centroids.len());
+        for (path, &cluster) in (0..).zip(order) {
+            path_of[cluster as usize] = path;
+            centroids.extend_from_slice(&self.centroids[cluster as usize * dimension..][..dimension]);
+        }
+        self.centroids = centroids;
+        self.paths.iter_mut().for_each(|path| *path = path_of[*path as usize]);
+    }
 }
 
 /// Clusters each part of the features (N, D) by itself.

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arrange;
 mod assign;
 mod calibrate;
 mod classifier;

@@ -89,6 +89,28 @@ fn product_kmeans_finds_the_product_of_its_parts_clusters() {
 }
 
 #[test]
+fn arranged_paths_with_a_common_module_have_text_in_common() {
+    let points = grid(600);
+    let fit = |arrange| {
+        let config = RouterConfig { arrange, ..RouterConfig::default() };
+        fit_points(&points, 4, &[3, 2], origin(), &config, &mut silent).unwrap()
+    };
+    let (plain, arranged) = (fit(false), fit(true));
+    assert_eq!((&plain.sizes, &arranged.sizes), (&vec![100; 6], &vec![100; 6]));
+    assert!(
+        (plain.router.fitted_on().loss - arranged.router.fitted_on().loss).abs() < 1e-9,
+        "the same clusters"
+    );
+    let path = |i: usize| arranged.router.route(&points[i * 4..][..4]).unwrap().path.0;
+    for i in 0..6 {
+        for j in 0..6 {
+            assert_eq!(path(i) / 2 == path(j) / 2, i % 3 == j % 3, "module of the first level");
+            assert_eq!(path(i) % 2 == path(j) % 2, i / 3 == j / 3, "module of the second level");
+        }
+    }
+}
+
+#[test]
 fn a_path_between_which_no_document_lies_gets_the_least_share() {
     // Both halves say the same place, so that halves of different places never come together.
     let points: Vec<f32> = (0..600)

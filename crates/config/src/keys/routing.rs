@@ -102,6 +102,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
          the best.",
     ),
     key(
+        "routing.arrange",
+        "true or false",
+        "true gives k-means clusters near each other to paths that share a module. Otherwise the numbers of the clusters, which \
+         mean nothing, decide which paths share modules.",
+    ),
+    key(
         "routing.classifier.penalties",
         "numbers",
         "Candidate strengths of the penalty on squared weights. The strength that best predicts a fifth of the documents \
