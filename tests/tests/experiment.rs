@@ -113,6 +113,49 @@ fn an_experiment_becomes_a_table_and_is_not_repeated() {
     assert_eq!(String::from_utf8(table.stdout).unwrap(), first.stdout);
 }
 
+/// A sweep of outer rates for the run `dense`.
+fn swept(values: &str) -> String {
+    let sweep = format!("key = \"outer.nesterov.learning_rate\"\nvalues = {values}\nruns = [\"dense\"]\n");
+    format!("{EXPERIMENT}[[sweeps]]\n{sweep}")
+}
+
+#[test]
+fn a_run_has_the_value_that_its_sweep_chose() {
+    let bench = Bench::new();
+    fs::write(bench.file(), swept("[0.5, 1.0]")).unwrap();
+    let listed = bench.run("--dry-run").succeeded();
+    let _ = listed.says("6 cells").says("dense · outer.nesterov.learning_rate = 0.5 · seed 1");
+    let first = bench.run("").succeeded().says("| dense | outer.nesterov.learning_rate | 1 | 0.5: ");
+    let results = bench.results();
+    let sweep = &results["sweeps"][0];
+    let perplexity = |index: usize| sweep["values"][index]["perplexity"].as_f64().unwrap();
+    let best = if perplexity(1) < perplexity(0) { 1 } else { 0 };
+    assert_eq!(sweep["chosen"], sweep["values"][best]["value"]);
+    let dense = perplexities(&results)[0].clone();
+    assert_eq!(dense, ("\"dense\" 1 \"once\"".to_owned(), perplexity(best)));
+    let cells = fs::read_dir(bench.out().join("cells")).unwrap().count();
+    assert_eq!(cells, 5, "the cell of the best value is the run's own");
+    let before = snapshot(&bench.out());
+    assert_eq!(bench.run("").succeeded().stdout, first.stdout);
+    assert_eq!(snapshot(&bench.out()), before);
+}
+
+#[test]
+fn a_swept_value_that_fails_is_not_chosen() {
+    let bench = Bench::new();
+    fs::write(bench.file(), swept("[1.0, 1e38]")).unwrap();
+    let _ = bench.run("--run dense --seed 2").failed(1, &["0.0 · seed 1, failed", "1 of 3 cells failed"]);
+    let results = bench.results();
+    let sweep = &results["sweeps"][0];
+    assert_eq!((&sweep["chosen"], &sweep["at_end"]), (&serde_json::json!(1.0), &serde_json::json!(true)));
+    assert!(sweep["values"][1]["perplexity"].is_null());
+    let names: Vec<String> = perplexities(&results).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["\"dense\" 2 \"once\""]);
+    fs::write(bench.file(), swept("[2e38, 3e38]")).unwrap();
+    let _ = bench.run("--run dense --seed 2").failed(1, &["no value has a result", "2 of 3 cells failed"]);
+    assert!(bench.results()["cells"].as_array().unwrap().is_empty(), "no value, no cell");
+}
+
 /// The rows of the run's own router need no transformer router, and equal those of one `evaluate`.
 #[test]
 fn a_table_compares_the_ways_to_choose_paths() {
@@ -173,6 +216,8 @@ fn cells_and_results_become_pictures() {
     let names = [
         "loss-steps",
         "loss-tokens",
+        "loss-seconds",
+        "loss-bytes",
         "shards-documents-2---2-s1",
         "shards-tokens-2---2-s1",
         "cosine-2---2-s1",

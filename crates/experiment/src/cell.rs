@@ -2,13 +2,15 @@
 
 use dipaco_config::RunConfig;
 
-/// One combination of run, router and seed.
+/// One combination of run, router and seed, or one value of a sweep.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
     /// Name of the run.
     pub run: String,
     /// Name of the router; empty for a run without routers.
     pub router: String,
+    /// `key = value` in a cell of a sweep; empty in a run's own cell.
+    pub swept: String,
     /// Seed.
     pub seed: u64,
     /// Configuration of the training. The size of the vocabulary is not known yet.
@@ -29,10 +31,13 @@ pub struct CellEvaluation {
 }
 
 impl Cell {
-    /// Name for people: `4x4 · k-means · seed 1`.
+    /// Name for people: `4x4 · k-means · seed 1`. In a sweep: `4x4 · k-means · train.rounds = 4 · seed 1`.
     #[must_use]
     pub fn label(&self) -> String {
-        let router = if self.router.is_empty() { String::new() } else { format!(" · {}", self.router) };
-        format!("{}{router} · seed {}", self.run, self.seed)
+        let mut label = self.run.clone();
+        for part in [&self.router, &self.swept].into_iter().filter(|part| !part.is_empty()) {
+            label += &format!(" · {part}");
+        }
+        format!("{label} · seed {}", self.seed)
     }
 }

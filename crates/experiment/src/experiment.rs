@@ -1,6 +1,8 @@
 //! Reading an experiment file and expanding it into cells.
 
-use std::collections::BTreeSet;
+mod sweeps;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use dipaco_config::RunConfig;
@@ -21,6 +23,8 @@ pub struct Experiment {
     path: PathBuf,
     file: File,
     base: Table,
+    /// The values that sweeps have chosen, by run.
+    chosen: BTreeMap<String, Table>,
 }
 
 impl Experiment {
@@ -46,7 +50,7 @@ impl Experiment {
             None => Table::new(),
         };
         merge(&mut base, &file.configuration);
-        let experiment = Self { path: path.to_owned(), file, base };
+        let experiment = Self { path: path.to_owned(), file, base, chosen: BTreeMap::new() };
         experiment.check()?;
         Ok(experiment)
     }
@@ -76,7 +80,8 @@ impl Experiment {
         self.file.baseline.as_deref().unwrap_or(first)
     }
 
-    /// All cells, seed by seed, so that an interrupted experiment has all runs of the first seeds.
+    /// All cells of the runs, seed by seed, so that an interrupted experiment has all runs of the first seeds. A run has the
+    /// values that [`Experiment::choose`] gave it.
     ///
     /// # Errors
     /// [`ExperimentError::Configuration`] for the first run with an unusable configuration.
@@ -90,7 +95,7 @@ impl Experiment {
         let mut cells = Vec::new();
         for seed in seeds {
             for run in self.file.runs.iter().filter(|run| self.seeds_of(run).contains(&seed)) {
-                self.cells_of(run, seed, &mut cells)?;
+                cells.extend(self.cells_of(run, &self.chosen_for(run), seed)?);
             }
         }
         Ok(cells)
@@ -100,8 +105,14 @@ impl Experiment {
         run.seeds.as_deref().unwrap_or(&self.file.seeds)
     }
 
-    fn cells_of(&self, run: &Run, seed: u64, cells: &mut Vec<Cell>) -> Result<(), ExperimentError> {
-        let plain = self.config(run, None, None, seed)?;
+    /// The values that sweeps have chosen for a run.
+    fn chosen_for(&self, run: &Run) -> Table {
+        self.chosen.get(&run.name).cloned().unwrap_or_default()
+    }
+
+    /// The cells of a run with one seed, one per router. The values of `over` win over all others.
+    fn cells_of(&self, run: &Run, over: &Table, seed: u64) -> Result<Vec<Cell>, ExperimentError> {
+        let plain = self.config(run, None, None, over, seed)?;
         let topology = Topology::new(&plain.topology, plain.model.blocks);
         let several = topology.is_ok_and(|topology| topology.paths() > 1);
         let routers: Vec<Option<&Variant>> = match &run.routers {
@@ -118,12 +129,13 @@ impl Experiment {
             None if several => evaluations.collect(),
             None => evaluations.take(1).collect(),
         };
+        let mut cells = Vec::new();
         for router in routers {
             let evaluation = |entry: Option<&&EvaluationEntry>| {
                 Ok::<_, ExperimentError>(CellEvaluation {
                     name: entry.map_or_else(String::new, |entry| entry.name.clone()),
                     early_stopping: entry.is_some_and(|entry| entry.early_stopping),
-                    config: self.config(run, router, entry.copied(), seed)?,
+                    config: self.config(run, router, entry.copied(), over, seed)?,
                 })
             };
             let evaluations = if evaluations.is_empty() {
@@ -134,20 +146,23 @@ impl Experiment {
             cells.push(Cell {
                 run: run.name.clone(),
                 router: router.map_or_else(String::new, |router| router.name.clone()),
+                swept: String::new(),
                 seed,
-                config: self.config(run, router, None, seed)?,
+                config: self.config(run, router, None, over, seed)?,
                 evaluations,
             });
         }
-        Ok(())
+        Ok(cells)
     }
 
-    /// Merges the configuration from base, run, router and evaluation, later values over earlier ones, and sets the seed.
+    /// Merges the configuration from base, run, router, evaluation and `over`, later values over earlier ones, and sets the
+    /// seed.
     fn config(
         &self,
         run: &Run,
         router: Option<&Variant>,
         evaluation: Option<&EvaluationEntry>,
+        over: &Table,
         seed: u64,
     ) -> Result<RunConfig, ExperimentError> {
         let mut table = self.base.clone();
@@ -158,6 +173,7 @@ impl Experiment {
         if let Some(evaluation) = evaluation {
             merge(&mut table, &evaluation.configuration);
         }
+        merge(&mut table, over);
         let mut seeds = Table::new();
         for section in ["run", "routing"] {
             // TOML has no integer above 2^63 - 1.
@@ -182,11 +198,12 @@ impl Experiment {
         if file.runs.is_empty() || file.runs.iter().any(|run| self.seeds_of(run).is_empty()) {
             return wrong("there is nothing to run: add at least one run and one seed".into());
         }
-        let cells: usize =
+        let own: usize =
             file.runs.iter().map(|run| self.seeds_of(run).len() * file.routers.len().max(1)).sum();
+        let cells = own + self.swept_cells();
         if cells > MOST_CELLS {
             return wrong(format!(
-                "{cells} cells are more than {MOST_CELLS}: use fewer runs, routers or seeds"
+                "{cells} cells are more than {MOST_CELLS}: use fewer runs, routers, seeds or swept values"
             ));
         }
         let runs: Vec<&str> = file.runs.iter().map(|run| run.name.as_str()).collect();
@@ -216,7 +233,7 @@ impl Experiment {
                 }
             }
         }
-        Ok(())
+        self.check_sweeps()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The format of an experiment file.
 
 use serde::Deserialize;
-use toml::Table;
+use toml::{Table, Value};
 
 /// The whole file.
 #[derive(Clone, Debug, Deserialize)]
@@ -33,6 +33,9 @@ pub(crate) struct File {
     pub(crate) evaluations: Vec<EvaluationEntry>,
     /// The runs.
     pub(crate) runs: Vec<Run>,
+    /// Sweeps. Each run of a sweep has the best of its values.
+    #[serde(default)]
+    pub(crate) sweeps: Vec<SweepEntry>,
 }
 
 fn one_seed() -> Vec<u64> {
@@ -73,5 +76,22 @@ pub(crate) struct Run {
     /// Names of evaluations. If not set, all evaluations for a run with several paths, otherwise the first.
     pub(crate) evaluations: Option<Vec<String>>,
     /// Seeds; those of the experiment if not set.
+    pub(crate) seeds: Option<Vec<u64>>,
+}
+
+/// A sweep: the values of a key, of which each run takes the best.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SweepEntry {
+    /// Key of the configuration.
+    pub(crate) key: String,
+    /// Values, two or more.
+    pub(crate) values: Vec<Value>,
+    /// Names of runs. Each run is swept by itself.
+    pub(crate) runs: Vec<String>,
+    /// Configuration of the sweep's cells only.
+    #[serde(default)]
+    pub(crate) configuration: Table,
+    /// Seeds of the sweep's cells; the first seed of the run if not set.
     pub(crate) seeds: Option<Vec<u64>>,
 }

@@ -2,8 +2,8 @@
 //!
 //! An experiment file holds the differences between its runs; the rest is an ordinary run configuration. Each combination
 //! is a [`Cell`]: one training and its evaluations. The key of a cell is a hash of everything that its weights depend on,
-//! so a trained cell is found again by its experiment and by other experiments that share it. Other packages train,
-//! evaluate and plot.
+//! so a trained cell is found again by its experiment and by other experiments that share it. A [`Sweep`] chooses a value of
+//! a run's configuration by training with several. Other packages train, evaluate and plot.
 //!
 //! ```
 //! use dipaco_experiment::Experiment;
@@ -33,7 +33,9 @@ mod key;
 mod markdown;
 mod merge;
 mod results;
+mod selection;
 mod spread;
+mod sweep;
 mod table;
 
 pub use cell::{Cell, CellEvaluation};
@@ -41,5 +43,7 @@ pub use error::ExperimentError;
 pub use experiment::Experiment;
 pub use key::{cell_key, data_key, evaluation_key, seed_config, seed_key};
 pub use results::{CellResult, Facts, Heldout, Measurement, Results, Shards};
+pub use selection::Selection;
 pub use spread::Spread;
+pub use sweep::{Sweep, SweepResult, SweptValue, Trial};
 pub use table::{ExperimentTable, TableRow};

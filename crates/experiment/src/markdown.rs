@@ -2,7 +2,10 @@
 
 use std::fmt::{self, Write as _};
 
+use dipaco_telemetry::human;
+
 use crate::spread::Spread;
+use crate::sweep::SweepResult;
 use crate::table::{ExperimentTable, TableRow};
 
 /// Title of a column, whether its cells are numbers, and the cell of a row. A column without text in any row is left out.
@@ -16,6 +19,8 @@ const COLUMNS: &[Column] = &[
     ("parameters of a path", true, |row| millions(row.facts.path_parameters)),
     ("of all modules", true, |row| millions(row.facts.all_parameters)),
     ("inner steps", true, |row| row.facts.steps.to_string()),
+    ("tokens", true, |row| human::count(row.facts.tokens() as f64)),
+    ("seconds", true, |row| seconds(row.facts.seconds)),
     ("MB on the wire", true, |row| row.facts.wire_bytes.map_or_else(String::new, megabytes)),
     ("perplexity", true, |row| with_deviation(&row.perplexity, 2)),
     ("by seed", true, |row| {
@@ -40,6 +45,11 @@ fn megabytes(bytes: u64) -> String {
     format!("{megabytes:.0}")
 }
 
+/// Nothing for results that hold no time.
+fn seconds(seconds: f64) -> String {
+    if seconds > 0.0 { format!("{seconds:.1}") } else { String::new() }
+}
+
 fn with_deviation(spread: &Spread, digits: usize) -> String {
     match spread.deviation {
         Some(deviation) => format!("{:.digits$} ± {deviation:.digits$}", spread.mean),
@@ -54,6 +64,36 @@ fn change(spread: &Spread) -> String {
         Some((low, high)) if low < high => format!("{mean} ({:+.1} to {:+.1})", 100.0 * low, 100.0 * high),
         _ => mean,
     }
+}
+
+/// The values of a sweep with their perplexities: `0.2: 91.30, 0.4: 90.12, 0.7: no result`.
+fn swept_values(sweep: &SweepResult) -> String {
+    let values = sweep.values.iter().map(|swept| match swept.perplexity {
+        Some(perplexity) => format!("{}: {perplexity:.2}", swept.value),
+        None => format!("{}: no result", swept.value),
+    });
+    values.collect::<Vec<_>>().join(", ")
+}
+
+/// The table of the sweeps, and a line for each value at the end of its range.
+fn write_sweeps(f: &mut fmt::Formatter<'_>, sweeps: &[SweepResult]) -> fmt::Result {
+    writeln!(f, "\nSweeps: the mean perplexity with each value, and the value that the run has.\n")?;
+    writeln!(f, "| run | key | seeds | perplexity | chosen |\n|---|---|--:|---|--:|")?;
+    let chosen = |sweep: &SweepResult| sweep.chosen.as_ref().map_or("none".into(), ToString::to_string);
+    for sweep in sweeps {
+        let seeds = sweep.seeds.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let cells = [sweep.run.clone(), sweep.key.clone(), seeds, swept_values(sweep), chosen(sweep)];
+        writeln!(f, "| {} |", cells.map(|cell| escape(&cell)).join(" | "))?;
+    }
+    let at_end: Vec<String> = sweeps
+        .iter()
+        .filter(|sweep| sweep.at_end)
+        .map(|sweep| {
+            let place = format!("{}, {} = {}", sweep.run, sweep.key, chosen(sweep));
+            format!("- {place}: the best value is at the end of the range, so add values beyond it")
+        })
+        .collect();
+    if at_end.is_empty() { Ok(()) } else { writeln!(f, "\n{}", at_end.join("\n")) }
 }
 
 /// Escapes the characters that would end a cell of a table.
@@ -87,6 +127,9 @@ impl fmt::Display for ExperimentTable {
                  confidence interval of the mean (Student's t, paired by seed).",
                 self.baseline
             )?;
+        }
+        if !self.sweeps.is_empty() {
+            write_sweeps(f, &self.sweeps)?;
         }
         let warned = self.rows.iter().flat_map(|row| row.warnings.iter().map(move |text| (row, text)));
         let mut told: Vec<String> = Vec::new();

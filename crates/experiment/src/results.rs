@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ExperimentError;
+use crate::sweep::SweepResult;
 
 /// Number of passes over the smallest shard above which a training has little data per path. Up to about four passes,
 /// repeated text is nearly as good as new text (arXiv:2305.16264).
@@ -30,7 +31,10 @@ pub struct Results {
     pub command: String,
     /// Names of the unfinished cells.
     pub missing: Vec<String>,
-    /// The finished cells.
+    /// The finished sweeps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sweeps: Vec<SweepResult>,
+    /// The finished cells of the runs.
     pub cells: Vec<CellResult>,
 }
 
@@ -136,6 +140,12 @@ impl Results {
 }
 
 impl Facts {
+    /// Number of tokens that the inner steps of all paths read, including padding.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        u64::from(self.paths).saturating_mul(self.steps).saturating_mul(self.step_tokens)
+    }
+
     /// Number of passes of the training over the smallest shard; `None` if unknown.
     #[must_use]
     pub fn readings_of_smallest_shard(&self) -> Option<f64> {

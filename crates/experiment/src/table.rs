@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::results::{CellResult, Facts, Measurement, Results};
 use crate::spread::Spread;
+use crate::sweep::SweepResult;
 
 /// A table with one row for each run, router and evaluation, in the order of their first results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,6 +19,9 @@ pub struct ExperimentTable {
     pub baseline: String,
     /// The rows.
     pub rows: Vec<TableRow>,
+    /// The sweeps that chose values of the runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sweeps: Vec<SweepResult>,
     /// Names of the unfinished cells.
     pub missing: Vec<String>,
 }
@@ -70,6 +74,7 @@ impl ExperimentTable {
             notes: results.notes.clone(),
             baseline: results.baseline.clone(),
             rows,
+            sweeps: results.sweeps.clone(),
             missing: results.missing.clone(),
         }
     }

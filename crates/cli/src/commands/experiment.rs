@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use dipaco_experiment::{Cell, Experiment, ExperimentTable, Results};
+use dipaco_experiment::{Cell, Experiment, ExperimentTable, Results, Selection, Sweep};
 use dipaco_model::{parameters, path_specs};
 use dipaco_telemetry::{Align, Progress, human};
 use dipaco_topology::Topology;
@@ -63,10 +63,10 @@ pub(crate) struct RunExperiment {
     workers: usize,
     #[command(flatten)]
     device: DeviceOptions,
-    /// Only the run of this name; may be repeated.
+    /// Only the run of this name, with its sweeps; may be repeated.
     #[arg(long = "run", value_name = "NAME")]
     runs: Vec<String>,
-    /// Only this seed; may be repeated.
+    /// Only this seed; may be repeated. Sweeps keep their own seeds.
     #[arg(long = "seed", value_name = "N")]
     seeds: Vec<u64>,
     /// Keep the training shards and moments of finished cells, which take most of their space.
@@ -107,11 +107,11 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
     let mut experiments = Vec::new();
     for file in &options.files {
         let experiment = Experiment::load(file)?;
-        let cells = chosen(&experiment, options)?;
-        experiments.push((experiment, cells));
+        let selection = selection(&experiment, options)?;
+        experiments.push((experiment, selection));
     }
     if options.dry_run {
-        return experiments.iter().try_for_each(|(experiment, cells)| plan(experiment, cells));
+        return experiments.iter().try_for_each(|(experiment, selection)| plan(experiment, selection));
     }
     let setup = ExperimentOptions {
         data: options.data.clone(),
@@ -128,10 +128,10 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
     let work = move || {
         let mut folder = ExperimentFolder::open(setup, &progress, cancel, Handle::current())?;
         let (mut tables, mut failed, mut of) = (Vec::new(), 0, 0);
-        for (experiment, cells) in &experiments {
-            let outcome = experiment::run(&mut folder, experiment, cells)?;
+        for (experiment, selection) in &experiments {
+            let outcome = experiment::run(&mut folder, experiment, selection)?;
             failed += outcome.failed;
-            of += cells.len();
+            of += outcome.cells;
             tables.push(ExperimentTable::of(&outcome.results));
         }
         Ok((tables, failed, of))
@@ -141,9 +141,10 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
     if failed > 0 { Err(CliError::Cells { failed, of }) } else { Ok(()) }
 }
 
-/// The cells that the options select.
-fn chosen(experiment: &Experiment, options: &RunExperiment) -> Result<Vec<Cell>, CliError> {
-    let mut cells = experiment.cells()?;
+/// The part of the experiment that the options select. Checks every configuration.
+fn selection(experiment: &Experiment, options: &RunExperiment) -> Result<Selection, CliError> {
+    let cells = experiment.cells()?;
+    experiment.sweeps()?;
     for name in &options.runs {
         if !cells.iter().any(|cell| cell.run == *name) {
             return Err(CliError::Usage {
@@ -152,15 +153,13 @@ fn chosen(experiment: &Experiment, options: &RunExperiment) -> Result<Vec<Cell>,
             });
         }
     }
-    cells.retain(|cell| {
-        (options.runs.is_empty() || options.runs.contains(&cell.run))
-            && (options.seeds.is_empty() || options.seeds.contains(&cell.seed))
-    });
-    Ok(cells)
+    Ok(Selection { runs: options.runs.clone(), seeds: options.seeds.clone() })
 }
 
-/// Lists the cells of an experiment.
-fn plan(experiment: &Experiment, cells: &[Cell]) -> Result<(), CliError> {
+/// Lists the selected cells of an experiment, those of its sweeps first.
+fn plan(experiment: &Experiment, selection: &Selection) -> Result<(), CliError> {
+    let (sweeps, own) = (selection.sweeps(experiment)?, selection.cells(experiment)?);
+    let cells: Vec<&Cell> = sweeps.iter().flat_map(Sweep::cells).chain(&own).collect();
     let mut table = dipaco_telemetry::Table::new(&[
         ("cell", Align::Left),
         ("paths", Align::Right),
@@ -169,7 +168,7 @@ fn plan(experiment: &Experiment, cells: &[Cell]) -> Result<(), CliError> {
         ("tokens in all", Align::Right),
         ("evaluations", Align::Left),
     ]);
-    for cell in cells {
+    for cell in &cells {
         let config = vocabulary::expected(&cell.config)?.config;
         let topology = Topology::new(&config.topology, config.model.blocks).map_err(PipelineError::from)?;
         let inner = u64::from(config.train.rounds) * config.train.inner_steps;

@@ -133,11 +133,17 @@ fn every_experiment_that_is_shipped_can_be_resolved() {
         let cells = experiment.cells().unwrap_or_else(|error| panic!("{}", message(&error)));
         let keys: BTreeSet<String> = cells.iter().map(|cell| cell_key(&cell.config, "")).collect();
         assert_eq!(keys.len(), cells.len(), "{}: two cells are the same", file.display());
+        let sweeps = experiment.sweeps().unwrap_or_else(|error| panic!("{}", message(&error)));
+        for sweep in sweeps {
+            let keys: BTreeSet<String> = sweep.cells().map(|cell| cell_key(&cell.config, "")).collect();
+            let (run, key, file) = (&sweep.run, &sweep.key, file.display());
+            assert_eq!(keys.len(), sweep.cells().count(), "{file}: two values of {key} train {run} alike");
+        }
         assert!(cells.iter().any(|cell| cell.run == experiment.baseline()), "{}", file.display());
-        // A dense model without outer momentum is a weak baseline, so one with it stands beside it.
+        // Each file has a dense model with outer momentum as a baseline.
         let momentum = |cell: &Cell| cell.config.outer.nesterov.momentum > 0.0;
-        let dense: Vec<&Cell> = cells.iter().filter(|cell| cell.run.starts_with("dense")).collect();
-        assert_eq!(dense.iter().any(|cell| momentum(cell)), !dense.is_empty(), "{}", file.display());
+        let mut dense = cells.iter().filter(|cell| cell.run.starts_with("dense"));
+        assert!(dense.any(momentum), "{}", file.display());
         count += 1;
     }
     assert!(count > 0);

@@ -1,5 +1,6 @@
 use super::*;
 use crate::results::{Heldout, Shards};
+use crate::sweep::SweptValue;
 
 fn cell(run: &str, router: &str, seed: u64, perplexities: &[(&str, f64)]) -> CellResult {
     let measurement = |&(name, perplexity): &(&str, f64)| Measurement {
@@ -32,6 +33,7 @@ fn results() -> Results {
         program: String::new(),
         command: String::new(),
         missing: vec!["2x2 · k-means · seed 3".into()],
+        sweeps: Vec::new(),
         cells: vec![
             cell("dense", "", 1, &[("once", 100.0)]),
             cell("2x2", "k-means", 1, &[("once", 90.0), ("best", 80.0)]),
@@ -54,11 +56,45 @@ fn changes_are_against_the_baseline_of_the_same_seed() {
 #[test]
 fn the_table_in_markdown() {
     let text = ExperimentTable::of(&results()).to_string();
-    let line = "| 2x2 | k-means | once | 2 | 1.30M | 0.00M | 100 | 89.00 ± 1.41 | 90.00 / 88.00 | \
+    let line = "| 2x2 | k-means | once | 2 | 1.30M | 0.00M | 100 | 2.0k | 89.00 ± 1.41 | 90.00 / 88.00 | \
                 -15.0 % (-78.5 to +48.5) | 2.000 |";
     assert!(text.contains(line), "{text}");
     assert!(text.contains("Not finished: 2x2 · k-means · seed 3."), "{text}");
     assert!(!text.contains("purity"), "a column that is empty is left out: {text}");
+    assert!(!text.contains("seconds") && !text.contains("Sweeps"), "{text}");
+    let mut timed = results();
+    timed.cells[0].facts.seconds = 12.34;
+    let text = ExperimentTable::of(&timed).to_string();
+    assert!(text.contains("| tokens | seconds |") && text.contains("| 2.0k | 12.3 |"), "{text}");
+}
+
+/// A sweep of outer rates that chose the value `chosen`.
+fn sweep(chosen: f64, at_end: bool) -> SweepResult {
+    let value = |(value, perplexity)| SweptValue { value: toml::Value::Float(value), perplexity };
+    SweepResult {
+        run: "dense".into(),
+        key: "outer.nesterov.learning_rate".into(),
+        seeds: vec![1, 2],
+        values: [(0.2, Some(91.3)), (0.4, Some(90.12)), (1.0, None)].map(value).to_vec(),
+        chosen: Some(toml::Value::Float(chosen)),
+        at_end,
+    }
+}
+
+#[test]
+fn sweeps_stand_below_the_table_with_a_warning_at_the_end_of_a_range() {
+    let mut results = results();
+    results.sweeps = vec![sweep(0.4, false)];
+    let text = ExperimentTable::of(&results).to_string();
+    let row =
+        "| dense | outer.nesterov.learning_rate | 1, 2 | 0.2: 91.30, 0.4: 90.12, 1.0: no result | 0.4 |";
+    assert!(text.contains(row), "{text}");
+    assert!(!text.contains("the end of the range"), "{text}");
+    results.sweeps.push(sweep(0.2, true));
+    let text = ExperimentTable::of(&results).to_string();
+    let warning = "- dense, outer.nesterov.learning_rate = 0.2: the best value is at the end of the range, so add values";
+    assert_eq!(text.matches("the end of the range").count(), 1, "{text}");
+    assert!(text.contains(warning), "{text}");
 }
 
 #[test]
@@ -74,7 +110,17 @@ fn little_data_per_path_is_reported() {
 
 #[test]
 fn results_are_read_back() {
-    let results = results();
+    let mut results = results();
     let text = serde_json::to_string(&results).unwrap();
+    assert!(!text.contains("sweeps"), "results of earlier versions have no sweeps: {text}");
     assert_eq!(serde_json::from_str::<Results>(&text).unwrap(), results);
+    results.sweeps = vec![sweep(0.4, false)];
+    let text = serde_json::to_string(&results).unwrap();
+    assert!(
+        text.contains(r#"{"value":0.2,"perplexity":91.3}"#) && text.contains(r#""chosen":0.4"#),
+        "{text}"
+    );
+    assert_eq!(serde_json::from_str::<Results>(&text).unwrap(), results);
+    let table = ExperimentTable::of(&results);
+    assert_eq!(table.sweeps, results.sweeps, "the table as JSON has them too");
 }

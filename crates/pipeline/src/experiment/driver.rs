@@ -1,9 +1,12 @@
-//! All cells of an experiment, one after the other.
+//! All cells of an experiment, one after the other: those of its sweeps, then those of its runs.
 
+use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
 
-use dipaco_experiment::{Cell, CellResult, Experiment, ExperimentTable, Measurement, Results};
+use dipaco_experiment::{
+    Cell, CellResult, Experiment, ExperimentTable, Measurement, Results, Selection, Sweep, SweepResult,
+};
 
 use super::cell;
 use super::folder::ExperimentFolder;
@@ -17,69 +20,138 @@ use crate::files;
 pub struct ExperimentOutcome {
     /// Results of the finished cells.
     pub results: Results,
+    /// Number of cells, with those of sweeps.
+    pub cells: usize,
     /// Number of cells that failed. Each failure is logged.
     pub failed: usize,
 }
 
-/// Finishes the given cells of an experiment, and writes results, table and charts into the folder after each. Cells that
-/// are finished are not repeated. Blocks: call it from a thread that may, outside the tokio runtime.
+/// Finishes the selected cells of an experiment, and writes results and table into the folder after each, and charts at the
+/// end. The sweeps of the selected runs come first, because the cells of these runs have the chosen values. Cells that are
+/// finished are not repeated. Blocks: call it from a thread that may, outside the tokio runtime.
 ///
 /// # Errors
-/// [`PipelineError::Interrupted`] when the work was asked to stop, and the errors of writing results. A cell that fails
-/// does not end the experiment.
+/// [`PipelineError::Interrupted`] when the work was asked to stop, and the errors of the experiment and of writing results.
+/// A cell that fails does not end the experiment.
 pub fn run(
     folder: &mut ExperimentFolder,
     experiment: &Experiment,
-    cells: &[Cell],
+    selection: &Selection,
 ) -> Result<ExperimentOutcome, PipelineError> {
-    let mut results = Results {
+    let (sweeps, cells) = (selection.sweeps(experiment)?, selection.cells(experiment)?);
+    let results = Results {
         name: experiment.name().to_owned(),
         title: experiment.title().to_owned(),
         notes: experiment.notes().to_owned(),
         baseline: experiment.baseline().to_owned(),
         program: env!("CARGO_PKG_VERSION").to_owned(),
         command: command(experiment),
-        missing: cells.iter().map(Cell::label).collect(),
+        missing: sweeps.iter().flat_map(Sweep::cells).chain(&cells).map(Cell::label).collect(),
+        sweeps: Vec::new(),
         cells: Vec::new(),
     };
-    let mut failed = 0;
-    for (index, cell) in cells.iter().enumerate() {
-        let place = format!("{}, cell {} of {}", experiment.name(), index + 1, cells.len());
-        folder.say(&format!("{place}: {}", cell.label()))?;
-        match cell::finish(folder, cell) {
-            Ok(result) => {
-                folder.progress.line(&describe(&result));
-                results.missing.retain(|label| *label != cell.label());
-                results.cells.push(result);
-                publish(folder.out(), &results)?;
+    let mut work = Work { folder, cells: results.missing.len(), begun: 0, failed: 0, results };
+    let mut experiment = experiment.clone();
+    // Runs without a chosen value. Their cells wait until the sweep has a result.
+    let mut waiting = BTreeSet::new();
+    for planned in sweeps {
+        if waiting.contains(&planned.run) {
+            continue;
+        }
+        // An earlier sweep may have chosen another value of this run.
+        let sweep = experiment.sweep(&planned.run, &planned.key)?.unwrap_or(planned);
+        let result = work.sweep(&sweep)?;
+        if result.chosen.is_none() {
+            waiting.insert(sweep.run);
+        }
+        experiment.choose(&result);
+        work.results.sweeps.push(result);
+        work.publish()?;
+    }
+    for cell in selection.cells(&experiment)? {
+        if waiting.contains(&cell.run) {
+            continue;
+        }
+        if let Some(result) = work.finish(&cell)? {
+            work.results.cells.push(result);
+            work.publish()?;
+        }
+    }
+    work.publish()?;
+    for chart in of_results(&work.results) {
+        chart.write(work.folder.out())?;
+    }
+    Ok(ExperimentOutcome { results: work.results, cells: work.cells, failed: work.failed })
+}
+
+/// The work on an experiment so far.
+struct Work<'a> {
+    folder: &'a mut ExperimentFolder,
+    results: Results,
+    /// Number of cells in all.
+    cells: usize,
+    begun: usize,
+    failed: usize,
+}
+
+impl Work<'_> {
+    /// Finishes the cells of a sweep and chooses its value.
+    fn sweep(&mut self, sweep: &Sweep) -> Result<SweepResult, PipelineError> {
+        let mut measured = Vec::new();
+        for trial in &sweep.trials {
+            let mut found = Vec::new();
+            for cell in &trial.cells {
+                let result = self.finish(cell)?;
+                self.publish()?;
+                found.extend(result.and_then(|result| Some(result.measurements.first()?.perplexity)));
             }
-            Err(error) if folder.cancel.requested() || matches!(error, PipelineError::Interrupted) => {
-                return Err(PipelineError::Interrupted);
+            measured.push(found);
+        }
+        let result = sweep.judge(&measured);
+        let of = format!("{}, {}", sweep.run, sweep.key);
+        match &result.chosen {
+            Some(value) => self.folder.progress.line(&format!("{of}: {value} is the best value")),
+            None => tracing::error!("{of}: no value has a result, so the cells of this run wait"),
+        }
+        Ok(result)
+    }
+
+    /// Finishes a cell; `None` if it failed.
+    fn finish(&mut self, cell: &Cell) -> Result<Option<CellResult>, PipelineError> {
+        self.begun += 1;
+        let (place, label) =
+            (format!("{}, cell {} of {}", self.results.name, self.begun, self.cells), cell.label());
+        self.folder.say(&format!("{place}: {label}"))?;
+        match cell::finish(self.folder, cell) {
+            Ok(result) => {
+                self.folder.progress.line(&describe(&result));
+                self.results.missing.retain(|missing| *missing != label);
+                Ok(Some(result))
+            }
+            Err(error) if self.folder.cancel.requested() || matches!(error, PipelineError::Interrupted) => {
+                Err(PipelineError::Interrupted)
             }
             // The other cells may still succeed, and a night's results are worth more than an early end.
             Err(error) => {
-                failed += 1;
-                tracing::error!("{place}, {}, failed: {}", cell.label(), chain(&error));
+                self.failed += 1;
+                tracing::error!("{place}, {label}, failed: {}", chain(&error));
+                Ok(None)
             }
         }
     }
-    publish(folder.out(), &results)?;
-    for chart in of_results(&results) {
-        chart.write(folder.out())?;
+
+    /// Writes results and table.
+    fn publish(&self) -> Result<(), PipelineError> {
+        let file = results_file(self.folder.out(), &self.results.name);
+        write_json(&file, &self.results)?;
+        let table = ExperimentTable::of(&self.results).to_string();
+        files::write(&file.with_extension("md"), table.as_bytes())
     }
-    Ok(ExperimentOutcome { results, failed })
 }
 
 /// The results of an experiment in the folder `out`.
 pub fn results_file(out: &Path, experiment: &str) -> PathBuf {
     out.join(format!("{experiment}.json"))
-}
-
-/// Writes results and table.
-fn publish(out: &Path, results: &Results) -> Result<(), PipelineError> {
-    let file = results_file(out, &results.name);
-    write_json(&file, results)?;
-    files::write(&file.with_extension("md"), ExperimentTable::of(results).to_string().as_bytes())
 }
 
 /// The command that makes an experiment's results, without the paths of this machine.
