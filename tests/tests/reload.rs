@@ -1,21 +1,23 @@
-//! `serve.reload_seconds`: a server beside a training takes up each round.
+//! A server and a validation beside a training: both take up new rounds.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::time::{Duration, Instant};
 
 use dipaco_tests::http::{get, post};
 use dipaco_tests::process::{Process, Signal};
 use dipaco_tests::run::Run;
 use dipaco_tests::training::untrained;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Versions of the weights that the tests wait for.
 const VERSIONS: usize = 8;
 
 /// A training of many short rounds, of which some are complete.
-fn training(run: &Run) -> Process {
-    let mut train = run.train("--workers 2 --set train.rounds=100000 --set train.inner_steps=1");
+fn training(run: &Run, settings: &str) -> Process {
+    let endless = "--set train.rounds=100000 --set train.inner_steps=1";
+    let mut train = run.train(&format!("--workers 2 {endless} {settings}"));
     for _ in 0..8 {
         train.line_with(" committed ");
     }
@@ -33,8 +35,7 @@ fn ask(address: &str, path: u16) -> (String, String) {
     assert_eq!(answer.status, 200, "{answer:?}");
     let answer = answer.json();
     let choices = answer["choices"].as_array().unwrap();
-    let all =
-        |choice: &serde_json::Value| format!("{} {}", choice["text"], choice["logprobs"]["token_logprobs"]);
+    let all = |choice: &Value| format!("{} {}", choice["text"], choice["logprobs"]["token_logprobs"]);
     assert!(choices.iter().all(|choice| all(choice) == all(&choices[0])), "two rounds are mixed: {answer}");
     (answer["system_fingerprint"].as_str().unwrap().to_owned(), all(&choices[0]))
 }
@@ -59,20 +60,56 @@ fn until_many_versions(address: &str, paths: [u16; 4], after_each: impl Fn()) {
     }
 }
 
+/// The validations that the training has recorded.
+fn validations(run: &Run) -> Vec<Value> {
+    let lines = fs::read_to_string(run.file("metrics.jsonl")).unwrap();
+    // The last line may be incomplete.
+    let events = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    events.filter(|event| event["event"] == "validated").collect()
+}
+
+/// Asserts that the loss on validation text is finite and falls, and that `status` and `plot` show it with its cost.
+fn validation_is_shown(run: &Run) {
+    let found = validations(run);
+    let losses: Vec<f64> = found.iter().map(|event| event["loss"].as_f64().unwrap()).collect();
+    assert!(losses.last() < losses.first(), "{losses:?}");
+    let (progress, last) = (run.status()["progress"].clone(), found.last().unwrap());
+    for key in ["rounds", "loss", "bits_per_byte"] {
+        assert_eq!(progress["validation"][key], last[key], "{key}: {progress} {last}");
+    }
+    assert!(progress["inner_steps"].as_u64() >= last["steps"].as_u64(), "{progress} {last}");
+    assert!(progress["tokens"].as_u64() >= last["trained_tokens"].as_u64(), "{progress} {last}");
+    assert!(progress["seconds"].as_f64() > Some(0.0), "{progress}");
+    assert!(progress["wire_bytes"].as_u64() > Some(10_000), "{progress}");
+    let text = run.dipaco("status").succeeded();
+    let _ = text.says("training: loss ").says(" on the wire\nvalidation: loss ");
+    let _ = run.dipaco("plot").succeeded();
+    for against in ["steps", "tokens", "seconds", "bytes"] {
+        let chart = fs::read_to_string(run.file(&format!("plots/loss-{against}.svg"))).unwrap();
+        assert!(chart.contains("e2e, training") && chart.contains("e2e, validation"), "{against}");
+    }
+}
+
 #[test]
-fn a_server_beside_a_training_takes_up_new_rounds_and_no_answer_fails_or_is_mixed() {
+fn a_server_and_a_validation_beside_a_training_take_up_new_rounds_and_no_answer_fails_or_is_mixed() {
     let run = untrained();
-    let train = training(&run);
+    let mut train = training(&run, "--set train.validate_every=1");
     let server = run.serve("--set serve.reload_seconds=0.05");
     until_many_versions(&server.address, [1; 4], || {});
+    train.until("validations of two rounds far apart", || {
+        let rounds = |event: Option<&Value>| event.and_then(|event| event["rounds"].as_u64());
+        let found = validations(&run);
+        rounds(found.first()).is_some_and(|first| rounds(found.last()) > Some(2 * first + 20))
+    });
     train.signal(Signal::INT);
     let _ = train.finish().failed(130, &[]);
+    validation_is_shown(&run);
 }
 
 #[test]
 fn rounds_are_taken_up_under_a_limit_of_one_path() {
     let run = untrained();
-    let train = training(&run);
+    let train = training(&run, "");
     let only = run.serve("--set serve.preload=none");
     let limit = get(&only.address, "/info").json()["weight_bytes"].as_u64().unwrap();
     drop(only);

@@ -114,6 +114,22 @@ fn same_values(run: &Run, read: &serde_json::Value) {
     assert!(read["seed"]["seed/loss"].as_array().is_some_and(|points| !points.is_empty()), "{read}");
 }
 
+/// The bytes on the wire of each coordinator, as its last event tells them.
+fn bytes_of_coordinators(run: &Run) -> Vec<u64> {
+    let mut bytes = Vec::new();
+    for line in fs::read_to_string(run.file("metrics.jsonl")).unwrap().lines() {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+        if event["event"] == "coordinator_started" {
+            bytes.push(0);
+        }
+        let directions = ["sent", "received"].map(|direction| event["wire_bytes"][direction].as_u64());
+        if let [Some(sent), Some(received)] = directions {
+            *bytes.last_mut().unwrap() = sent + received;
+        }
+    }
+    bytes
+}
+
 #[test]
 fn a_training_can_be_watched_by_probes_prometheus_and_people_also_after_a_restart() {
     let run = untrained();
@@ -169,6 +185,10 @@ fn a_training_can_be_watched_by_probes_prometheus_and_people_also_after_a_restar
     }
     let watched = run.dipaco("status --watch").succeeded();
     let _ = watched.says("paths: 3 of 3 rounds").says("<i>a");
+    let (bytes, progress) = (bytes_of_coordinators(&run), run.status()["progress"].clone());
+    assert!(bytes.len() == 2 && bytes.iter().all(|bytes| *bytes > 10_000), "{bytes:?}");
+    assert_eq!(progress["wire_bytes"], bytes.iter().sum::<u64>());
+    assert!(progress["seconds"].as_f64() > Some(0.0), "{progress}");
 
     // The files of the training are those that are made of its events afterwards.
     let made = run.dipaco("tensorboard --json").succeeded().json();

@@ -6,6 +6,8 @@ use dipaco_telemetry::{Event, EventRecord};
 use dipaco_topology::PathId;
 use serde::Serialize;
 
+use crate::{CostMeter, TrainingCost};
+
 /// Most workers that are remembered. Peers choose their names, so the number needs a bound.
 const MOST_WORKERS: usize = 2048;
 /// Most points of a loss curve. A longer curve drops every second point.
@@ -20,6 +22,9 @@ pub struct LossPoint {
     pub rounds: u64,
     /// Mean cross entropy, nats per token.
     pub loss: f64,
+    /// The same in bits per byte of text, of a validation whose text has a known number of bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bits_per_byte: Option<f64>,
 }
 
 /// The history of a path.
@@ -89,11 +94,16 @@ pub struct RunHistory {
     pub results_refused: u64,
     /// The last notable events, the oldest first.
     pub notes: VecDeque<String>,
+    /// Cost of the training so far; `None` when the events do not tell.
+    pub cost: Option<TrainingCost>,
+    #[serde(skip)]
+    meter: CostMeter,
 }
 
 impl RunHistory {
     /// Adds an event.
     pub fn add(&mut self, record: EventRecord) {
+        self.cost = self.meter.add(&record);
         let EventRecord { time, event } = record;
         match event {
             Event::WorkerJoined { worker, .. } => {
@@ -116,9 +126,11 @@ impl RunHistory {
                 *known = PathHistory { rounds: round + 1, loss, heldout_loss, worker };
             }
             Event::RoundCompleted { round, loss, .. } => {
-                push(&mut self.training, LossPoint { rounds: round + 1, loss });
+                push(&mut self.training, LossPoint { rounds: round + 1, loss, bits_per_byte: None });
             }
-            Event::Validated { rounds, loss, .. } => push(&mut self.validation, LossPoint { rounds, loss }),
+            Event::Validated { rounds, loss, bits_per_byte, .. } => {
+                push(&mut self.validation, LossPoint { rounds, loss, bits_per_byte });
+            }
             Event::LeaseExpired { path, worker, .. } => {
                 self.leases_lost += 1;
                 let lost = self.worker(worker.clone(), &time);
@@ -203,7 +215,7 @@ mod tests {
     }
 
     fn round(round: u64, loss: f64) -> Event {
-        Event::RoundCompleted { round, loss, seconds: 1.0 }
+        Event::RoundCompleted { round, loss, seconds: 1.0, wire_bytes: None }
     }
 
     #[test]

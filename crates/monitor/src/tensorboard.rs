@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use dipaco_telemetry::{Event, EventRecord};
 use thiserror::Error;
-use time::{Date, Month, Time};
 use tokio_util::sync::CancellationToken;
 
+use crate::event_time::seconds_since_1970;
 use crate::{EventTail, event_file};
 
 /// Name of the file in each folder. TensorBoard looks for `tfevents`.
@@ -131,7 +131,7 @@ impl TensorBoard {
             Event::SeedValidated { step, loss, .. } => {
                 ("seed-validation".to_owned(), step, values(&[("seed/loss", Some(loss))]))
             }
-            Event::RoundCompleted { round, loss, seconds } => {
+            Event::RoundCompleted { round, loss, seconds, .. } => {
                 let values = values(&[("loss", Some(loss)), ("seconds", Some(seconds))]);
                 ("training".to_owned(), round.saturating_add(1), values)
             }
@@ -228,17 +228,6 @@ impl Curve {
     }
 }
 
-/// Reads the time of an event, `2026-01-31T23:59:59.123Z`.
-fn seconds_since_1970(text: &str) -> Option<f64> {
-    let number = |from: usize, to: usize| -> Option<u16> { text.get(from..to)?.parse().ok() };
-    let small = |from: usize, to: usize| u8::try_from(number(from, to)?).ok();
-    let month = Month::try_from(small(5, 7)?).ok()?;
-    let date = Date::from_calendar_date(i32::from(number(0, 4)?), month, small(8, 10)?).ok()?;
-    let time = Time::from_hms_milli(small(11, 13)?, small(14, 16)?, small(17, 19)?, number(20, 23)?).ok()?;
-    let moment = date.with_time(time).assume_utc();
-    Some(moment.unix_timestamp() as f64 + f64::from(moment.millisecond()) / 1e3)
-}
-
 /// Writes the values of a training as they come, until `shutdown`, and then the last ones. An error ends the writing: it
 /// is logged and does not disturb the training.
 pub async fn follow(mut board: TensorBoard, shutdown: CancellationToken) {
@@ -294,17 +283,6 @@ mod tests {
             board.update().unwrap();
         }
         fs::read(out.join("training").join(FILE)).unwrap()
-    }
-
-    #[test]
-    fn the_time_of_an_event_is_that_of_its_text() {
-        // date --utc --date 2026-02-28T23:59:59.250Z +%s
-        assert_eq!(seconds_since_1970("2026-02-28T23:59:59.250Z"), Some(1_772_323_199.25));
-        for wrong in
-            ["", "2026-13-01T00:00:00.000Z", "2026-02-30T00:00:00.000Z", "now", "é026-01-01T00:00:00.000Z"]
-        {
-            assert_eq!(seconds_since_1970(wrong), None, "{wrong}");
-        }
     }
 
     #[test]

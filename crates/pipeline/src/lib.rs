@@ -80,4 +80,5 @@ pub use label_error::LabelError;
 pub use run::{Run, save_config, saved_run};
 pub use run_directory::{RoutingFolder, RunDirectory};
 pub use text_codec::RunTextCodec;
+pub use validation::trained_tokens;
 pub use weights::{ModuleVersion, PathModule, Version, Weights};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dipaco_config::RunConfig;
 use dipaco_eval::Evaluation;
-use dipaco_store::{RunManifest, TrainingRecord};
+use dipaco_store::{PathRecord, RunManifest, TrainingRecord};
 use dipaco_telemetry::{Event, Events, Progress};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -85,13 +85,19 @@ async fn measure(
     tokio::task::spawn_blocking(work).await.map_err(|source| PipelineError::Task { source })?
 }
 
+/// Tokens of the outer gradients so far, of all paths together, padding not counted.
+#[must_use]
+pub fn trained_tokens(training: &TrainingRecord) -> u64 {
+    // Every fragment counts the same tokens of a path, but for sends that are under way and frozen levels, which count none.
+    let of_path = |path: &PathRecord| path.counted.iter().map(|counted| counted.tokens).max().unwrap_or(0);
+    training.paths.iter().map(of_path).sum()
+}
+
 fn validated_event(training: &TrainingRecord, round: u32, found: &Evaluation, elapsed: Duration) -> Event {
-    // Every fragment counts the same tokens of a path, but for sends that are under way.
-    let trained = training.paths.iter().filter_map(|path| path.counted.first()).map(|counted| counted.tokens);
     Event::Validated {
         rounds: round.into(),
         steps: u64::from(round) * training.inner_steps,
-        trained_tokens: trained.sum(),
+        trained_tokens: trained_tokens(training),
         seconds: elapsed.as_secs_f64(),
         loss: found.nll_sum / found.tokens_counted.max(1) as f64,
         bits_per_byte: found.bits_per_byte,
@@ -101,7 +107,7 @@ fn validated_event(training: &TrainingRecord, round: u32, found: &Evaluation, el
 
 #[cfg(test)]
 mod tests {
-    use dipaco_store::{CountRecord, PathRecord};
+    use dipaco_store::CountRecord;
 
     use super::*;
 
@@ -134,6 +140,15 @@ mod tests {
         assert_eq!(due_after(&[32, 32], 3), Some(8), "rounds that went by are not made up for");
         assert_eq!(due_after(&[40, 40], 8), None, "the run is complete");
         assert_eq!(due(&training(&[12, 12]), 0, 0), None);
+    }
+
+    #[test]
+    fn the_tokens_of_a_path_are_those_of_a_level_that_trains() {
+        let mut frozen_below = training(&[12, 13]);
+        for path in &mut frozen_below.paths {
+            path.counted.insert(0, CountRecord::default());
+        }
+        assert_eq!(trained_tokens(&frozen_below), 250);
     }
 
     #[test]

@@ -13,6 +13,23 @@ pub struct EventRecord {
     pub event: Event,
 }
 
+/// Bytes on the wire of a coordinator since it began, in UDP datagrams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireBytes {
+    /// Bytes sent to peers.
+    pub sent: u64,
+    /// Bytes received from peers.
+    pub received: u64,
+}
+
+impl WireBytes {
+    /// Bytes in both directions.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.sent.saturating_add(self.received)
+    }
+}
+
 /// An event of a run. `docs/metrics.md` lists the fields. A number that is not finite is written as `null`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -43,6 +60,16 @@ pub enum Event {
         /// Number of tokens counted.
         tokens: u64,
     },
+    /// A coordinator took the run over. Its seconds and its bytes on the wire count from here.
+    CoordinatorStarted {
+        /// Rounds that every path had completed.
+        rounds: u64,
+    },
+    /// A coordinator ended in order.
+    CoordinatorStopped {
+        /// Its bytes on the wire.
+        wire_bytes: WireBytes,
+    },
     /// A worker joined.
     WorkerJoined {
         /// Name of the worker.
@@ -72,6 +99,9 @@ pub enum Event {
         loss: f64,
         /// Seconds since the round's first lease.
         seconds: f64,
+        /// Bytes on the wire since the coordinator began. [`Events`](crate::Events) fills them in; older files have none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        wire_bytes: Option<WireBytes>,
     },
     /// A phase of routing began: the text was divided again, and training goes on with new shards.
     PhaseStarted {

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use thiserror::Error;
 use time::OffsetDateTime;
 
-use crate::{Event, EventRecord, RunClock, SystemClock};
+use crate::{Event, EventRecord, RunClock, SystemClock, WireBytes};
 
 /// Errors of the event file.
 #[derive(Debug, Error)]
@@ -37,10 +37,14 @@ pub enum EventsError {
     },
 }
 
+/// Reads the bytes on the wire of this process.
+pub type WireCounter = Arc<dyn Fn() -> WireBytes + Send + Sync>;
+
 /// Writes events to a file, one JSON object per line. Cheap to clone, and usable from several threads.
 #[derive(Clone)]
 pub struct Events {
     sink: Option<Arc<Sink>>,
+    wire: Option<WireCounter>,
 }
 
 struct Sink {
@@ -67,21 +71,30 @@ impl Events {
         let mut file = OpenOptions::new().create(true).read(true).append(true).open(path).map_err(io)?;
         end_torn_line(&mut file).map_err(io)?;
         let sink = Sink { path: path.to_owned(), file: Mutex::new(file), clock };
-        Ok(Self { sink: Some(Arc::new(sink)) })
+        Ok(Self { sink: Some(Arc::new(sink)), wire: None })
     }
 
     /// Drops all events, for callers without an event file.
     #[must_use]
     pub fn off() -> Self {
-        Self { sink: None }
+        Self { sink: None, wire: None }
+    }
+
+    /// The same file for a coordinator: every [`Event::RoundCompleted`] gets the bytes on the wire at its time.
+    #[must_use]
+    pub fn with_wire_bytes(self, counter: WireCounter) -> Self {
+        Self { wire: Some(counter), ..self }
     }
 
     /// Appends one event as a line, in a single write.
     ///
     /// # Errors
     /// When the line can't be written, for example on a full disk.
-    pub fn write(&self, event: Event) -> Result<(), EventsError> {
+    pub fn write(&self, mut event: Event) -> Result<(), EventsError> {
         let Some(sink) = &self.sink else { return Ok(()) };
+        if let (Event::RoundCompleted { wire_bytes, .. }, Some(counter)) = (&mut event, &self.wire) {
+            *wire_bytes = Some(counter());
+        }
         let io = |source| EventsError::Io { path: sink.path.clone(), source };
         let time = rfc3339(sink.clock.now());
         let mut line = serde_json::to_vec(&EventRecord { time, event }).map_err(|error| io(error.into()))?;
@@ -132,6 +145,7 @@ pub fn read_events(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
     use dipaco_topology::{ModuleId, PathId};
@@ -186,6 +200,28 @@ mod tests {
         }
         let read: Vec<Event> = read_events(&path).unwrap().map(|record| record.unwrap().event).collect();
         assert_eq!(read, [step(2.5), expired]);
+    }
+
+    #[test]
+    fn a_completed_round_has_the_bytes_at_its_time_and_older_files_have_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        let older =
+            "{\"time\":\"t\",\"event\":\"round_completed\",\"round\":0,\"loss\":4.0,\"seconds\":1.0}\n";
+        std::fs::write(&path, older).unwrap();
+        let sent = Arc::new(AtomicU64::new(10));
+        let counted = sent.clone();
+        let counter = Arc::new(move || WireBytes { sent: counted.load(Ordering::Relaxed), received: 5 });
+        let events = Events::create(&path).unwrap().with_wire_bytes(counter);
+        for (round, bytes) in [(1, 20), (2, 30)] {
+            sent.store(bytes, Ordering::Relaxed);
+            events.write(Event::RoundCompleted { round, loss: 3.0, seconds: 1.0, wire_bytes: None }).unwrap();
+        }
+        let read = read_events(&path).unwrap().map(|record| match record.unwrap().event {
+            Event::RoundCompleted { wire_bytes, .. } => wire_bytes.map(WireBytes::total),
+            event => panic!("{event:?}"),
+        });
+        assert_eq!(read.collect::<Vec<_>>(), [None, Some(25), Some(35)]);
     }
 
     #[test]

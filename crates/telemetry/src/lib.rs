@@ -31,8 +31,8 @@ mod table;
 
 pub use causes::causes;
 pub use clock::{RunClock, SystemClock};
-pub use event::{Event, EventRecord};
-pub use events::{Events, EventsError, read_events};
+pub use event::{Event, EventRecord, WireBytes};
+pub use events::{Events, EventsError, WireCounter, read_events};
 pub use exposition::{EXPOSITION_TYPE, Exposition, Histogram, MetricKind, label};
 pub use live::{
     LiveLease, LiveModule, LivePath, LiveRun, LiveSource, LiveSynchronizer, LiveSynchronizerSource,

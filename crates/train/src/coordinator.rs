@@ -30,9 +30,9 @@ use std::time::Duration;
 
 use dipaco_config::RunConfig;
 use dipaco_ledger::{Ledger, PhaseBoundary};
-use dipaco_net::{Clock, Server};
+use dipaco_net::{Clock, Server, Traffic};
 use dipaco_store::{RunStore, ShardRecord};
-use dipaco_telemetry::{Event, Events, LiveSource, Progress};
+use dipaco_telemetry::{Event, Events, LiveSource, Progress, WireBytes};
 use dipaco_topology::Topology;
 use serde::Serialize;
 use tokio::runtime::Handle;
@@ -65,6 +65,9 @@ pub type Rerouting =
 
 /// Takes the source of the present state of a coordinator that has taken its run over.
 pub type Observe = Box<dyn FnOnce(LiveSource) + Send>;
+
+/// Time between two looks for unfinished writes of processes that are gone.
+const LOOK_FOR_LEFTOVERS: Duration = Duration::from_secs(3600);
 
 /// Settings of a coordinator.
 pub struct CoordinatorOptions {
@@ -128,8 +131,12 @@ pub async fn coordinate(
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, CoordinatorError> {
     let observe = options.observe.take();
+    let counters = server.traffic_source();
+    options.events = options.events.with_wire_bytes(Arc::new(move || wire_bytes(counters.read())));
     let RunningCoordinator { requests, synchronizer, writer, leftovers, reroute, steps_before } =
         RunningCoordinator::take_over(options).await?;
+    let rounds = requests.ledger().rounds_done().into();
+    requests.progress.event(Event::CoordinatorStarted { rounds })?;
     if let Some(observe) = observe {
         observe(live::source(&requests, server.traffic_source()));
     }
@@ -168,6 +175,7 @@ pub async fn coordinate(
     // writer's last write holds every change, and nothing is written after this function returns.
     requests.ledger().close();
     writer.stop().await?;
+    requests.progress.event(Event::CoordinatorStopped { wire_bytes: wire_bytes(traffic) })?;
     let time = requests.progress.worker_time();
     let ledger = requests.ledger();
     let paths = ledger.state().progress().paths.len() as u64;
@@ -184,6 +192,11 @@ pub async fn coordinate(
         waited_seconds: time.waited,
         seconds: requests.started.elapsed().as_secs_f64(),
     })
+}
+
+/// Bytes in datagrams, which users pay for.
+fn wire_bytes(traffic: Traffic) -> WireBytes {
+    WireBytes { sent: traffic.udp_sent, received: traffic.udp_received }
 }
 
 /// The parts of a coordinator that has taken its run over.
@@ -215,7 +228,7 @@ impl RunningCoordinator {
             observe: _,
         } = options;
         let begun = Instant::now();
-        let leftovers = Leftovers { store: store.clone(), clock: clock.clone() };
+        let leftovers = Leftovers { store: store.clone(), clock: clock.clone(), every: LOOK_FOR_LEFTOVERS };
         leftovers.remove().await?;
         let topology = Topology::new(&config.topology, config.model.blocks)?;
         let plan = WorkerPlan::new(&config);

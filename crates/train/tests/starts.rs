@@ -65,7 +65,7 @@ async fn an_interrupted_seed_goes_on_to_the_same_weights() {
     let train = tokens(&run.folder.path().join("train.h5"), 0, 60);
     let reached = CancellationToken::new();
     let first =
-        seed(folder.path(), config(), train.clone(), Some((run.events_until(1, &reached), reached))).await;
+        seed(folder.path(), config(), train.clone(), Some((run.events_until(0, &reached), reached))).await;
     let first = first.unwrap();
     let last = seed(folder.path(), config(), train.clone(), None).await.unwrap();
     assert!(last.finished && first.step + last.new_steps == 4);

@@ -1,14 +1,18 @@
 //! `dipaco status`: shows the progress of a run.
 
 mod data;
+mod progress;
 mod watch;
 
 use clap::Args;
 use dipaco_config::RunConfig;
+use dipaco_monitor::{EventTail, RunHistory};
 use dipaco_store::{QuarantineRecord, RunManifest};
-use dipaco_telemetry::{Align, Event, Table, human, read_events};
+use dipaco_telemetry::{Align, Table, human};
+use serde::Serialize;
 
 use self::data::Accounts;
+use self::progress::TrainingProgress;
 use crate::commands::rollback;
 use crate::error::CliError;
 use crate::run_options::RunOptions;
@@ -20,7 +24,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco status --run runs/tiny
   dipaco status --run runs/tiny --watch                again and again, with the workers
-  dipaco status --run runs/tiny --json                 the run's manifest
+  dipaco status --run runs/tiny --json                 the run's manifest, and its progress
   dipaco status --run runs/tiny --data                 how much of its text each path has used
   dipaco status --run runs/tiny --complete             for scripts: is there anything left to train?";
 
@@ -32,7 +36,7 @@ pub(crate) struct StatusOptions {
     /// Show the text that each path has used, and whether every inner step counts once.
     #[arg(long)]
     data: bool,
-    /// Print the run's manifest as JSON; with --data the accounts.
+    /// Print the run's manifest and its progress as JSON; with --data the accounts.
     #[arg(long)]
     json: bool,
     /// Show the status again every two seconds, with the workers, until the run is complete.
@@ -43,21 +47,30 @@ pub(crate) struct StatusOptions {
     complete: bool,
 }
 
-/// A line about the last validation during training.
-fn last_validation(run: &RunDirectory) -> Result<Option<String>, CliError> {
-    if !run.events().exists() {
-        return Ok(None);
-    }
-    // A cut line of a killed process is skipped.
-    let events = read_events(&run.events()).map_err(PipelineError::from)?.filter_map(Result::ok);
-    let line = |event| match event {
-        Event::Validated { rounds, loss, bits_per_byte, .. } => {
-            let bits = bits_per_byte.map(|bits| format!(", {bits:.4} bits per byte")).unwrap_or_default();
-            Some(format!("validation: loss {loss:.4}{bits} after round {rounds}\n"))
-        }
-        _ => None,
-    };
-    Ok(events.filter_map(|record| line(record.event)).last())
+/// The output of `--json`.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    manifest: &'a RunManifest,
+    /// Absent before the training begins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<TrainingProgress>,
+}
+
+/// The sum of the run's events so far.
+fn history(run: &RunDirectory) -> Result<RunHistory, CliError> {
+    let (mut tail, mut history) = (EventTail::new(&run.events()), RunHistory::default());
+    follow(run, &mut tail, &mut history)?;
+    Ok(history)
+}
+
+/// Adds the events that have come since the last call.
+fn follow(run: &RunDirectory, tail: &mut EventTail, history: &mut RunHistory) -> Result<(), CliError> {
+    let read = tail.read(|record| match record {
+        Some(record) => history.add(record),
+        None => *history = RunHistory::default(),
+    });
+    read.map_err(|source| CliError::Io { action: "read", path: run.events(), source })
 }
 
 pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
@@ -83,10 +96,12 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
             output::print(&accounts.to_string())
         };
     }
+    let history = history(&run)?;
     if options.json {
-        return output::print_json(&manifest);
+        let progress = manifest.training.as_ref().map(|training| TrainingProgress::new(training, &history));
+        return output::print_json(&Report { manifest: &manifest, progress });
     }
-    output::print(&describe(&run, &config, &manifest)?)
+    output::print(&describe(&history, &config, &manifest))
 }
 
 /// The status of a run without a manifest.
@@ -95,7 +110,7 @@ fn nothing(run: &RunDirectory) -> String {
 }
 
 /// The status of a run, in words and a table.
-fn describe(run: &RunDirectory, config: &RunConfig, manifest: &RunManifest) -> Result<String, CliError> {
+fn describe(history: &RunHistory, config: &RunConfig, manifest: &RunManifest) -> String {
     let mut text = format!("run {} ({})\n", manifest.run, config.run.name);
     if let Some(seed) = &manifest.seed {
         let loss =
@@ -120,9 +135,7 @@ fn describe(run: &RunDirectory, config: &RunConfig, manifest: &RunManifest) -> R
             let (phase, last) = (training.phase, training.boundaries.len());
             text += &format!("routing: phase {phase} of 0 to {last}, up to round {}\n", training.phase_end());
         }
-        if let Some(validated) = last_validation(run)? {
-            text += &validated;
-        }
+        text += &TrainingProgress::new(training, history).to_string();
         let right = Align::Right;
         let mut table = Table::new(&[
             ("path", right),
@@ -147,5 +160,5 @@ fn describe(run: &RunDirectory, config: &RunConfig, manifest: &RunManifest) -> R
             text += &format!("warning: {warning}\n");
         }
     }
-    Ok(text)
+    text
 }

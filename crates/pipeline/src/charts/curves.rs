@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use dipaco_config::RunConfig;
-use dipaco_telemetry::{Event, read_events};
+use dipaco_monitor::{CostMeter, TrainingCost};
+use dipaco_telemetry::{Event, EventRecord, read_events};
 use dipaco_topology::{ModuleId, Topology};
 
 use crate::error::PipelineError;
@@ -12,7 +13,7 @@ use crate::run_directory::RunDirectory;
 /// Upper bound on the points of a curve.
 const POINTS: u64 = 200;
 
-/// Curves of a run.
+/// Curves of a run. A repeated round has its last values, and a round that a rollback undid has none.
 #[derive(Clone, Debug)]
 pub struct RunCurves {
     /// The run's name.
@@ -31,6 +32,8 @@ pub struct RunCurves {
     pub seed_validation: Vec<(f64, f64)>,
     /// Cosine between the outer gradients of a module's paths, by outer step.
     pub cosines: BTreeMap<ModuleId, Vec<(f64, f64)>>,
+    /// Cost of the training when all paths had taken so many inner steps; empty when the events do not tell.
+    costs: BTreeMap<u64, TrainingCost>,
 }
 
 /// A curve of means over intervals of equal length.
@@ -65,60 +68,206 @@ impl RunCurves {
     /// [`PipelineError::Events`] when the event file can't be read, [`PipelineError::Topology`] when the configuration is
     /// wrong.
     pub fn read(run: &RunDirectory, config: &RunConfig) -> Result<Self, PipelineError> {
-        let topology = Topology::new(&config.topology, config.model.blocks)?;
-        let inner = config.train.inner_steps;
-        let mut training: BTreeMap<u64, BTreeMap<u32, f64>> = BTreeMap::new();
-        let mut seed_training = Curve::over(config.seed_model.steps);
-        let mut heldout: BTreeMap<u64, BTreeMap<u32, f64>> = BTreeMap::new();
-        let mut seed_validation = BTreeMap::new();
-        let mut validation = BTreeMap::new();
-        let mut cosines: BTreeMap<ModuleId, BTreeMap<u64, f64>> = BTreeMap::new();
+        let mut sums = EventSums::new(config);
         if run.events().exists() {
-            for record in read_events(&run.events())? {
-                // A process that was killed may leave half a line, and a later version may write other events.
-                let Ok(record) = record else { continue };
-                match record.event {
-                    Event::SeedStep { step, loss, .. } => seed_training.add(step, loss),
-                    Event::SeedValidated { step, loss, .. } => {
-                        seed_validation.insert(step, loss);
-                    }
-                    Event::Validated { steps, loss, .. } => {
-                        validation.insert(steps, loss);
-                    }
-                    Event::PathCompleted { path, round, loss, heldout_loss, .. } => {
-                        // The lease after the last round only measures, and its loss is not a number.
-                        if loss.is_finite() {
-                            training.entry((round + 1) * inner).or_default().insert(path.0, loss);
-                        }
-                        // The held-out loss belongs to the weights at the begin of the round.
-                        if let Some(loss) = heldout_loss {
-                            heldout.entry(round * inner).or_default().insert(path.0, loss);
-                        }
-                    }
-                    Event::ModuleStepped { module, version, cosine: Some(cosine), .. } => {
-                        cosines.entry(module).or_default().insert(version, cosine);
-                    }
-                    _ => {}
+            // A process that was killed may leave half a line, and a later version may write other events.
+            read_events(&run.events())?.filter_map(Result::ok).for_each(|record| sums.add(record));
+        }
+        sums.curves(config)
+    }
+
+    /// Cost of the training up to an inner step: when all paths had completed the round of this step.
+    #[must_use]
+    pub fn cost_at(&self, step: f64) -> Option<TrainingCost> {
+        self.costs.range((step as u64)..).next().map(|(_, cost)| *cost)
+    }
+}
+
+/// Losses of the paths by inner step.
+type PathLosses = BTreeMap<u64, BTreeMap<u32, f64>>;
+
+/// The events so far.
+struct EventSums {
+    inner_steps: u64,
+    training: PathLosses,
+    heldout: PathLosses,
+    validation: BTreeMap<u64, f64>,
+    seed_training: Curve,
+    seed_validation: BTreeMap<u64, f64>,
+    cosines: BTreeMap<ModuleId, BTreeMap<u64, f64>>,
+    meter: CostMeter,
+    costs: BTreeMap<u64, TrainingCost>,
+}
+
+impl EventSums {
+    fn new(config: &RunConfig) -> Self {
+        Self {
+            inner_steps: config.train.inner_steps,
+            training: BTreeMap::new(),
+            heldout: BTreeMap::new(),
+            validation: BTreeMap::new(),
+            seed_training: Curve::over(config.seed_model.steps),
+            seed_validation: BTreeMap::new(),
+            cosines: BTreeMap::new(),
+            meter: CostMeter::default(),
+            costs: BTreeMap::new(),
+        }
+    }
+
+    /// Inner steps of a path after so many rounds.
+    fn steps(&self, rounds: u64) -> u64 {
+        rounds.saturating_mul(self.inner_steps)
+    }
+
+    fn add(&mut self, record: EventRecord) {
+        let cost = self.meter.add(&record);
+        match record.event {
+            Event::SeedStep { step, loss, .. } => self.seed_training.add(step, loss),
+            Event::SeedValidated { step, loss, .. } => {
+                self.seed_validation.insert(step, loss);
+            }
+            Event::Validated { steps, loss, .. } => {
+                self.validation.insert(steps, loss);
+            }
+            Event::PathCompleted { path, round, loss, heldout_loss, .. } => {
+                // The lease after the last round only measures, and its loss is not a number.
+                if loss.is_finite() {
+                    let end = self.steps(round.saturating_add(1));
+                    self.training.entry(end).or_default().insert(path.0, loss);
+                }
+                // The held-out loss belongs to the weights at the begin of the round.
+                if let Some(loss) = heldout_loss {
+                    let begin = self.steps(round);
+                    self.heldout.entry(begin).or_default().insert(path.0, loss);
                 }
             }
+            Event::RoundCompleted { round, .. } => {
+                let step = self.steps(round.saturating_add(1));
+                // A round that is repeated costs again, and so do the rounds after it.
+                while self.costs.last_key_value().is_some_and(|(known, _)| *known >= step) {
+                    self.costs.pop_last();
+                }
+                self.costs.extend(cost.map(|cost| (step, cost)));
+            }
+            Event::RolledBack { to, .. } => {
+                let kept = self.steps(to.into());
+                self.training.retain(|step, _| *step <= kept);
+                self.heldout.retain(|step, _| *step <= kept);
+                self.validation.retain(|step, _| *step <= kept);
+                self.costs.retain(|step, _| *step <= kept);
+            }
+            Event::ModuleStepped { module, version, cosine: Some(cosine), .. } => {
+                self.cosines.entry(module).or_default().insert(version, cosine);
+            }
+            _ => {}
+        }
+    }
+
+    fn curves(mut self, config: &RunConfig) -> Result<RunCurves, PipelineError> {
+        let topology = Topology::new(&config.topology, config.model.blocks)?;
+        if !self.costs.is_empty() {
+            self.costs.insert(0, TrainingCost::default());
         }
         let floats = |points: BTreeMap<u64, f64>| -> Vec<(f64, f64)> {
             points.into_iter().map(|(at, value)| (at as f64, value)).collect()
         };
         let mean = |losses: &BTreeMap<u32, f64>| losses.values().sum::<f64>() / losses.len() as f64;
-        let means = |rounds: BTreeMap<u64, BTreeMap<u32, f64>>| -> Vec<(f64, f64)> {
-            floats(rounds.into_iter().map(|(at, losses)| (at, mean(&losses))).collect())
+        let means = |steps: PathLosses| -> Vec<(f64, f64)> {
+            floats(steps.into_iter().map(|(at, losses)| (at, mean(&losses))).collect())
         };
-        Ok(Self {
+        Ok(RunCurves {
             name: config.run.name.clone(),
             step_tokens: f64::from(topology.paths())
                 * (config.train.batch as f64 * config.train.sequence_tokens as f64),
-            training: means(training),
-            heldout: means(heldout),
-            validation: floats(validation),
-            seed_training: seed_training.points(),
-            seed_validation: floats(seed_validation),
-            cosines: cosines.into_iter().map(|(module, points)| (module, floats(points))).collect(),
+            training: means(self.training),
+            heldout: means(self.heldout),
+            validation: floats(self.validation),
+            seed_training: self.seed_training.points(),
+            seed_validation: floats(self.seed_validation),
+            cosines: self.cosines.into_iter().map(|(module, points)| (module, floats(points))).collect(),
+            costs: self.costs,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_telemetry::WireBytes;
+    use dipaco_topology::PathId;
+
+    use super::*;
+
+    fn started() -> Event {
+        Event::CoordinatorStarted { rounds: 0 }
+    }
+
+    /// A round of a run of one path, and the bytes since the coordinator began.
+    fn round(round: u64, loss: f64, sent: u64) -> [Event; 2] {
+        let path = Event::PathCompleted {
+            path: PathId(0),
+            round,
+            worker: "a".to_owned(),
+            loss,
+            heldout_loss: Some(loss + 1.0),
+            best: true,
+            seconds: 1.0,
+            waited_seconds: 0.0,
+        };
+        let wire_bytes = Some(WireBytes { sent, received: 0 });
+        [path, Event::RoundCompleted { round, loss, seconds: 1.0, wire_bytes }]
+    }
+
+    fn validated(rounds: u64, loss: f64) -> Event {
+        Event::Validated {
+            rounds,
+            steps: 10 * rounds,
+            trained_tokens: 0,
+            seconds: 0.0,
+            loss,
+            bits_per_byte: None,
+            tokens: 1,
+        }
+    }
+
+    /// The curves of these events, a second apart.
+    fn curves(events: Vec<Event>) -> RunCurves {
+        let mut config = RunConfig::default();
+        config.train.inner_steps = 10;
+        let mut sums = EventSums::new(&config);
+        for (second, event) in events.into_iter().enumerate() {
+            sums.add(EventRecord { time: format!("2026-01-01T00:00:{second:02}.000Z"), event });
+        }
+        sums.curves(&config).unwrap()
+    }
+
+    fn costs(curves: &RunCurves, points: &[(f64, f64)]) -> Vec<Option<(f64, u64)>> {
+        let cost = |step| curves.cost_at(step).map(|cost| (cost.seconds, cost.wire_bytes));
+        points.iter().map(|&(step, _)| cost(step)).collect()
+    }
+
+    #[test]
+    fn losses_have_the_cost_of_their_rounds_over_all_coordinators() {
+        let [path, _] = round(2, 3.0, 0);
+        let events = [vec![started()], round(0, 5.0, 100).to_vec(), vec![validated(1, 5.5), started()]];
+        let later = [round(1, 4.0, 30).to_vec(), vec![path]];
+        let curves = curves([events.concat(), later.concat()].concat());
+        assert_eq!(curves.training, [(10.0, 5.0), (20.0, 4.0), (30.0, 3.0)]);
+        assert_eq!(costs(&curves, &curves.training), [Some((2.0, 100)), Some((5.0, 130)), None]);
+        assert_eq!(curves.validation, [(10.0, 5.5)]);
+        assert_eq!(costs(&curves, &curves.validation), [Some((2.0, 100))]);
+        assert_eq!(costs(&curves, &curves.heldout), [Some((0.0, 0)), Some((2.0, 100)), Some((5.0, 130))]);
+    }
+
+    #[test]
+    fn undone_rounds_have_no_points_and_cost_nevertheless() {
+        let rounds = [vec![started()], round(0, 5.0, 10).to_vec(), round(1, 9.0, 20).to_vec()];
+        let undone = vec![validated(2, 9.5), Event::RolledBack { from: 2, to: 1, undone: vec![2] }];
+        let mut events = [rounds.concat(), undone].concat();
+        assert_eq!(curves(events.clone()).training, [(10.0, 5.0)]);
+        events.extend([vec![started()], round(1, 4.0, 7).to_vec()].concat());
+        let curves = curves(events);
+        assert_eq!(curves.training, [(10.0, 5.0), (20.0, 4.0)]);
+        assert!(curves.validation.is_empty(), "{:?}", curves.validation);
+        assert_eq!(costs(&curves, &curves.training), [Some((2.0, 10)), Some((7.0, 27))]);
     }
 }

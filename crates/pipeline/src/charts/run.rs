@@ -10,6 +10,35 @@ use super::curves::RunCurves;
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
 
+/// A quantity that the loss is drawn against.
+struct Against {
+    /// The end of the chart's name.
+    name: &'static str,
+    /// Label of the axis.
+    label: &'static str,
+    /// The quantity at an inner step of each path; `None` when the events do not tell.
+    at: fn(&RunCurves, f64) -> Option<f64>,
+}
+
+const AGAINST: [Against; 4] = [
+    Against { name: "steps", label: "inner steps of each path", at: |_, step| Some(step) },
+    Against {
+        name: "tokens",
+        label: "training tokens of all paths together, padding included",
+        at: |curves, step| Some(step * curves.step_tokens),
+    },
+    Against {
+        name: "seconds",
+        label: "seconds of training",
+        at: |curves, step| Some(curves.cost_at(step)?.seconds),
+    },
+    Against {
+        name: "bytes",
+        label: "bytes on the wire, to and from the coordinator",
+        at: |curves, step| Some(curves.cost_at(step)?.wire_bytes as f64),
+    },
+];
+
 /// All charts that the runs have numbers for. The loss curves of all runs are in one chart.
 ///
 /// # Errors
@@ -17,11 +46,11 @@ use crate::run_directory::RunDirectory;
 pub fn of_runs(runs: &[(RunDirectory, RunCurves)]) -> Result<Vec<Chart>, PipelineError> {
     let curves: Vec<&RunCurves> = runs.iter().map(|(_, curves)| curves).collect();
     let mut charts = Vec::new();
-    if curves.iter().any(|curves| !curves.training.is_empty()) {
-        let steps = loss(&curves, "inner steps of each path", |_| 1.0);
-        let tokens = loss(&curves, "training tokens of all paths together", |curves| curves.step_tokens);
-        charts.push(Chart::lines("loss-steps", &steps));
-        charts.push(Chart::lines("loss-tokens", &tokens));
+    for against in AGAINST {
+        let chart = loss(&curves, &against);
+        if !chart.lines.is_empty() {
+            charts.push(Chart::lines(format!("loss-{}", against.name), &chart));
+        }
     }
     if curves.iter().any(|curves| !curves.seed_training.is_empty()) {
         charts.push(Chart::lines("loss-seed", &seed(&curves)));
@@ -39,27 +68,24 @@ pub fn of_runs(runs: &[(RunDirectory, RunCurves)]) -> Result<Vec<Chart>, Pipelin
     Ok(charts)
 }
 
-/// The loss of all runs, against inner steps times `worth`.
-fn loss(runs: &[&RunCurves], label: &str, worth: fn(&RunCurves) -> f64) -> LineChart {
+/// The loss of all runs. A curve without points has no line.
+fn loss(runs: &[&RunCurves], against: &Against) -> LineChart {
     let mut lines = Vec::new();
     for (colour, curves) in runs.iter().enumerate() {
-        let at = |points: &[(f64, f64)]| -> Vec<(f64, f64)> {
-            points.iter().map(|&(step, loss)| (step * worth(curves), loss)).collect()
+        let line = |name: &str, points: &[(f64, f64)]| -> Line {
+            let points = points.iter().filter_map(|&(step, loss)| Some(((against.at)(curves, step)?, loss)));
+            Line::new(format!("{}, {name}", curves.name), points.collect()).in_colour(colour)
         };
-        lines.push(Line::new(format!("{}, training", curves.name), at(&curves.training)).in_colour(colour));
-        if !curves.heldout.is_empty() {
-            let line = Line::new(format!("{}, held out", curves.name), at(&curves.heldout)).in_colour(colour);
-            lines.push(Line { dashed: true, ..line });
-        }
-        if !curves.validation.is_empty() {
-            let name = format!("{}, validation", curves.name);
-            let line = Line::new(name, at(&curves.validation)).in_colour(colour);
-            lines.push(Line { marked: true, ..line });
-        }
+        let of_run = [
+            line("training", &curves.training),
+            Line { dashed: true, ..line("held out", &curves.heldout) },
+            Line { marked: true, ..line("validation", &curves.validation) },
+        ];
+        lines.extend(of_run.into_iter().filter(|line| !line.points.is_empty()));
     }
     LineChart {
         title: "Loss, mean over the paths".into(),
-        x: Axis::linear(label),
+        x: Axis::linear(against.label),
         y: Axis::linear("loss in nats per token"),
         lines,
     }

@@ -52,7 +52,8 @@ impl RoundTally {
         let losses = self.losses.remove(&round).unwrap_or_default();
         // The mean is NaN when all leases of the round were completed under an earlier coordinator.
         let loss = losses.iter().sum::<f64>() / f64::from(u32::try_from(losses.len()).unwrap_or(u32::MAX));
-        Some(Event::RoundCompleted { round, loss, seconds: now.duration_since(begun).as_secs_f64() })
+        let seconds = now.duration_since(begun).as_secs_f64();
+        Some(Event::RoundCompleted { round, loss, seconds, wire_bytes: None })
     }
 
     /// Number of rounds that all paths have completed.
@@ -77,7 +78,7 @@ mod tests {
         assert_eq!(tally.committed(PathId(0), 35, 5.0, at(3)), None);
         assert_eq!(tally.committed(PathId(0), 40, 4.0, at(3)), None);
         assert_eq!(tally.leased(40, at(4)), Some(Event::RoundStarted { round: 4 }), "rounds overlap");
-        let completed = Event::RoundCompleted { round: 3, loss: 4.0, seconds: 5.0 };
+        let completed = Event::RoundCompleted { round: 3, loss: 4.0, seconds: 5.0, wire_bytes: None };
         assert_eq!(tally.committed(PathId(1), 40, 3.0, at(6)), Some(completed));
         assert_eq!(tally.leased(35, at(7)), None, "it is over");
     }

@@ -287,9 +287,9 @@ impl Run {
         tokio::spawn(synchronize(options, server, CancellationToken::new()))
     }
 
-    /// An event file that triggers `reached` with its `number`th event.
+    /// An event file that triggers `reached` with the `number`th event after its first, with which a coordinator starts.
     pub(crate) fn events_until(&self, number: u32, reached: &CancellationToken) -> Events {
-        let clock = Counting { left: AtomicU32::new(number), reached: reached.clone() };
+        let clock = Counting { left: AtomicU32::new(number + 1), reached: reached.clone() };
         Events::with_clock(&self.folder.path().join("metrics.jsonl"), Box::new(clock)).unwrap()
     }
 

@@ -9,7 +9,7 @@ use dipaco_pipeline::RunDirectory;
 use dipaco_pipeline::store::manifest;
 use dipaco_telemetry::{Align, Table};
 
-use super::{describe, nothing};
+use super::{describe, follow, nothing};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::{output, runtime};
@@ -27,17 +27,13 @@ pub(super) fn run(run: &RunDirectory, config: &RunConfig) -> Result<(), CliError
     let (mut tail, mut history) = (EventTail::new(&run.events()), RunHistory::default());
     let (terminal, mut shown) = (std::io::stdout().is_terminal(), String::new());
     while !interrupt.is_set() {
-        let read = tail.read(|record| match record {
-            Some(record) => history.add(record),
-            None => history = RunHistory::default(),
-        });
-        read.map_err(|source| CliError::Io { action: "read", path: run.events(), source })?;
+        follow(run, &mut tail, &mut history)?;
         let found = runtime::run(async { Ok(manifest(run).await?) })?;
         let (mut text, complete) = match &found {
             None => (nothing(run), false),
             Some(manifest) => {
                 let training = manifest.training.as_ref();
-                (describe(run, config, manifest)?, training.is_some_and(|training| training.finished()))
+                (describe(&history, config, manifest), training.is_some_and(|training| training.finished()))
             }
         };
         text += &workers(&history);
