@@ -77,7 +77,7 @@ fn the_parts_of_a_lease_are_measured_and_add_up() {
     let leases = report["leases"].as_array().unwrap();
     assert_eq!(leases.len(), 3);
     for lease in leases {
-        let parts = ["fetch", "load", "steps", "encode", "upload"].map(|part| &lease[part]);
+        let parts = ["wait", "fetch", "load", "steps", "encode", "upload"].map(|part| &lease[part]);
         for key in ["seconds", "user", "system", "minor_faults", "down", "up"] {
             let sum: f64 = parts.iter().map(|part| number(&part[key])).sum();
             assert!((sum - number(&lease["whole"][key])).abs() < 1e-6, "{key}: {lease}");
@@ -90,6 +90,9 @@ fn the_parts_of_a_lease_are_measured_and_add_up() {
         assert!(number(&lease["peak_bytes"]) > weights, "{lease}");
     }
 
+    let by_coordinator: f64 = leases.iter().map(|lease| number(&lease["coordinator"]["user"])).sum();
+    assert!(by_coordinator > 0.0, "the coordinator takes the outer steps: {report}");
+
     // A worker keeps its memory: 21 MB of weights are 5,185 pages, and the first lease touches many times as many.
     let faults = |lease: usize| {
         let parts = ["load", "steps"].map(|part| number(&leases[lease][part]["minor_faults"]));
@@ -98,8 +101,15 @@ fn the_parts_of_a_lease_are_measured_and_add_up() {
     assert!(faults(2) * 10.0 < faults(0), "{report}");
 
     let text = dipaco(LEASE).succeeded();
-    for says in ["inner steps", "page faults", "first lease", "medians of 2 leases", "copies of the weights"]
-    {
+    for says in [
+        "inner steps",
+        "page faults",
+        "first leases",
+        "coordinator",
+        "medians of 2 leases",
+        "a round of 1 path takes",
+        "copies of the weights",
+    ] {
         let _ = text.clone().says(says);
     }
 }
@@ -130,8 +140,9 @@ fn a_dry_run_plans_a_training_before_any_text_is_prepared() {
     assert_eq!(levels[0]["holds"], "embedding, blocks 0");
     // Two workers for four paths: 5 steps of 4 x 64 tokens of each, three times.
     assert_eq!((&plan["tokens"]["round"], &plan["tokens"]["all"]), (&5120.into(), &15360.into()));
-    // For each path, gradients behind a header of 24 bytes, and two moments.
+    // For each path, gradients behind a header of 24 bytes, and two moments with each lease.
     assert_eq!(plan["wire"]["from_worker"], 2 * (24 + 12 * PARAMETERS));
+    assert_eq!(plan["kept_states"], 8 * PARAMETERS);
     assert_eq!(plan["memory"]["step"]["weights"], 4 * PARAMETERS);
     assert!(plan["memory"]["worker"].as_u64().unwrap() > 16 * PARAMETERS, "{plan}");
     let seconds = 3.0 * 5120.0 / 2.0 / number(&plan["speed"]["tokens_per_second"]);

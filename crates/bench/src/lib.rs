@@ -15,7 +15,9 @@ mod serve_load;
 mod transfer_trial;
 
 pub use error::BenchError;
-pub use lease_trial::{LeaseCost, LeaseTrialOptions, ProcessMeter, ProcessUse, StageCost, lease_trial};
+pub use lease_trial::{
+    LeaseCost, LeaseTrialOptions, MovedBytes, ProcessMeter, ProcessUse, StageCost, lease_trial,
+};
 pub use load_test::{LoadTestOptions, LoadTestReport, load_test};
 pub use percentiles::{Percentiles, percentile};
 pub use serve_load::{

@@ -15,15 +15,39 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[cfg(unix)]
 const DECAYS: [&str; 2] = ["arenas.dirty_decay_ms\0", "arenas.muzzy_decay_ms\0"];
 
-/// Keeps the large buffers that this process frees, for ever. To be called before it has any.
+/// Time in milliseconds for which [`keep_freed`] keeps freed memory: far longer than a lease of a large path. Memory that nobody
+/// takes again goes back after it, so a worker does not grow with the number of its leases.
+const KEPT_MS: isize = 300_000;
+
+/// Keeps the large buffers that this process frees for five minutes. To be called before it has any.
 ///
 /// A worker frees the buffers of a lease and takes as many for the next. The allocator would give them back after ten seconds,
 /// and the system would hand out and zero each page again (`docs/results/speed.md`, "A lease").
 pub(crate) fn keep_freed() {
     #[cfg(unix)]
     for decay in DECAYS {
-        if let Err(error) = decay.name().write(-1_isize) {
+        if let Err(error) = decay.name().write(KEPT_MS) {
             tracing::debug!(%error, "the allocator gives freed memory back");
+        }
+    }
+}
+
+/// Gives the memory that this process has freed so far back to the system. Later frees are kept for as long as before.
+pub(crate) fn give_freed_back() {
+    #[cfg(unix)]
+    {
+        let arenas = b"arenas.narenas\0".name().read().unwrap_or(0_u32);
+        for arena in 0..arenas {
+            for kind in ["dirty", "muzzy"] {
+                let key = format!("arena.{arena}.{kind}_decay_ms\0");
+                // An arena that no thread has used has no times. A time of 0 gives everything back at once.
+                let Ok(kept_for) = Access::<isize>::read(key.as_str().name()) else { continue };
+                let given =
+                    key.as_str().name().write(0_isize).and_then(|()| key.as_str().name().write(kept_for));
+                if let Err(error) = given {
+                    tracing::debug!(%error, "the allocator keeps freed memory");
+                }
+            }
         }
     }
 }
@@ -49,10 +73,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn freed_memory_is_kept_for_ever_once_asked_for() {
+    fn freed_memory_is_kept_for_minutes_once_asked_for() {
         let read = || DECAYS.map(|decay| Access::<isize>::read(decay.name()).unwrap());
-        assert!(read().iter().all(|&milliseconds| milliseconds >= 0), "{:?}", read());
+        assert!(read().iter().all(|&milliseconds| milliseconds < KEPT_MS), "{:?}", read());
         keep_freed();
-        assert_eq!(read(), [-1, -1]);
+        assert_eq!(read(), [KEPT_MS; 2]);
+    }
+
+    #[test]
+    fn freed_memory_goes_back_when_asked_for() {
+        let resident = || of_process(std::process::id()).unwrap();
+        let freed = vec![1_u8; 64 << 20];
+        assert!(freed.iter().all(|&byte| byte == 1));
+        let before = resident();
+        drop(freed);
+        give_freed_back();
+        assert!(resident() + (60 << 20) < before, "{} of {before} bytes are left", resident());
     }
 }

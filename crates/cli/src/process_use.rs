@@ -1,4 +1,4 @@
-//! What this process has used of the machine, where the system reports it.
+//! What a process has used of the machine, where the system reports it.
 
 use std::time::Duration;
 
@@ -21,6 +21,11 @@ pub(crate) fn time() -> Option<Duration> {
 /// What this process has used.
 pub(crate) fn of_this_process() -> Option<Use> {
     of(&std::fs::read_to_string("/proc/self/stat").ok()?, rustix::param::clock_ticks_per_second())
+}
+
+/// What another process has used.
+pub(crate) fn of_process(id: u32) -> Option<Use> {
+    of(&std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?, rustix::param::clock_ticks_per_second())
 }
 
 /// `minflt`, `utime` and `stime` (proc(5), fields 10, 14 and 15); the times count ticks.

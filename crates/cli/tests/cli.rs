@@ -3,6 +3,8 @@
 
 use std::process::{Command, Output, Stdio};
 
+use dipaco_sync::Numerics;
+
 fn dipaco(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dipaco"));
     command
@@ -131,6 +133,7 @@ fn doctor_finds_this_machine_fit_and_leaves_nothing() {
             "cores",
             "processor",
             "kernels",
+            "arithmetic",
             "memory",
             "open files",
             "GPU",
@@ -159,8 +162,13 @@ fn a_forced_set_of_kernels_is_named_and_a_wrong_name_is_refused_before_any_work(
     assert!(out.contains("kernels         portable: plain Rust"), "{out}");
     assert!(out.contains("int8 with plain Rust"), "{out}");
     assert!(out.contains("DIPACO_SIMD forces it"), "{out}");
+    let fingerprint =
+        |out: &str| out.lines().find_map(|line| Some(line.split_once("arithmetic")?.1.trim().to_owned()));
+    let portable = fingerprint(&out).unwrap();
+    assert!(portable.parse::<Numerics>().is_ok_and(|numerics| numerics != Numerics::Any), "{portable}");
     let (code, out, _) = with("", &doctor);
     assert!(code == 0 && !out.contains("forces it"), "{out}");
+    assert_ne!(fingerprint(&out).unwrap(), portable, "other kernels compute other bits");
     let (code, out, _) = with("sse9", &doctor);
     assert!(code == 1 && out.contains("fail  kernels") && out.contains("try: unset DIPACO_SIMD"), "{out}");
     let (code, out, err) = with("sse9", &["config", "show"]);

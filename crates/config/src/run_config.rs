@@ -301,7 +301,7 @@ impl Default for TrainConfig {
             standstill_seconds: 1800,
             quarantine_after: 2,
             state_every: 4,
-            held_paths: 1,
+            held_paths: 16,
             checkpoints: 2,
             threads_per_worker: 0,
             schedule_at_phase: ScheduleAtPhase::default(),

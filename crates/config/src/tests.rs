@@ -273,6 +273,19 @@ fn the_configurations_of_the_paper_have_its_sizes() {
         assert_eq!(config.seed_model.steps, 24_000, "{name}");
         let steps = config.train.rounds as u64 * config.train.inner_steps as u64;
         assert!((64_000..64_100).contains(&steps), "{name}: {steps}");
+        // §4: rounds of 150 steps; DiLoCo has 500. Evaluation has 2,048 tokens, of which the first 32 are not counted.
+        assert_eq!(config.train.inner_steps, if name == "diloco" { 500 } else { 150 }, "{name}");
+        let evaluation = &config.evaluation;
+        assert_eq!((evaluation.prefix_tokens, evaluation.sequence_tokens), (32, 2048), "{name}");
+        if name == "diloco" {
+            continue;
+        }
+        // §2.4: 0.5 % of the documents for the router of a second phase, and a transformer router of 2,000 steps. With 16 × 16
+        // paths each document goes to its two best.
+        let routing = &config.routing;
+        assert_eq!((routing.router_share, routing.phases.len()), (0.005, 1), "{name}");
+        assert_eq!(routing.overlap, if name == "16x16" { 2 } else { 1 }, "{name}");
+        assert_eq!(config.transformer_router.steps, 2_000, "{name}");
     }
 }
 

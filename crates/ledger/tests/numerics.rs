@@ -17,11 +17,15 @@ fn lease(ledger: &mut Ledger, worker: &str, numerics: &str) -> Lease {
     *lease
 }
 
+/// The outer gradient of a lease, and its object.
+fn result(lease: &Lease) -> (LeaseResult, StoredResult) {
+    let item = LeaseResult::OuterGradient { fragment: FRAGMENT, number: lease.sends[0].number, tokens: 1 };
+    (item, StoredResult { object: object(&format!("{}-{}", lease.path, lease.from)), norm: 1.0 })
+}
+
 fn upload(ledger: &mut Ledger, lease: &Lease) -> Recording {
-    let send = lease.sends[0];
-    let item = LeaseResult::OuterGradient { fragment: FRAGMENT, number: send.number, tokens: 1 };
-    let object = object(&format!("{}-{}", lease.path, lease.from));
-    ledger.check_and_record(&lease.claim(), item, send.step, StoredResult { object, norm: 1.0 }).unwrap()
+    let (item, stored) = result(lease);
+    ledger.check_and_record(&lease.claim(), item, lease.sends[0].step, stored).unwrap()
 }
 
 fn complete(ledger: &mut Ledger, lease: &Lease) -> LeaseCompletion {
@@ -38,12 +42,16 @@ fn the_device_that_contributes_first_decides_and_not_the_one_that_asks_first() {
     let [early, uploaded, first] =
         [("a", "x"), ("b", "x"), ("c", "y")].map(|(w, n)| lease(&mut ledger, w, n));
     assert!(matches!(upload(&mut ledger, &uploaded), Recording::Recorded), "an upload alone decides nothing");
+    let (item, stored) = result(&early);
+    let admitted = ledger.expects(&early.claim(), item, &stored.object.hash).unwrap();
     assert!(matches!(upload(&mut ledger, &first), Recording::Recorded));
     assert_eq!(ledger.numerics(), None);
     assert!(matches!(complete(&mut ledger, &first), LeaseCompletion::Accepted { .. }));
     assert_eq!(ledger.numerics(), Some("y"));
     // Leases of other devices are out, and do not count any more.
     let refused = upload(&mut ledger, &early);
+    assert!(matches!(refused, Recording::Rejected(ResultError::OtherNumerics(_))), "{refused:?}");
+    let refused = ledger.record_result(&admitted, stored).unwrap();
     assert!(matches!(refused, Recording::Rejected(ResultError::OtherNumerics(_))), "{refused:?}");
     let refused = complete(&mut ledger, &uploaded);
     assert!(matches!(refused, LeaseCompletion::OtherNumerics(_)), "{refused:?}");

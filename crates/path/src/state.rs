@@ -106,6 +106,14 @@ impl PathState {
         }
     }
 
+    /// Bytes of its values in memory.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let kept = self.kept.values().flat_map(FragmentState::parts).map(|(_, part)| part.len());
+        let values = self.first.len() + self.second.len() + kept.sum::<usize>();
+        values as u64 * size_of::<f32>() as u64
+    }
+
     /// Moves the path on to inner step `to` over rounds in which it rested. The phase of routing of `to` begins after
     /// `phase_step` inner steps. A state from which the path has to train first stays as it is.
     pub fn rest(&mut self, schedule: &Schedule, path: PathId, to: u64, phase_step: u64) {

@@ -109,6 +109,9 @@ pub struct DryRun {
     pub paths_per_worker: u64,
     /// Memory of the workers.
     pub memory: Memory,
+    /// Bytes of the path states that the busiest worker keeps besides that of its current path: 256 MiB in memory, the others
+    /// on its disk.
+    pub kept_states: u64,
     /// Traffic of a worker.
     pub wire: Wire,
     /// Training tokens.
@@ -147,6 +150,8 @@ impl DryRun {
         };
         let trained = config.train.paths_per_round.most(topology.trained_paths().len() as u64);
         let paths_per_worker = trained.div_ceil(workers.max(1) as u64);
+        let moments = moments(config, &topology);
+        let kept = paths_per_worker.min(config.train.held_paths as u64).saturating_sub(1);
         Ok(Self {
             run: config.run.name.clone(),
             vocab_size: model.vocab_size,
@@ -159,7 +164,8 @@ impl DryRun {
             threads_per_worker,
             paths_per_worker,
             memory: memory(config, &topology, workers, available),
-            wire: wire(parameters.trained, moments(config, &topology), paths_per_worker, config),
+            kept_states: kept.saturating_mul(moments),
+            wire: wire(parameters.trained, moments, paths_per_worker, config),
             tokens: tokens(config, trained),
             speed: None,
             speed_from: "not measured".to_owned(),
@@ -290,7 +296,15 @@ mod tests {
         let path = 2 * v * d + d + 4 * block;
         assert_eq!(plan.parameters, Parameters { path, trained: path, all_modules: 2 * path });
         assert_eq!(plan.paths_per_worker, 2);
-        // Per lease: modules and state to the worker, gradients and state from it.
+        // The worker keeps both states, and sends each with each fourth lease.
+        assert_eq!(plan.kept_states, 8 * path);
+        let from_worker = 2 * (4 * path + 24 + 8 * path / 4);
+        assert_eq!(plan.wire, Wire { to_worker: 2 * 4 * path, from_worker });
+        // Without room for them, modules and state go to the worker with each lease, gradients and state from it.
+        let mut full = config();
+        full.train.held_paths = 1;
+        let plan = DryRun::new(&full, String::new(), 2, 1, None).unwrap();
+        assert_eq!((plan.kept_states, plan.paths_per_worker), (0, 2));
         assert_eq!(plan.wire, Wire { to_worker: 2 * 12 * path, from_worker: 2 * (12 * path + 24) });
         assert_eq!(plan.tokens, TokenCounts { step: 2048, round: 4 * 30 * 2048, all: 10 * 4 * 30 * 2048 });
         assert_eq!((plan.memory.fits, plan.memory.remedies.len()), (None, 0));

@@ -130,8 +130,8 @@ impl StepSpeed {
     }
 }
 
-/// Trains a fresh path on random tokens and measures the time of each step. `task` counts the steps. Returns `None` when
-/// `stop` returned true between two steps.
+/// Trains a fresh path on random tokens and measures the time of each step. `task` counts the steps. `loaded` is called before
+/// the first step. Returns `None` when `stop` returned true between two steps.
 ///
 /// # Errors
 /// The errors of the trainer.
@@ -140,12 +140,14 @@ pub fn measure(
     subject: &StepSubject,
     effort: Effort,
     task: &Task,
+    loaded: impl FnOnce(),
     stop: impl Fn() -> bool,
 ) -> Result<Option<StepSpeed>, PipelineError> {
     let begin = Instant::now();
     let profile = Profile::new(now);
     let mut trainer = trainer(device, subject, effort)?.with_profile(profile.clone());
     let batch = batch(subject)?;
+    loaded();
     let mut seconds = Vec::new();
     let mut loss = 0.0;
     for step in 0..effort.warm_up + effort.steps {
@@ -258,20 +260,24 @@ mod tests {
         let progress = Progress::hidden();
         let task = progress.task("measure", None, ProgressUnit::Count("steps"));
         let effort = Effort { warm_up: 1, steps: 3, seconds: f64::MAX };
-        let found = measure(&TrainDevice::Cpu, &subject(false), effort, &task, || false).unwrap().unwrap();
+        let found =
+            measure(&TrainDevice::Cpu, &subject(false), effort, &task, || (), || false).unwrap().unwrap();
         assert_eq!(found.seconds.len(), 3);
         assert!(found.seconds.is_sorted() && found.median() == found.seconds[1]);
-        let again = measure(&TrainDevice::Cpu, &subject(false), effort, &task, || false).unwrap().unwrap();
+        let again =
+            measure(&TrainDevice::Cpu, &subject(false), effort, &task, || (), || false).unwrap().unwrap();
         assert_eq!(found.loss, again.loss, "the same weights and tokens each time");
         let brief = Effort { seconds: 0.0, ..effort };
         assert_eq!(
-            measure(&TrainDevice::Cpu, &subject(false), brief, &task, || false)
+            measure(&TrainDevice::Cpu, &subject(false), brief, &task, || (), || false)
                 .unwrap()
                 .unwrap()
                 .seconds
                 .len(),
             1
         );
-        assert!(measure(&TrainDevice::Cpu, &subject(false), effort, &task, || true).unwrap().is_none());
+        assert!(
+            measure(&TrainDevice::Cpu, &subject(false), effort, &task, || (), || true).unwrap().is_none()
+        );
     }
 }

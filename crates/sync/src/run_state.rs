@@ -16,11 +16,11 @@ use crate::sent_counts::SentCounts;
 use crate::speeds::Speeds;
 use crate::troubles::Troubles;
 use crate::{
-    Contribution, Fence, FragmentId, Grace, Lease, LeaseClaim, LeaseError, LeaseLimits, NeededVersions,
-    PathProgress, ProcessId, ProgressError, Quorum, Reason, Schedule, ScheduledSend, Scheme,
-    TrainingProgress,
+    Contribution, Fence, FragmentId, Grace, Lease, LeaseClaim, LeaseLimits, NeededVersions, PathProgress,
+    ProcessId, ProgressError, Quorum, Schedule, ScheduledSend, Scheme, TrainingProgress,
 };
 
+mod answers;
 mod contributions;
 mod crowding;
 mod current_leases;
@@ -31,6 +31,7 @@ mod quarantine;
 mod tasks;
 mod token_limits;
 
+pub use answers::{Commit, Grant};
 pub use quarantine::FailedTraining;
 
 /// Settings of a run that the core needs.
@@ -44,28 +45,6 @@ pub struct RunPlan {
     pub phase: usize,
     /// Limits of leases.
     pub limits: LeaseLimits,
-}
-
-/// The answer to a worker that asks for a lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Grant {
-    /// A lease.
-    Lease(Box<Lease>),
-    /// No path can be trained now.
-    Wait(Reason),
-    /// The run is complete.
-    Finished,
-}
-
-/// The answer to a finished lease or to an outer gradient. `T` describes the accepted contributions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Commit<T> {
-    /// It counts from now on.
-    Accepted(T),
-    /// It was accepted before: a retry after a lost answer, or a repetition of a lost lease's result.
-    Duplicate,
-    /// It does not count.
-    Refused(LeaseError),
 }
 
 /// An outer gradient that a lease sends, as [`RunState::expects`] found. Only that function makes it.
@@ -382,13 +361,6 @@ impl RunState {
         self.places.begin_phase(&self.topology, &self.progress.paths, end);
         self.look_at_all();
         self.look_at_quorums();
-    }
-
-    /// Notes that all quorums may have changed.
-    fn look_at_quorums(&mut self) {
-        for &fragment in self.progress.pending.keys() {
-            self.quorums.changes(fragment);
-        }
     }
 
     /// Binds a path to the workers that hold its newest state, or frees it. While such a worker is alive, no other

@@ -57,6 +57,7 @@ mod observer;
 mod prefetch;
 mod shard_cache;
 mod start_state;
+mod state_file;
 mod training;
 
 use std::path::PathBuf;
@@ -76,7 +77,7 @@ use crate::client::{
 };
 use background::{Background, nothing};
 use carry_out::CarriedOut;
-use dipaco_path::{Layout, PathError, TrainDevice, TrainerMemory, numerics};
+use dipaco_path::{Layout, MomentSpecs, PathError, TrainDevice, TrainerMemory, numerics};
 use dipaco_protocol::{Request, Response};
 pub use error::WorkerError;
 use fragment_cache::FragmentCache;
@@ -141,7 +142,7 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     let plan = session.plan();
     let topology = plan.topology()?;
     let layout = Layout::of_plan(plan, &topology)?;
-    let states = KeptStates::new(plan.train.held_paths);
+    let states = KeptStates::new(plan.train.held_paths, MomentSpecs::of_plan(plan)?, options.cache.clone());
     let transfer = Arc::new(Transfer::new(session.clone(), options.bandwidth));
     let shards = ShardCache::new(transfer.clone(), options.shards, options.cache);
     let weights = FragmentCache::new(transfer.clone(), layout);
@@ -263,7 +264,7 @@ impl Worker {
     ) -> Result<(), WorkerError> {
         tracing::warn!(path = %lease.path, %source, "the training of a path diverged");
         // The kept state may be the reason.
-        drop(self.states.take(lease.path));
+        self.states.remove(lease.path);
         let request = Request::Diverged { lease, step };
         match self.prefetch.session.call(&request, None, LONG_CALL_TIMEOUT).await? {
             Response::Refused { reason } => {

@@ -62,7 +62,9 @@ fn first_gradient(work: &GrantedLease, tokens: u64) -> LeaseResult {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paths_that_the_run_does_not_have_end_no_coordinator() {
-    let Hostile { run, coordinator, token, liar } = Hostile::started(config()).await;
+    let mut config = config();
+    config.train.held_paths = 1;
+    let Hostile { run, coordinator, token, liar } = Hostile::started(config).await;
     // A worker of this run keeps one state, and has two leases.
     for (held, why) in [
         (vec![PathId(99)], "this run has 4 paths"),

@@ -63,6 +63,11 @@ fn describe(plan: &DryRun) -> String {
         human::bytes(plan.wire.to_worker),
         human::bytes(plan.wire.from_worker)
     );
+    if plan.kept_states > 0 {
+        let kept = human::bytes(plan.kept_states);
+        let _ =
+            writeln!(text, "a worker keeps {kept} of states of its other paths, beyond 256 MiB on its disk");
+    }
     let _ = writeln!(
         text,
         "tokens: {} per inner step of a path, {} per round, {} in all",

@@ -42,6 +42,9 @@ pub(crate) struct EvaluateOptions {
     /// Evaluate the seed only, and the imported model that it began with. It needs no trained paths.
     #[arg(long, conflicts_with_all = ["paths", "reroute"])]
     seed: bool,
+    /// Leave out the seed, and the imported model that it began with.
+    #[arg(long, conflicts_with_all = ["paths", "seed"])]
+    no_seed: bool,
     /// Directory of a dense run on the same text, to compare with.
     #[arg(long, value_name = "DIR")]
     dense: Option<PathBuf>,
@@ -164,10 +167,12 @@ impl EvaluateOptions {
             return self.paths.iter().map(named).collect();
         }
         let mut subjects = Vec::new();
-        if imported {
+        if imported && !self.no_seed {
             subjects.push(("imported".to_owned(), Subject::Imported));
         }
-        subjects.push(("seed".to_owned(), Subject::Seed));
+        if !self.no_seed {
+            subjects.push(("seed".to_owned(), Subject::Seed));
+        }
         if self.seed {
             return subjects;
         }

@@ -97,8 +97,9 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "train.quarantine_after",
         "workers",
-        "Number of workers for which the training of a path fails before nobody trains the path any more. A training fails \
-         when it diverges, or when `outer.guard` refuses its outer gradient. The other paths then go on without it. \
+        "Number of workers for which the training of a path fails before nobody trains the path any more. While another token \
+         is connected or has contributed, all workers with one token are one. A training fails when it diverges, or when \
+         `outer.guard` refuses its outer gradient. The other paths then go on without it. \
          `dipaco rollback` ends a quarantine. 0 for no number.",
     ),
     free(
@@ -113,9 +114,10 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "train.held_paths",
         "paths",
-        "Paths whose states a worker keeps in memory, 8 bytes per parameter each. Of paths with equal progress a worker \
-         receives those that it holds first. With at least the number of paths divided by the number of workers, states \
-         travel only with each `train.state_every`th lease.",
+        "Paths whose states a worker keeps, 8 bytes per parameter each: up to 256 MiB of them in memory besides that of its last \
+         lease, the others in unnamed files on the disk of its cache. Of paths with equal progress a worker receives those that \
+         it holds first. With at least the number of paths divided by the number of workers, states travel only with each \
+         `train.state_every`th lease.",
     ),
     free(
         "train.checkpoints",

@@ -115,7 +115,7 @@ pub fn measured(
     let task = progress.task("measure", Some(all as u64), ProgressUnit::Count("steps"));
     let mut costs = Vec::new();
     for subject in &subjects {
-        let Some(found) = measure(&TrainDevice::Cpu, subject, EFFORT, &task, &stop)? else {
+        let Some(found) = measure(&TrainDevice::Cpu, subject, EFFORT, &task, || (), &stop)? else {
             return Err(PipelineError::Interrupted);
         };
         let optimizer = found.phases.optimizer;

@@ -35,6 +35,13 @@ impl RunState {
         none
     }
 
+    /// Notes that all quorums may have changed.
+    pub(super) fn look_at_quorums(&mut self) {
+        for &fragment in self.progress.pending.keys() {
+            self.quorums.changes(fragment);
+        }
+    }
+
     fn due_step(&mut self, now: Duration, fragment: FragmentId) -> Option<OuterStep> {
         let version = self.progress.versions[&fragment] + 1;
         let pending = self.progress.pending.get(&fragment).map_or(&[][..], Vec::as_slice);

@@ -1,7 +1,7 @@
 use dipaco_topology::{LevelConfig, ModuleId, Modules, TopologyConfig};
 
 use super::*;
-use crate::{LeaseKey, LeaseRequest, LeaseSecret, LeaseTask};
+use crate::{LeaseError, LeaseKey, LeaseRequest, LeaseSecret, LeaseTask, Reason};
 
 mod costs;
 mod early_sends;

@@ -165,10 +165,10 @@ impl Worker {
             self.states.insert(active.key(), state);
         }
         let next = next.map(|next| next.active.lease.path);
-        self.states.shrink(next);
+        self.states.settle(next).await;
         let fragments = self.prefetch.session.plan().sync.fragments;
-        let kept = self.states.leases().into_iter().map(|lease| lease.path);
-        let used = kept.chain([path]).chain(next);
+        // A path whose state is on the disk comes back later than the others.
+        let used = self.states.paths_in_memory().chain([path]).chain(next);
         let used = used.flat_map(|path| fragment_ids_of(&self.topology, fragments, path)).collect();
         self.prefetch.weights.keep(&used).await;
     }

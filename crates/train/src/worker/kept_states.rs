@@ -1,27 +1,49 @@
 //! The states of the paths that a worker trained last.
 
-use dipaco_path::PathState;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dipaco_path::{MomentSpecs, PathState};
+use dipaco_sync::Fence;
 use dipaco_topology::PathId;
 
+use super::WorkerError;
+use super::state_file::StateFile;
+use crate::blocking::blocking;
 use crate::client::LeaseKey;
 
-/// Path states in memory, the most recent at the end. A path that comes back to this worker needs no download of its
-/// state, and no repetition of the steps since the last stored state.
+/// Bytes of the states in memory besides that of the last lease. Further states lie on the disk.
+const IN_MEMORY: u64 = 256 << 20;
+
+/// Path states, the most recent at the end. A path that comes back to this worker needs no download of its state, and no
+/// repetition of the steps since the last stored state.
 pub(super) struct KeptStates {
     /// `train.held_paths`.
     capacity: usize,
+    /// Most bytes of states in memory besides that of the last lease.
+    in_memory: u64,
+    moments: Arc<MomentSpecs>,
+    /// The folder on whose disk states lie.
+    folder: PathBuf,
     states: Vec<KeptState>,
 }
 
 /// The state that a lease left.
-pub(super) struct KeptState {
-    pub(super) lease: LeaseKey,
-    pub(super) state: PathState,
+struct KeptState {
+    lease: LeaseKey,
+    place: StatePlace,
+}
+
+/// Where a state lies.
+enum StatePlace {
+    Memory(PathState),
+    Disk(StateFile),
 }
 
 impl KeptStates {
-    pub(super) fn new(capacity: usize) -> Self {
-        Self { capacity, states: Vec::new() }
+    /// Keeps `capacity` states, the older ones on the disk of `folder`.
+    pub(super) fn new(capacity: usize, moments: MomentSpecs, folder: PathBuf) -> Self {
+        Self { capacity, in_memory: IN_MEMORY, moments: Arc::new(moments), folder, states: Vec::new() }
     }
 
     /// The leases that left the kept states.
@@ -29,32 +51,108 @@ impl KeptStates {
         self.states.iter().map(|kept| kept.lease).collect()
     }
 
-    /// Removes the state of a path.
-    pub(super) fn take(&mut self, path: PathId) -> Option<KeptState> {
-        let at = self.states.iter().position(|kept| kept.lease.path == path)?;
-        Some(self.states.remove(at))
+    /// The paths whose states are in memory.
+    pub(super) fn paths_in_memory(&self) -> impl Iterator<Item = PathId> {
+        let in_memory = |kept: &&KeptState| matches!(kept.place, StatePlace::Memory(_));
+        self.states.iter().filter(in_memory).map(|kept| kept.lease.path)
+    }
+
+    /// Drops the state of a path.
+    pub(super) fn remove(&mut self, path: PathId) {
+        self.states.retain(|kept| kept.lease.path != path);
+    }
+
+    /// Removes the state of a path. Returns it if the lease with this fencing number left it: otherwise another worker has
+    /// trained the path since.
+    ///
+    /// # Errors
+    /// When it can't be read from the disk.
+    pub(super) async fn take(
+        &mut self,
+        path: PathId,
+        left_by: Option<Fence>,
+    ) -> Result<Option<PathState>, WorkerError> {
+        let Some(at) = self.states.iter().position(|kept| kept.lease.path == path) else { return Ok(None) };
+        let KeptState { lease, place } = self.states.remove(at);
+        match place {
+            _ if left_by != Some(lease.fence) => Ok(None),
+            StatePlace::Memory(state) => Ok(Some(state)),
+            StatePlace::Disk(file) => {
+                let (moments, folder) = (self.moments.clone(), self.folder.clone());
+                blocking(move || file.read(&moments, &folder)).await?.map(Some)
+            }
+        }
     }
 
     /// Keeps the state that a lease left.
     pub(super) fn insert(&mut self, lease: LeaseKey, state: PathState) {
-        self.states.push(KeptState { lease, state });
+        self.states.push(KeptState { lease, place: StatePlace::Memory(state) });
     }
 
-    /// Drops the oldest states that exceed the capacity, but never the state of `next`, the path of the next lease.
-    pub(super) fn shrink(&mut self, next: Option<PathId>) {
+    /// Drops the oldest states that exceed the capacity, and moves others to the disk, the oldest first, until those in memory
+    /// are few enough. The state of `next`, the path of the next lease, and that of the last lease stay where they are. States
+    /// that the disk does not take stay in memory.
+    pub(super) async fn settle(&mut self, next: Option<PathId>) {
         while self.states.len() > self.capacity
             && let Some(oldest) = self.states.iter().position(|kept| Some(kept.lease.path) != next)
         {
             drop(self.states.remove(oldest));
+        }
+        while self.others_in_memory(next) > self.in_memory
+            && let Some(at) = self.states.iter().position(|kept| self.may_move(kept, next))
+        {
+            let KeptState { lease, place } = self.states.remove(at);
+            let place = match place {
+                StatePlace::Memory(state) => self.written(state).await,
+                place @ StatePlace::Disk(_) => place,
+            };
+            let is_on_disk = matches!(place, StatePlace::Disk(_));
+            self.states.insert(at, KeptState { lease, place });
+            if !is_on_disk {
+                return;
+            }
+        }
+    }
+
+    /// True if a state is in memory and neither the newest nor that of the next lease.
+    fn may_move(&self, kept: &KeptState, next: Option<PathId>) -> bool {
+        let newest = self.states.last().map(|newest| newest.lease.path);
+        let path = Some(kept.lease.path);
+        matches!(kept.place, StatePlace::Memory(_)) && path != newest && path != next
+    }
+
+    /// Bytes of the states in memory that may move to the disk.
+    fn others_in_memory(&self, next: Option<PathId>) -> u64 {
+        let others = self.states.iter().filter(|kept| self.may_move(kept, next));
+        others
+            .map(|kept| match &kept.place {
+                StatePlace::Memory(state) => state.bytes(),
+                StatePlace::Disk(_) => 0,
+            })
+            .sum()
+    }
+
+    /// The place of a state after it was written to the disk, if the disk takes it.
+    async fn written(&self, state: PathState) -> StatePlace {
+        let (moments, folder) = (self.moments.clone(), self.folder.clone());
+        let state = Arc::new(state);
+        let writing = state.clone();
+        let written = blocking(move || StateFile::write(&writing, &moments, &folder)).await;
+        match written.map_err(WorkerError::from).and_then(|written| written) {
+            Ok(file) => StatePlace::Disk(file),
+            Err(error) => {
+                tracing::warn!(%error, "the states of this worker's paths stay in memory");
+                StatePlace::Memory(Arc::unwrap_or_clone(state))
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use dipaco_sync::{Fence, LeaseSecret};
+    use dipaco_model::ModelConfig;
+    use dipaco_optim::Optimizer;
+    use dipaco_sync::LeaseSecret;
 
     use super::*;
 
@@ -63,28 +161,76 @@ mod tests {
         LeaseKey { path: PathId(path), fence: Fence(u64::from(path) + 10), secret }
     }
 
-    fn state() -> PathState {
-        let (first, second, kept) = (vec![0.0], vec![0.0], BTreeMap::new());
-        PathState { step: 0, position: 0, first, second, kept }
+    fn moments() -> MomentSpecs {
+        let model = ModelConfig {
+            hidden_size: 8,
+            blocks: 1,
+            heads: 1,
+            head_dim: 8,
+            ffn_size: 8,
+            vocab_size: 16,
+            ..ModelConfig::default()
+        };
+        MomentSpecs::whole(&model, Optimizer::AdamW)
     }
 
-    #[test]
-    fn the_oldest_states_leave_but_not_that_of_the_next_path() {
-        let mut states = KeptStates::new(2);
+    fn state(step: u64) -> PathState {
+        PathState { step, ..PathState::start(&moments()) }
+    }
+
+    fn states(capacity: usize, in_memory: u64, folder: PathBuf) -> KeptStates {
+        KeptStates { in_memory, ..KeptStates::new(capacity, moments(), folder) }
+    }
+
+    #[tokio::test]
+    async fn the_oldest_states_leave_but_not_that_of_the_next_path() {
+        let mut states = states(2, u64::MAX, PathBuf::new());
         for path in 0..3 {
-            states.insert(lease(path), state());
+            states.insert(lease(path), state(0));
         }
-        states.shrink(Some(PathId(0)));
+        states.settle(Some(PathId(0))).await;
         assert_eq!(states.leases(), [lease(0), lease(2)]);
-        assert!(states.take(PathId(1)).is_none());
-        assert_eq!(states.take(PathId(0)).map(|kept| kept.lease), Some(lease(0)));
+        assert_eq!(states.take(PathId(1), Some(Fence(11))).await.unwrap(), None);
+        assert_eq!(states.take(PathId(0), Some(Fence(10))).await.unwrap(), Some(state(0)));
         assert_eq!(states.leases(), [lease(2)]);
+        // Another worker has trained the path since.
+        assert_eq!(states.take(PathId(2), Some(Fence(13))).await.unwrap(), None);
+        assert!(states.leases().is_empty());
         // The next path's state stays even without room for any state.
-        let mut none = KeptStates::new(0);
-        none.insert(lease(1), state());
-        none.shrink(Some(PathId(1)));
+        let mut none = self::states(0, u64::MAX, PathBuf::new());
+        none.insert(lease(1), state(0));
+        none.settle(Some(PathId(1))).await;
         assert_eq!(none.leases(), [lease(1)]);
-        none.shrink(None);
+        none.settle(None).await;
         assert!(none.leases().is_empty());
+    }
+
+    #[tokio::test]
+    async fn older_states_lie_on_the_disk_and_come_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let one = state(0).bytes();
+        let mut states = states(9, one, folder.path().to_owned());
+        for path in 0..5 {
+            states.insert(lease(path), state(path.into()));
+            states.settle(Some(PathId(0))).await;
+        }
+        // The newest, that of the next lease, and one more.
+        assert_eq!(states.paths_in_memory().collect::<Vec<_>>(), [0, 3, 4].map(PathId));
+        for path in [1, 2, 3, 0, 4] {
+            let fence = Some(Fence(path + 10));
+            let path = PathId(u32::try_from(path).unwrap());
+            assert_eq!(states.take(path, fence).await.unwrap(), Some(state(path.0.into())));
+        }
+    }
+
+    #[tokio::test]
+    async fn states_stay_in_memory_when_the_disk_takes_none() {
+        let mut states = states(9, 0, "/proc/nothing".into());
+        for path in 0..3 {
+            states.insert(lease(path), state(path.into()));
+            states.settle(None).await;
+        }
+        assert_eq!(states.paths_in_memory().count(), 3);
+        assert_eq!(states.take(PathId(0), Some(Fence(10))).await.unwrap(), Some(state(0)));
     }
 }

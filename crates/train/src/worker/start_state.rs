@@ -56,11 +56,12 @@ impl Worker {
         prefetched: PrefetchedState,
     ) -> Result<PathState, WorkerError> {
         let lease = &active.lease;
-        // Taken out even if it does not match: another worker has trained the path since, so the kept state is old.
-        if let Some(kept) = self.states.take(lease.path)
-            && prefetched.left_by == Some(kept.lease.fence)
-        {
-            return Ok(kept.state);
+        match self.states.take(lease.path, prefetched.left_by).await {
+            Ok(Some(kept)) => return Ok(kept),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(path = %lease.path, %error, "the path goes on from its last stored state");
+            }
         }
         let session = self.prefetch.session.clone();
         if !lease.trains() {

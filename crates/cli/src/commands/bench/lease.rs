@@ -19,13 +19,14 @@ Examples:
   dipaco bench lease --size s                                     21 MB of weights, one step of 64 tokens a lease
   dipaco bench lease --size 135m --leases 4 --json                the shape of SmolLM2-135M
   dipaco bench lease --size s --set train.state_every=1           the moments travel with every lease
+  dipaco bench lease --size 135m --grid 4 --leases 80             the bytes of five rounds of 4 x 4 paths
 
 Sizes:
   s     4 blocks, D 256, V  4096:   5.3M parameters
   l    12 blocks, D 896, V 32000:   180M parameters
   135m 30 blocks, D 576, V 49152:   135M parameters";
 
-/// Settings of the measured run beside those of its size: one path, and a lease for each round.
+/// Settings of the measured run beside those of its size: a lease for each round of a path.
 const SETTINGS: [&str; 15] = [
     "seed_model.steps=1",
     "seed_model.batch=1",
@@ -50,7 +51,10 @@ pub(crate) struct LeaseOptions {
     /// Size of the path.
     #[arg(long, value_enum, default_value_t)]
     size: LeaseSize,
-    /// Number of leases. The first fetches everything and is reported apart.
+    /// Measure N x N paths in two levels that share embedding and head. One worker takes their leases in turn.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    grid: u32,
+    /// Number of leases. The first of each path fetches everything and is reported apart.
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
     leases: u32,
     /// Override a key of the measured run, as in --set train.inner_steps=10; may be repeated.
@@ -118,7 +122,9 @@ struct LeaseReport {
     batch: usize,
     sequence_tokens: usize,
     state_every: u32,
-    /// The leases in order. The first one fetches the shard and all weights.
+    /// Number of paths. The worker takes their leases in turn.
+    paths: usize,
+    /// The leases in order. The first one of each path fetches the shard and all weights.
     leases: Vec<LeaseCost>,
 }
 
@@ -129,9 +135,10 @@ impl LeaseOptions {
         let mut overrides: Vec<String> = model.split_whitespace().map(ToOwned::to_owned).collect();
         overrides.extend(SETTINGS.map(ToOwned::to_owned));
         overrides.extend(self.overrides.iter().cloned());
-        // One level with one module: every path of the size fits, with tied embeddings too.
         let blocks = overrides.iter().rev().find_map(|setting| setting.strip_prefix("model.blocks="));
-        let mut config = RunConfig::load(&with_level(&overrides, blocks.unwrap_or_default()))?.config;
+        // A number of another form is an error of the other settings.
+        overrides.push(levels(blocks.and_then(|blocks| blocks.parse().ok()).unwrap_or(1), self.grid));
+        let mut config = RunConfig::load(&Sources { overrides, ..Sources::default() })?.config;
         if config.model.vocab_size == 0 {
             config.model.vocab_size = vocabulary;
         }
@@ -142,6 +149,7 @@ impl LeaseOptions {
     fn for_coordinator(&self) -> Vec<String> {
         let mut arguments: Vec<String> =
             ["lease", "--as-coordinator", "--size", self.size.name()].map(ToOwned::to_owned).into();
+        arguments.extend(["--grid".to_owned(), self.grid.to_string()]);
         for setting in &self.overrides {
             arguments.extend(["--set".to_owned(), setting.clone()]);
         }
@@ -149,12 +157,18 @@ impl LeaseOptions {
     }
 }
 
-/// The sources of a configuration whose only level has all of `blocks`.
-fn with_level(overrides: &[String], blocks: &str) -> Sources {
-    let level = format!(
-        "topology.levels=[{{ modules = 1, blocks = \"0..{blocks}\", embedding = true, head = true }}]"
-    );
-    Sources { overrides: overrides.iter().cloned().chain([level]).collect(), ..Sources::default() }
+/// The levels of a grid. Embedding and head are in one level, so that tied embeddings fit too.
+fn levels(blocks: usize, grid: u32) -> String {
+    if grid == 1 {
+        return format!(
+            "topology.levels=[{{ modules = 1, blocks = \"0..{blocks}\", embedding = true, head = true }}]"
+        );
+    }
+    let half = blocks / 2;
+    format!(
+        "topology.levels=[{{ modules = 1, blocks = \"\", embedding = true, head = true }}, \
+         {{ modules = {grid}, blocks = \"0..{half}\" }}, {{ modules = {grid}, blocks = \"{half}..{blocks}\" }}]"
+    )
 }
 
 pub(super) fn run(options: &LeaseOptions, progress: &Progress) -> Result<(), CliError> {
@@ -177,6 +191,7 @@ pub(super) fn run(options: &LeaseOptions, progress: &Progress) -> Result<(), Cli
         batch: config.train.batch,
         sequence_tokens: config.train.sequence_tokens,
         state_every: config.train.state_every,
+        paths: (options.grid * options.grid) as usize,
         leases,
     };
     if options.json { output::print_json(&report) } else { output::print(&describe(&report)) }
@@ -194,7 +209,12 @@ async fn measure(options: &LeaseOptions, progress: &Progress) -> Result<Vec<Leas
         token: coordinator.token.clone(),
         cache: cache.path().to_owned(),
         leases: options.leases,
-        meter: ProcessMeter { used, peak: memory::peak, begin_peak: memory::begin_peak },
+        meter: ProcessMeter {
+            used,
+            peak: memory::peak,
+            begin_peak: memory::begin_peak,
+            coordinator: std::sync::Arc::new(coordinator.used()),
+        },
     };
     let task = std::sync::Arc::new(progress.task(
         "leases",
@@ -215,8 +235,13 @@ async fn measure(options: &LeaseOptions, progress: &Progress) -> Result<Vec<Leas
 }
 
 fn used() -> Option<ProcessUse> {
-    let process_use::Use { user, system, minor_faults } = process_use::of_this_process()?;
-    Some(ProcessUse { user: user.as_secs_f64(), system: system.as_secs_f64(), minor_faults })
+    process_use::of_this_process().map(measured)
+}
+
+/// The same in seconds.
+pub(super) fn measured(used: process_use::Use) -> ProcessUse {
+    let process_use::Use { user, system, minor_faults } = used;
+    ProcessUse { user: user.as_secs_f64(), system: system.as_secs_f64(), minor_faults }
 }
 
 fn describe(report: &LeaseReport) -> String {
@@ -230,31 +255,45 @@ fn describe(report: &LeaseReport) -> String {
         ("MB down", right),
         ("MB up", right),
     ]);
+    let uses = |all: Vec<Option<ProcessUse>>| {
+        let all: Option<Vec<ProcessUse>> = all.into_iter().collect();
+        let median = |of: fn(&ProcessUse) -> f64, digits: usize| {
+            all.as_ref().map_or_else(
+                || "-".to_owned(),
+                |all| format!("{:.digits$}", all.iter().map(of).collect::<Vec<f64>>().median()),
+            )
+        };
+        [
+            median(|used| used.user, 2),
+            median(|used| used.system, 2),
+            median(|used| used.minor_faults as f64, 0),
+        ]
+    };
     let mut row = |name: &str, costs: &[StageCost]| {
         let median = |of: &dyn Fn(&StageCost) -> f64| costs.iter().map(of).collect::<Vec<f64>>().median();
-        let used = |of: &dyn Fn(&ProcessUse) -> f64, digits: usize| {
-            let all: Option<Vec<f64>> = costs.iter().map(|cost| cost.used.as_ref().map(of)).collect();
-            all.map_or_else(|| "-".to_owned(), |all| format!("{:.digits$}", all.median()))
-        };
+        let [user, system, faults] = uses(costs.iter().map(|cost| cost.used).collect());
         table.row([
             name.to_owned(),
             format!("{:.3}", median(&|cost| cost.seconds)),
-            used(&|used| used.user, 2),
-            used(&|used| used.system, 2),
-            used(&|used| used.minor_faults as f64, 0),
+            user,
+            system,
+            faults,
             format!("{:.1}", median(&|cost| cost.down as f64 / 1e6)),
             format!("{:.1}", median(&|cost| cost.up as f64 / 1e6)),
         ]);
     };
-    let (first, later) = report.leases.split_at(1.min(report.leases.len()));
+    let (first, later) = report.leases.split_at(report.paths.min(report.leases.len()));
     let of = |part: fn(&LeaseCost) -> StageCost| later.iter().map(part).collect::<Vec<_>>();
+    row("wait", &of(|lease| lease.wait));
     row("fetch", &of(|lease| lease.fetch));
     row("load", &of(|lease| lease.load));
     row("inner steps", &of(|lease| lease.steps));
     row("encode", &of(|lease| lease.encode));
     row("upload", &of(|lease| lease.upload));
     row("whole", &of(|lease| lease.whole));
-    row("first lease", &first.iter().map(|lease| lease.whole).collect::<Vec<_>>());
+    row("first leases", &first.iter().map(|lease| lease.whole).collect::<Vec<_>>());
+    let [user, system, faults] = uses(later.iter().map(|lease| lease.coordinator).collect());
+    table.row(["coordinator".to_owned(), String::new(), user, system, faults, String::new(), String::new()]);
     let weights = report.weights_bytes as f64;
     let plural = |count: u64| if count == 1 { "" } else { "s" };
     let head = format!(
@@ -281,16 +320,30 @@ fn describe(report: &LeaseReport) -> String {
     let peak = peak.map_or_else(String::new, |peak| {
         format!("peak memory {}: {:.1} copies of the weights\n", human::bytes(peak), peak as f64 / weights)
     });
+    let rounds = later.len() as f64 / report.paths as f64;
+    let moved = |leases: &[LeaseCost]| leases.last().map(|lease| lease.moved).unwrap_or_default();
+    let (before, after) = (moved(first), moved(later));
+    let of_round = |bytes: u64| {
+        let bytes = bytes as f64 / rounds;
+        (human::bytes(bytes as u64), bytes / weights)
+    };
+    let ((down, downs), (up, ups)) =
+        (of_round(after.down.saturating_sub(before.down)), of_round(after.up.saturating_sub(before.up)));
+    let paths = report.paths;
     format!(
-        "{head}{table}\nmedians of {} leases after the first; the bytes are {:.2} times the weights down and {:.2} times up\n{peak}",
+        "{head}{table}\nmedians of {} leases after the first of each path; the bytes are {:.2} times the weights down and {:.2} \
+         times up\na round of {paths} path{} takes {down} down and {up} up, {downs:.1} and {ups:.1} times the weights of a path\n{peak}",
         later.len(),
         times(&|cost| cost.down),
         times(&|cost| cost.up),
+        plural(paths as u64),
     )
 }
 
 #[cfg(test)]
 mod tests {
+    use dipaco_topology::Topology;
+
     use super::*;
 
     #[test]
@@ -298,6 +351,7 @@ mod tests {
         let params = [LeaseSize::S, LeaseSize::L, LeaseSize::Million135].map(|size| {
             let options = LeaseOptions {
                 size,
+                grid: 1,
                 leases: 2,
                 overrides: Vec::new(),
                 threads: 0,
@@ -309,5 +363,24 @@ mod tests {
             parameters(&path_specs(&config.model))
         });
         assert_eq!(params, [5_310_720, 179_853_184, 134_515_008]);
+    }
+
+    #[test]
+    fn a_grid_shares_embedding_and_head() {
+        let options = LeaseOptions {
+            size: LeaseSize::Million135,
+            grid: 4,
+            leases: 2,
+            overrides: vec!["model.blocks=3".to_owned()],
+            threads: 0,
+            json: false,
+            as_coordinator: false,
+        };
+        let config = options.config().unwrap();
+        let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
+        assert_eq!(
+            (topology.paths(), (0..3).map(|level| topology.modules_in(level)).collect()),
+            (16, vec![1, 4, 4])
+        );
     }
 }

@@ -176,7 +176,9 @@ pub(super) fn run(options: &StepOptions, progress: &Progress) -> Result<(), CliE
     let effort = Effort { warm_up: WARM_UP, steps: options.steps, seconds: f64::MAX };
     let task = progress.task("steps", Some((WARM_UP + options.steps) as u64), ProgressUnit::Count("steps"));
     let found =
-        measure(&device, &subject, effort, &task, || interrupt.is_set())?.ok_or(CliError::Interrupted)?;
+        // What loading has freed is no memory of a step.
+        measure(&device, &subject, effort, &task, memory::give_freed_back, || interrupt.is_set())?
+            .ok_or(CliError::Interrupted)?;
     task.finish();
     // Before the matrix products of the comparison allocate memory.
     let peak = memory::peak();

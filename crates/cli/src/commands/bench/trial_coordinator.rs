@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
+use dipaco_bench::ProcessUse;
 use dipaco_config::RunConfig;
 use dipaco_net::{Clock, JoinToken, Limits, RunAuthority, Server};
 use dipaco_path::TrainDevice;
@@ -21,9 +22,10 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio_util::sync::CancellationToken;
 
+use super::lease::measured;
 use crate::commands::worker::leave_with_stdin;
 use crate::error::CliError;
-use crate::{memory, output};
+use crate::{memory, output, process_use};
 
 /// Lifetime of the certificates of a measurement.
 const LIFETIME: Duration = Duration::from_secs(86_400);
@@ -62,6 +64,12 @@ impl TrialCoordinator {
     /// Resident memory of the process in bytes.
     pub(super) fn memory(&self) -> Option<u64> {
         self.child.id().and_then(memory::of_process)
+    }
+
+    /// What the process has used up to the moment of a call.
+    pub(super) fn used(&self) -> impl Fn() -> Option<ProcessUse> + Send + Sync + use<> {
+        let id = self.child.id();
+        move || id.and_then(process_use::of_process).map(measured)
     }
 
     /// Ends the process.

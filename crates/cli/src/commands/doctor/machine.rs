@@ -14,7 +14,8 @@ const LITTLE_MEMORY: u64 = 2_000_000_000;
 const FEW_FILES: u64 = 1024;
 
 pub(super) fn check() -> Vec<Finding> {
-    vec![cores(), features(), kernels(), arithmetic(), memory(), open_files()]
+    let machine = [cores(), features(), kernels()].into_iter().chain(arithmetic());
+    machine.chain([memory(), open_files()]).collect()
 }
 
 fn cores() -> Finding {
@@ -63,12 +64,14 @@ fn describe(choice: &KernelChoice) -> String {
     format!("{set}: {}, int8 with {int8}; {reason}", set.description())
 }
 
-/// The fingerprint by which a coordinator tells devices that compute other bits.
-fn arithmetic() -> Finding {
-    match numerics(&TrainDevice::Cpu) {
+/// The fingerprint by which a coordinator tells devices that compute other bits; `None` without kernels, which is a finding of its
+/// own.
+fn arithmetic() -> Option<Finding> {
+    let fingerprint = kernel_choice().is_ok().then(|| numerics(&TrainDevice::Cpu))?;
+    Some(match fingerprint {
         Ok(fingerprint) => Finding::ok("arithmetic", fingerprint),
-        Err(error) => Finding::fail("arithmetic", error.to_string(), "unset DIPACO_SIMD"),
-    }
+        Err(error) => Finding::fail("arithmetic", error.to_string(), "report this: it is a bug"),
+    })
 }
 
 fn memory() -> Finding {
