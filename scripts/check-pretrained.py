@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Checks dipaco's import, evaluation and export of a real model against transformers and llama.cpp.
 
     scripts/check-pretrained.py --text c4-validation.json.gz MODEL [MODEL]
