@@ -21,8 +21,9 @@ const KEPT_MS: isize = 300_000;
 
 /// Keeps the large buffers that this process frees for five minutes. To be called before it has any.
 ///
-/// A worker frees the buffers of a lease and takes as many for the next. The allocator would give them back after ten seconds,
-/// and the system would hand out and zero each page again (`docs/results/speed.md`, "A lease").
+/// A worker frees the buffers of a lease and takes as many for the next, and so do a coordinator and a synchronizer for an outer
+/// step. The allocator would give them back after ten seconds, and the system would hand out and zero each page again
+/// (`docs/results/speed.md`, "A lease").
 pub(crate) fn keep_freed() {
     #[cfg(unix)]
     for decay in DECAYS {

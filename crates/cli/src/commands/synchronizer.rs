@@ -13,7 +13,7 @@ use crate::http_address::http_address;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::token_place::token_place;
-use crate::{output, runtime};
+use crate::{memory, output, runtime};
 use dipaco_pipeline::synchronizer::{Options, synchronize};
 
 pub(crate) const EXAMPLES: &str = "\
@@ -113,6 +113,7 @@ fn select(topology: &Topology, named: &[NamedModules]) -> Result<Vec<ModuleId>, 
 }
 
 pub(crate) fn run(options: &SynchronizerArguments) -> Result<(), CliError> {
+    memory::keep_freed();
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.run.open()?;
     let topology = Topology::new(&config.topology, config.model.blocks).map_err(|error| CliError::Usage {

@@ -15,7 +15,7 @@ use crate::error::CliError;
 use crate::http_address::http_address;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
-use crate::{output, runtime};
+use crate::{memory, output, runtime};
 use dipaco_pipeline::train::{TrainOptions, train};
 
 pub(crate) const TRAIN_EXAMPLES: &str = "\
@@ -97,6 +97,7 @@ pub(crate) struct CoordinatorArguments {
 }
 
 pub(crate) fn run(options: &TrainArguments, progress: &Progress) -> Result<(), CliError> {
+    memory::keep_freed();
     if options.workers == 0 {
         return Err(CliError::Usage {
             message: "--workers 0 starts no worker".into(),
@@ -125,6 +126,7 @@ pub(crate) fn run(options: &TrainArguments, progress: &Progress) -> Result<(), C
 }
 
 pub(crate) fn run_coordinator(options: &CoordinatorArguments, progress: &Progress) -> Result<(), CliError> {
+    memory::keep_freed();
     if options.advertise.is_empty() && options.listen.ip().is_unspecified() {
         tracing::warn!(
             "workers on other machines can't join by {}: give the address of this machine with --advertise",

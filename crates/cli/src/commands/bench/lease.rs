@@ -173,10 +173,10 @@ fn levels(blocks: usize, grid: u32) -> String {
 
 pub(super) fn run(options: &LeaseOptions, progress: &Progress) -> Result<(), CliError> {
     let config = options.config()?;
+    memory::keep_freed();
     if options.as_coordinator {
         return runtime::run(lead(config));
     }
-    memory::keep_freed();
     limits::threads(options.threads)?;
     let leases = runtime::run(measure(options, progress))?;
     let params = parameters(&path_specs(&config.model));
