@@ -40,11 +40,7 @@ impl Monitor {
     fn history(&self) -> RunHistory {
         let mut guard = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         let (tail, sum) = &mut *guard;
-        let read = tail.read(|record| match record {
-            Some(record) => sum.add(record),
-            None => *sum = RunHistory::default(),
-        });
-        if let Err(error) = read {
+        if let Err(error) = sum.follow(tail) {
             tracing::warn!(%error, "the event file can't be read; the page shows an older state");
         }
         let mut history = sum.clone();

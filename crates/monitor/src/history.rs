@@ -1,12 +1,13 @@
 //! The sum of a run's events.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io;
 
 use dipaco_telemetry::{Event, EventRecord};
 use dipaco_topology::PathId;
 use serde::Serialize;
 
-use crate::{CostMeter, TrainingCost};
+use crate::{CostMeter, EventTail, TrainingCost};
 
 /// Most workers that are remembered. Peers choose their names, so the number needs a bound.
 const MOST_WORKERS: usize = 2048;
@@ -101,6 +102,17 @@ pub struct RunHistory {
 }
 
 impl RunHistory {
+    /// Adds the events that have come since the last call. A file that begins anew is another history.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn follow(&mut self, tail: &mut EventTail) -> io::Result<()> {
+        tail.read(|record| match record {
+            Some(record) => self.add(record),
+            None => *self = Self::default(),
+        })
+    }
+
     /// Adds an event.
     pub fn add(&mut self, record: EventRecord) {
         self.cost = self.meter.add(&record);

@@ -66,11 +66,7 @@ fn history(run: &RunDirectory) -> Result<RunHistory, CliError> {
 
 /// Adds the events that have come since the last call.
 fn follow(run: &RunDirectory, tail: &mut EventTail, history: &mut RunHistory) -> Result<(), CliError> {
-    let read = tail.read(|record| match record {
-        Some(record) => history.add(record),
-        None => *history = RunHistory::default(),
-    });
-    read.map_err(|source| CliError::Io { action: "read", path: run.events(), source })
+    history.follow(tail).map_err(|source| CliError::Io { action: "read", path: run.events(), source })
 }
 
 pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {

@@ -93,20 +93,20 @@ impl Ledger {
         item: LeaseResult,
         hash: &str,
     ) -> Result<ExpectedResult, ResultError> {
+        let lease = self.state.check(claim)?;
         let (to, send) = match item {
             LeaseResult::OuterGradient { fragment, number, tokens } => {
                 let expected = self.state.expects(claim, fragment, number, tokens)?;
                 (expected.send.step, Some(expected))
             }
             LeaseResult::State => {
-                let lease = self.state.check(claim)?;
                 if lease.task != LeaseTask::Train {
                     return Err(ResultError::Measures);
                 }
                 (lease.to, None)
             }
         };
-        let numerics = self.state.check(claim)?.numerics.clone();
+        let numerics = lease.numerics.clone();
         self.check_numerics(&numerics)?;
         self.check_content(claim, item, hash)?;
         Ok(ExpectedResult { claim: claim.clone(), item, hash: hash.to_owned(), to, send, numerics })

@@ -36,7 +36,7 @@ struct KeptState {
 
 /// Where a state lies.
 enum StatePlace {
-    Memory(PathState),
+    Memory(Arc<PathState>),
     Disk(StateFile),
 }
 
@@ -76,7 +76,7 @@ impl KeptStates {
         let KeptState { lease, place } = self.states.remove(at);
         match place {
             _ if left_by != Some(lease.fence) => Ok(None),
-            StatePlace::Memory(state) => Ok(Some(state)),
+            StatePlace::Memory(state) => Ok(Some(Arc::unwrap_or_clone(state))),
             StatePlace::Disk(file) => {
                 let (moments, folder) = (self.moments.clone(), self.folder.clone());
                 blocking(move || file.read(&moments, &folder)).await?.map(Some)
@@ -86,7 +86,7 @@ impl KeptStates {
 
     /// Keeps the state that a lease left.
     pub(super) fn insert(&mut self, lease: LeaseKey, state: PathState) {
-        self.states.push(KeptState { lease, place: StatePlace::Memory(state) });
+        self.states.push(KeptState { lease, place: StatePlace::Memory(Arc::new(state)) });
     }
 
     /// Drops the oldest states that exceed the capacity, and moves others to the disk, the oldest first, until those in memory
@@ -98,80 +98,45 @@ impl KeptStates {
         {
             drop(self.states.remove(oldest));
         }
-        while self.others_in_memory(next) > self.in_memory
-            && let Some(at) = self.states.iter().position(|kept| self.may_move(kept, next))
-        {
-            let KeptState { lease, place } = self.states.remove(at);
-            let place = match place {
-                StatePlace::Memory(state) => self.written(state).await,
-                place @ StatePlace::Disk(_) => place,
-            };
-            let is_on_disk = matches!(place, StatePlace::Disk(_));
-            self.states.insert(at, KeptState { lease, place });
-            if !is_on_disk {
-                return;
+        while let Some((at, state)) = self.oldest_beyond(next) {
+            let (moments, folder) = (self.moments.clone(), self.folder.clone());
+            let written = blocking(move || StateFile::write(&state, &moments, &folder)).await;
+            match written.map_err(WorkerError::from).and_then(|written| written) {
+                Ok(file) => self.states[at].place = StatePlace::Disk(file),
+                Err(error) => {
+                    tracing::warn!(%error, "the states of this worker's paths stay in memory");
+                    return;
+                }
             }
         }
     }
 
-    /// True if a state is in memory and neither the newest nor that of the next lease.
-    fn may_move(&self, kept: &KeptState, next: Option<PathId>) -> bool {
+    /// The oldest state that has to leave the memory, and its place; `None` if those in memory are few enough. The newest state
+    /// and that of the next lease do not count.
+    fn oldest_beyond(&self, next: Option<PathId>) -> Option<(usize, Arc<PathState>)> {
         let newest = self.states.last().map(|newest| newest.lease.path);
-        let path = Some(kept.lease.path);
-        matches!(kept.place, StatePlace::Memory(_)) && path != newest && path != next
-    }
-
-    /// Bytes of the states in memory that may move to the disk.
-    fn others_in_memory(&self, next: Option<PathId>) -> u64 {
-        let others = self.states.iter().filter(|kept| self.may_move(kept, next));
-        others
-            .map(|kept| match &kept.place {
-                StatePlace::Memory(state) => state.bytes(),
-                StatePlace::Disk(_) => 0,
-            })
-            .sum()
-    }
-
-    /// The place of a state after it was written to the disk, if the disk takes it.
-    async fn written(&self, state: PathState) -> StatePlace {
-        let (moments, folder) = (self.moments.clone(), self.folder.clone());
-        let state = Arc::new(state);
-        let writing = state.clone();
-        let written = blocking(move || StateFile::write(&writing, &moments, &folder)).await;
-        match written.map_err(WorkerError::from).and_then(|written| written) {
-            Ok(file) => StatePlace::Disk(file),
-            Err(error) => {
-                tracing::warn!(%error, "the states of this worker's paths stay in memory");
-                StatePlace::Memory(Arc::unwrap_or_clone(state))
+        let mut others = self.states.iter().enumerate().filter_map(|(at, kept)| match &kept.place {
+            StatePlace::Memory(state) if ![newest, next].contains(&Some(kept.lease.path)) => {
+                Some((at, state))
             }
-        }
+            _ => None,
+        });
+        let (at, oldest) = others.next()?;
+        let bytes = oldest.bytes() + others.map(|(_, state)| state.bytes()).sum::<u64>();
+        (bytes > self.in_memory).then(|| (at, oldest.clone()))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use dipaco_model::ModelConfig;
-    use dipaco_optim::Optimizer;
     use dipaco_sync::LeaseSecret;
 
+    use super::super::state_file::tests::moments;
     use super::*;
 
     fn lease(path: u32) -> LeaseKey {
         let secret = LeaseSecret::default();
         LeaseKey { path: PathId(path), fence: Fence(u64::from(path) + 10), secret }
-    }
-
-    fn moments() -> MomentSpecs {
-        let model = ModelConfig {
-            hidden_size: 8,
-            blocks: 1,
-            heads: 1,
-            head_dim: 8,
-            ffn_size: 8,
-            vocab_size: 16,
-            ..ModelConfig::default()
-        };
-        MomentSpecs::whole(&model, Optimizer::AdamW)
     }
 
     fn state(step: u64) -> PathState {

@@ -53,14 +53,14 @@ impl StateFile {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use dipaco_model::ModelConfig;
     use dipaco_optim::Optimizer;
 
     use super::*;
 
-    #[test]
-    fn a_state_comes_back_and_damage_is_seen() {
+    /// The moments of a path of a few hundred parameters.
+    pub(in super::super) fn moments() -> MomentSpecs {
         let model = ModelConfig {
             hidden_size: 8,
             blocks: 1,
@@ -70,7 +70,12 @@ mod tests {
             vocab_size: 16,
             ..ModelConfig::default()
         };
-        let moments = MomentSpecs::whole(&model, Optimizer::AdamW);
+        MomentSpecs::whole(&model, Optimizer::AdamW)
+    }
+
+    #[test]
+    fn a_state_comes_back_and_damage_is_seen() {
+        let moments = moments();
         let mut state = PathState { step: 7, position: 9, ..PathState::start(&moments) };
         state.first[3] = 0.5;
         let folder = tempfile::tempdir().unwrap();

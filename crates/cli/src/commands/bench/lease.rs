@@ -346,19 +346,23 @@ mod tests {
 
     use super::*;
 
+    fn config(size: LeaseSize, grid: u32, overrides: &[&str]) -> RunConfig {
+        let options = LeaseOptions {
+            size,
+            grid,
+            leases: 2,
+            overrides: overrides.iter().map(|&setting| setting.to_owned()).collect(),
+            threads: 0,
+            json: false,
+            as_coordinator: false,
+        };
+        options.config().unwrap()
+    }
+
     #[test]
     fn the_sizes_are_those_that_the_help_names() {
         let params = [LeaseSize::S, LeaseSize::L, LeaseSize::Million135].map(|size| {
-            let options = LeaseOptions {
-                size,
-                grid: 1,
-                leases: 2,
-                overrides: Vec::new(),
-                threads: 0,
-                json: false,
-                as_coordinator: false,
-            };
-            let config = options.config().unwrap();
+            let config = config(size, 1, &[]);
             assert_eq!((config.train.inner_steps, config.train.sequence_tokens), (1, 64));
             parameters(&path_specs(&config.model))
         });
@@ -367,16 +371,7 @@ mod tests {
 
     #[test]
     fn a_grid_shares_embedding_and_head() {
-        let options = LeaseOptions {
-            size: LeaseSize::Million135,
-            grid: 4,
-            leases: 2,
-            overrides: vec!["model.blocks=3".to_owned()],
-            threads: 0,
-            json: false,
-            as_coordinator: false,
-        };
-        let config = options.config().unwrap();
+        let config = config(LeaseSize::Million135, 4, &["model.blocks=3"]);
         let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
         assert_eq!(
             (topology.paths(), (0..3).map(|level| topology.modules_in(level)).collect()),
