@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use dipaco_tests::fixtures::{TINY, corpus};
+use dipaco_tests::fixtures::{TINY, corpus, fixture, root};
 use dipaco_tests::process::{Output, Process, Signal, command, dipaco, output};
 use dipaco_tests::run::snapshot;
 use tempfile::TempDir;
@@ -183,6 +183,102 @@ name = "2 × 2"
     let expected = evaluated.as_array().unwrap()[1..].iter().map(|row| &row["perplexity"]);
     let found = cell["measurements"].as_array().unwrap().iter().map(|found| &found["perplexity"]);
     assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+}
+
+/// The rows of other models equal those of one `evaluate`.
+#[test]
+fn a_table_has_ensembles_bounds_and_the_seed() {
+    let bench = Bench::new();
+    let models = r#"
+[[evaluations]]
+name = "two paths"
+model = { ensemble = 2 }
+[[evaluations]]
+name = "in hindsight"
+model = "oracle"
+[[evaluations]]
+name = "by chance"
+model = "random-path"
+[[evaluations]]
+name = "mean of weights"
+model = "soup"
+[[evaluations]]
+name = "before"
+model = "seed"
+[[runs]]
+name = "2 × 2"
+"#;
+    let best = "[[evaluations]]\nname = \"best\"\nearly_stopping = true\n";
+    let text = EXPERIMENT.replace(best, "").replace("\n[[runs]]\nname = \"2 × 2\"\n", models);
+    fs::write(bench.file(), text).unwrap();
+    let _ = bench.run("--seed 1").succeeded().says("| 2 × 2 | in hindsight | 4 |");
+    let results = bench.results();
+    let cell = results["cells"].as_array().unwrap().iter().find(|cell| cell["run"] == "2 × 2").unwrap();
+    let run = bench.out().join("cells").join(cell["key"].as_str().unwrap());
+    let words = "evaluate --ensemble 2 --oracle --random-path --soup --json --run";
+    let evaluated = dipaco(&format!("{words} {}", run.display())).succeeded().json();
+    let of = |rows: &serde_json::Value| {
+        let rows = rows.as_array().unwrap().iter();
+        rows.map(|row| row["perplexity"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    // `evaluate` begins with the seed, the table ends with it.
+    let mut expected = of(&evaluated);
+    expected.rotate_left(1);
+    assert_eq!(of(&cell["measurements"]), expected);
+}
+
+#[test]
+fn an_experiment_may_begin_with_a_pretrained_model() {
+    let bench = Bench::new();
+    fs::copy(fixture("imported.toml"), bench.folder.path().join("base.toml")).unwrap();
+    let text = r#"
+name = "tiny"
+base = "base.toml"
+baseline = "2 × 2"
+[configuration]
+model.dtype = "f32"
+[[evaluations]]
+name = "routed"
+[[evaluations]]
+name = "as it is"
+model = "imported"
+[[evaluations]]
+name = "adapted"
+model = "seed"
+[[runs]]
+name = "2 × 2"
+"#;
+    fs::write(bench.file(), text).unwrap();
+    let model = root().join("crates/model/tests/fixtures/pretrained");
+    let import = format!("--import {}", model.display());
+    let first = bench.run(&import).succeeded().says("| 2 × 2 | as it is | 4 | 0.01M |");
+    let results = bench.results();
+    let cell = &results["cells"][0];
+    let run = bench.out().join("cells").join(cell["key"].as_str().unwrap());
+    let measured = cell["measurements"].as_array().unwrap();
+    let of = |name: &str| {
+        measured.iter().find(|found| found["evaluation"] == name).unwrap()["perplexity"].as_f64().unwrap()
+    };
+    let seed = fs::read_dir(bench.out().join("seeds")).unwrap().next().unwrap().unwrap().path();
+    let evaluated = dipaco(&format!("evaluate --seed --json --run {}", seed.display())).succeeded().json();
+    let rows = evaluated.as_array().unwrap();
+    assert_eq!((&rows[0]["model"], &rows[1]["model"]), (&"imported".into(), &"seed".into()));
+    assert_eq!(
+        (&rows[0]["perplexity"], &rows[1]["perplexity"]),
+        (&of("as it is").into(), &of("adapted").into())
+    );
+    assert_ne!(of("as it is"), of("adapted"));
+    let tokenizer = |run: &Path| {
+        let config: toml::Table = fs::read_to_string(run.join("config.toml")).unwrap().parse().unwrap();
+        fs::read(config["prepare"]["tokenizer"].as_str().unwrap()).unwrap()
+    };
+    assert_eq!(tokenizer(&run), fs::read(model.join("tokenizer.json")).unwrap());
+    // Nothing is made twice, and another model makes another cell.
+    let before = snapshot(&bench.out());
+    assert_eq!(bench.run(&import).succeeded().stdout, first.stdout);
+    assert_eq!(snapshot(&bench.out()), before);
+    let _ = bench.run("").failed(1, &["1 of 1 cells failed"]);
+    let _ = bench.run("--import nowhere").failed(1, &["nowhere"]);
 }
 
 #[test]

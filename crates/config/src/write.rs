@@ -216,7 +216,23 @@ impl RunConfig {
     /// # Errors
     /// When the text is not valid TOML or the values do not pass [`RunConfig::check`].
     pub fn from_toml(text: &str, name: &std::path::Path) -> Result<Self, ConfigError> {
-        let leaves = crate::layer::from_file(text, name).map_err(ConfigError::Problems)?;
+        Self::from_toml_with(text, name, None)
+    }
+
+    /// Reads a configuration in TOML as [`RunConfig::from_toml`] does, for a run that begins with a pretrained model.
+    ///
+    /// # Errors
+    /// As [`RunConfig::from_toml`], and when a value contradicts the shape of the model.
+    pub fn from_toml_with(
+        text: &str,
+        name: &std::path::Path,
+        pretrained: Option<&crate::Pretrained>,
+    ) -> Result<Self, ConfigError> {
+        let mut leaves = crate::layer::from_file(text, name).map_err(ConfigError::Problems)?;
+        let problems = pretrained.map_or_else(Vec::new, |model| model.take_precedence(&mut leaves));
+        if !problems.is_empty() {
+            return Err(ConfigError::Problems(problems));
+        }
         crate::load::resolve_leaves(&leaves).map(|resolved| resolved.config)
     }
 }

@@ -5,11 +5,11 @@ mod sweeps;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use dipaco_config::RunConfig;
+use dipaco_config::{Pretrained, RunConfig};
 use dipaco_topology::Topology;
 use toml::Table;
 
-use crate::cell::{Cell, CellEvaluation};
+use crate::cell::{Cell, CellEvaluation, EvaluatedModel};
 use crate::error::ExperimentError;
 use crate::file::{EvaluationEntry, File, Run, Variant};
 use crate::merge::merge;
@@ -23,6 +23,7 @@ pub struct Experiment {
     path: PathBuf,
     file: File,
     base: Table,
+    pretrained: Option<Pretrained>,
     /// The values that sweeps have chosen, by run.
     chosen: BTreeMap<String, Table>,
 }
@@ -50,9 +51,16 @@ impl Experiment {
             None => Table::new(),
         };
         merge(&mut base, &file.configuration);
-        let experiment = Self { path: path.to_owned(), file, base, chosen: BTreeMap::new() };
+        let experiment =
+            Self { path: path.to_owned(), file, base, pretrained: None, chosen: BTreeMap::new() };
         experiment.check()?;
         Ok(experiment)
+    }
+
+    /// The experiment with a pretrained model, which gives all runs the shape of their paths.
+    #[must_use]
+    pub fn beginning_with(self, model: Pretrained) -> Self {
+        Self { pretrained: Some(model), ..self }
     }
 
     /// Name under which results are stored.
@@ -134,6 +142,7 @@ impl Experiment {
             let evaluation = |entry: Option<&&EvaluationEntry>| {
                 Ok::<_, ExperimentError>(CellEvaluation {
                     name: entry.map_or_else(String::new, |entry| entry.name.clone()),
+                    model: entry.map_or_else(EvaluatedModel::default, |entry| entry.model),
                     early_stopping: entry.is_some_and(|entry| entry.early_stopping),
                     config: self.config(run, router, entry.copied(), over, seed)?,
                 })
@@ -184,9 +193,13 @@ impl Experiment {
         let mut names = vec![run.name.as_str()];
         names.extend(router.map(|router| router.name.as_str()));
         names.extend(evaluation.map(|evaluation| evaluation.name.as_str()));
-        RunConfig::from_toml(&table.to_string(), &self.path).map_err(|source| {
-            ExperimentError::Configuration { path: self.path.clone(), run: names.join(" · "), source }
-        })
+        RunConfig::from_toml_with(&table.to_string(), &self.path, self.pretrained.as_ref()).map_err(
+            |source| ExperimentError::Configuration {
+                path: self.path.clone(),
+                run: names.join(" · "),
+                source,
+            },
+        )
     }
 
     fn check(&self) -> Result<(), ExperimentError> {

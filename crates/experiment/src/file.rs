@@ -3,6 +3,8 @@
 use serde::Deserialize;
 use toml::{Table, Value};
 
+use crate::cell::EvaluatedModel;
+
 /// The whole file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,6 +58,9 @@ pub(crate) struct Variant {
 #[serde(deny_unknown_fields)]
 pub(crate) struct EvaluationEntry {
     pub(crate) name: String,
+    /// The model that is evaluated: the routed model if not set.
+    #[serde(default)]
+    pub(crate) model: EvaluatedModel,
     /// Uses each path at its best version on the held-out documents.
     #[serde(default)]
     pub(crate) early_stopping: bool,

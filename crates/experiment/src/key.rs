@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use dipaco_config::{RunConfig, TrainConfig};
 use dipaco_topology::TopologyConfig;
 
+use crate::cell::{CellEvaluation, EvaluatedModel};
+
 /// Hexadecimal digits of a key: 80 bits.
 const DIGITS: usize = 20;
 
@@ -50,11 +52,22 @@ pub fn cell_key(config: &RunConfig, data: &str) -> String {
     key(&only, &["cell", data])
 }
 
-/// The key of an evaluation of a cell. `labels` is the hash of the label file for results by domain.
+/// The key of an evaluation of a cell with its vocabulary set. `labels` is the hash of the label file for results by domain.
 #[must_use]
-pub fn evaluation_key(config: &RunConfig, early_stopping: bool, labels: Option<&str>) -> String {
-    let version = if early_stopping { "best" } else { "last" };
-    key(config, &["evaluation", version, labels.unwrap_or("no labels")])
+pub fn evaluation_key(evaluation: &CellEvaluation, labels: Option<&str>) -> String {
+    let version = if evaluation.early_stopping { "best" } else { "last" };
+    let labels = labels.unwrap_or("no labels");
+    let model = match evaluation.model {
+        // Named by nothing, as before there were other models.
+        EvaluatedModel::Routed => return key(&evaluation.config, &["evaluation", version, labels]),
+        EvaluatedModel::Ensemble(paths) => format!("ensemble of {paths}"),
+        EvaluatedModel::Oracle => "oracle".to_owned(),
+        EvaluatedModel::RandomPath => "random path".to_owned(),
+        EvaluatedModel::Soup => "soup".to_owned(),
+        EvaluatedModel::Seed => "seed".to_owned(),
+        EvaluatedModel::Imported => "imported".to_owned(),
+    };
+    key(&evaluation.config, &["evaluation", version, labels, &model])
 }
 
 /// Hashes only the values that differ from their defaults, so that a new key in a later version does not change existing

@@ -1,5 +1,6 @@
 //! A table as Markdown.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
 
 use dipaco_telemetry::human;
@@ -96,6 +97,22 @@ fn write_sweeps(f: &mut fmt::Formatter<'_>, sweeps: &[SweepResult]) -> fmt::Resu
     if at_end.is_empty() { Ok(()) } else { writeln!(f, "\n{}", at_end.join("\n")) }
 }
 
+/// The table of bits per byte: a line for each domain, a column for each row of the main table that has domains.
+fn write_domains(f: &mut fmt::Formatter<'_>, rows: &[&TableRow]) -> fmt::Result {
+    let names: BTreeSet<&String> = rows.iter().flat_map(|row| row.domains.keys()).collect();
+    let heads: Vec<String> = rows.iter().map(|row| escape(&row.label())).collect();
+    writeln!(f, "\nBits per byte by domain.\n\n| domain | {} |", heads.join(" | "))?;
+    writeln!(f, "|---|{}", "--:|".repeat(rows.len()))?;
+    for name in names {
+        let bits = rows.iter().map(|row| match row.domains.get(name) {
+            Some(bits) => format!("{:.3}", bits.mean),
+            None => String::new(),
+        });
+        writeln!(f, "| {} | {} |", escape(name), bits.collect::<Vec<_>>().join(" | "))?;
+    }
+    Ok(())
+}
+
 /// Escapes the characters that would end a cell of a table.
 fn escape(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
@@ -127,6 +144,10 @@ impl fmt::Display for ExperimentTable {
                  confidence interval of the mean (Student's t, paired by seed).",
                 self.baseline
             )?;
+        }
+        let with_domains: Vec<&TableRow> = self.rows.iter().filter(|row| !row.domains.is_empty()).collect();
+        if !with_domains.is_empty() {
+            write_domains(f, &with_domains)?;
         }
         if !self.sweeps.is_empty() {
             write_sweeps(f, &self.sweeps)?;

@@ -124,6 +124,20 @@ pub struct Measurement {
     /// Normalised mutual information of path and domain over validation documents; `None` without labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nmi: Option<f64>,
+    /// Results on the domains of the validation documents, sorted by name; empty without labels.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub domains: Vec<DomainMeasurement>,
+}
+
+/// Result of an evaluation on the documents of a domain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DomainMeasurement {
+    /// Name of the domain.
+    pub domain: String,
+    /// Number of its documents.
+    pub documents: u64,
+    /// Cross entropy in bits per byte of text.
+    pub bits_per_byte: f64,
 }
 
 impl Results {

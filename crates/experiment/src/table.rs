@@ -1,5 +1,7 @@
 //! Results of an experiment, summarised over the seeds.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::results::{CellResult, Facts, Measurement, Results};
@@ -49,6 +51,9 @@ pub struct TableRow {
     pub purity: Option<Spread>,
     /// Normalised mutual information of paths and domains over the seeds; `None` without labels.
     pub nmi: Option<Spread>,
+    /// Bits per byte of each domain over the seeds; empty without labels.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub domains: BTreeMap<String, Spread>,
     /// Signs of too little data per path, by seed.
     pub warnings: Vec<String>,
 }
@@ -106,6 +111,11 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
     let over = |get: fn(&Measurement) -> Option<f64>| {
         Spread::of(&measured.iter().filter_map(|(_, found)| get(found)).collect::<Vec<_>>())
     };
+    let mut domains: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for found in measured.iter().flat_map(|(_, found)| &found.domains) {
+        domains.entry(&found.domain).or_default().push(found.bits_per_byte);
+    }
+    let domains = domains.into_iter();
     let mut warnings = Vec::new();
     for (cell, ..) in &measured {
         for warning in cell.facts.warnings() {
@@ -123,8 +133,18 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
         bits_per_byte: over(|found| found.bits_per_byte),
         purity: over(|found| found.purity),
         nmi: over(|found| found.nmi),
+        domains: domains.filter_map(|(name, bits)| Some((name.to_owned(), Spread::of(&bits)?))).collect(),
         warnings,
     })
+}
+
+impl TableRow {
+    /// Name for people: `4 × 4 · k-means · routed once`.
+    #[must_use]
+    pub fn label(&self) -> String {
+        let parts = [&self.run, &self.router, &self.evaluation].map(String::as_str);
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
+    }
 }
 
 #[cfg(test)]

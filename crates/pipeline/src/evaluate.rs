@@ -22,6 +22,9 @@ use crate::run_directory::RunDirectory;
 use crate::transformer_router;
 use crate::weights::Weights;
 
+/// Temperature of the router's squared distances in an ensemble, where nobody gives another.
+pub const ENSEMBLE_TEMPERATURE: f64 = 0.1;
+
 /// The model that is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Subject {

@@ -7,7 +7,7 @@ use dipaco_config::{Pretrained, RunConfig};
 use dipaco_model::{
     GgufModel, ModelConfig, ModuleWeights, PretrainedSettings, PretrainedWeights, TensorIndex, untie,
 };
-use dipaco_shards::Tokenizer;
+use dipaco_shards::{PrepareConfig, Tokenizer};
 use dipaco_train::{import_seed, open_run};
 use serde::Serialize;
 use serde_json::Value;
@@ -78,6 +78,37 @@ impl PretrainedModel {
     /// The shape that the model gives a run's configuration.
     pub fn pretrained(&self) -> Pretrained {
         Pretrained { path: self.path.clone(), model: self.settings.model.clone() }
+    }
+
+    /// The content hash of the model: of its small files and of its weights, which are read.
+    ///
+    /// # Errors
+    /// When a file of the model can't be used.
+    pub fn content_hash(&self) -> Result<String, PipelineError> {
+        let mut hasher = blake3::Hasher::new();
+        for (file, bytes) in &self.copied {
+            hasher.update(file.name().as_bytes()).update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+        }
+        let weights = self.weights()?;
+        for value in weights.values {
+            hasher.update(&value.to_le_bytes());
+        }
+        Ok(hasher.finalize().to_hex().to_string())
+    }
+
+    /// Writes the tokenizer to `file`, and returns the settings of [`prepare`](crate::prepare::prepare) for it.
+    ///
+    /// # Errors
+    /// When the tokenizer can't be used, or the file can't be written.
+    pub(crate) fn tokenizer_settings(
+        &self,
+        prepare: &PrepareConfig,
+        file: PathBuf,
+    ) -> Result<PrepareConfig, PipelineError> {
+        let tokenizer = self.tokenizer(prepare.end_of_text.as_deref())?;
+        files::write(&file, self.bytes(TOKENIZER))?;
+        let end_of_text = Some(tokenizer.end_of_text_text());
+        Ok(PrepareConfig { tokenizer: Some(file), end_of_text, ..prepare.clone() })
     }
 
     fn bytes(&self, wanted: CopiedFile) -> &[u8] {

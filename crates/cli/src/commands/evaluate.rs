@@ -13,7 +13,7 @@ use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
 use dipaco_pipeline::RunDirectory;
-use dipaco_pipeline::evaluate::{Subject, evaluate};
+use dipaco_pipeline::evaluate::{ENSEMBLE_TEMPERATURE, Subject, evaluate};
 use dipaco_pipeline::{Version, Weights};
 use dipaco_pipeline::{labels, vocabulary};
 
@@ -69,7 +69,7 @@ pub(crate) struct EvaluateOptions {
     ensemble: Vec<u32>,
     /// Temperature of the router's squared distances in an ensemble. A discriminative router gives probabilities and needs
     /// none.
-    #[arg(long, value_name = "T", default_value_t = 0.1, requires = "ensemble", value_parser = temperature)]
+    #[arg(long, value_name = "T", default_value_t = ENSEMBLE_TEMPERATURE, requires = "ensemble", value_parser = temperature)]
     ensemble_temperature: f64,
     /// Also evaluate each document by the path with the lowest loss on it. The choice is made after reading the document, so
     /// this is a bound and not a model. It costs as much as all paths.

@@ -14,6 +14,7 @@ use crate::interrupt::Interrupt;
 use crate::{output, runtime};
 use dipaco_pipeline::PipelineError;
 use dipaco_pipeline::experiment::{self, Cancel, ExperimentFolder, ExperimentOptions, results_file};
+use dipaco_pipeline::import::PretrainedModel;
 use dipaco_pipeline::vocabulary;
 use tokio::runtime::Handle;
 
@@ -32,6 +33,7 @@ Examples:
   dipaco experiment run configs/experiments/headline.toml --data text/train --validation text/validation
   dipaco experiment run configs/experiments/*.toml --data text/ --dry-run
   dipaco experiment run my.toml --data text/ --out runs/mine --seed 1 --run dense --run 4x4
+  dipaco experiment run configs/experiments/finetune.toml --data text/ --import smollm2/
 
 The folder of --out may be shared by several experiments: prepared text, seed models and cells that are the same are
 made once. The configuration of a cell is what the file says; environment variables do not enter it.";
@@ -52,7 +54,11 @@ pub(crate) struct RunExperiment {
     /// Text to evaluate on; may be repeated. The default is a part of --data.
     #[arg(long, value_name = "PATH")]
     validation: Vec<PathBuf>,
-    /// Label file, a JSON object with `url` and `domain` on each line. Adds purity and NMI to the tables.
+    /// Begin all runs with a pretrained Llama, as `dipaco seed --import` does: a folder in Hugging Face's format, or a GGUF
+    /// file.
+    #[arg(long, value_name = "FOLDER|FILE")]
+    import: Option<PathBuf>,
+    /// Label file, a JSON object with `url` and `domain` on each line. Adds results by domain, purity and NMI to the tables.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     /// Folder of cells and results.
@@ -105,8 +111,12 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
     let interrupt = Interrupt::listen()?;
     // Everything is read and checked before anything is trained.
     let mut experiments = Vec::new();
+    let model = options.import.as_deref().map(PretrainedModel::open).transpose()?;
     for file in &options.files {
-        let experiment = Experiment::load(file)?;
+        let mut experiment = Experiment::load(file)?;
+        if let Some(model) = &model {
+            experiment = experiment.beginning_with(model.pretrained());
+        }
         let selection = selection(&experiment, options)?;
         experiments.push((experiment, selection));
     }
@@ -116,6 +126,7 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
     let setup = ExperimentOptions {
         data: options.data.clone(),
         validation: options.validation.clone(),
+        model,
         labels: options.labels.clone(),
         out: options.out.clone(),
         workers: options.workers,

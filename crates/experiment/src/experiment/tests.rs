@@ -1,3 +1,5 @@
+use dipaco_model::ModelConfig;
+
 use super::*;
 use crate::key::{cell_key, evaluation_key, seed_key};
 
@@ -92,13 +94,51 @@ fn cells_of_one_seed_share_the_seed_model() {
 fn an_evaluation_is_known_by_its_settings() {
     let cells = parse(TWO).unwrap().cells().unwrap();
     let [once, best] = &cells[1].evaluations[..] else { panic!("two evaluations") };
-    let key = evaluation_key(&once.config, false, None);
-    assert_ne!(key, evaluation_key(&once.config, true, None));
-    assert_ne!(key, evaluation_key(&once.config, false, Some("labels")));
-    assert_eq!(
-        key,
-        evaluation_key(&best.config, false, None),
-        "how much is scored at once changes no result"
+    let key = evaluation_key(once, None);
+    assert_ne!(key, evaluation_key(once, Some("labels")));
+    assert_ne!(key, evaluation_key(best, None));
+    let same = CellEvaluation { early_stopping: false, ..best.clone() };
+    assert_eq!(key, evaluation_key(&same, None), "how much is scored at once changes no result");
+}
+
+#[test]
+fn an_evaluation_may_be_of_another_model_of_the_cell() {
+    let entry = |model: &str| format!("[[evaluations]]\nname = '{model}'\nmodel = {model}\n");
+    let models = ["'routed'", "'oracle'", "'random-path'", "'soup'", "'seed'", "'imported'"];
+    let ensembles = ["{ ensemble = 1 }", "{ ensemble = 2 }"];
+    let entries = models.into_iter().chain(ensembles).map(|model| entry(model).replace("''", "'"));
+    let text = TWO.replace(
+        "[[runs]]\nname = \"2x2\"",
+        &format!("{}[[runs]]\nname = \"2x2\"", entries.collect::<String>()),
+    );
+    let cells = parse(&text).unwrap().cells().unwrap();
+    let evaluations = &cells[1].evaluations;
+    assert_eq!(evaluations[0].model, EvaluatedModel::Routed);
+    assert_eq!(evaluations[3].model, EvaluatedModel::Oracle);
+    let keys: BTreeSet<String> = evaluations.iter().map(|it| evaluation_key(it, None)).collect();
+    // "once" and "routed" are the same.
+    assert_eq!(keys.len(), evaluations.len() - 1);
+    for (wrong, says) in [("{ ensemble = 0 }", "nonzero"), ("'best'", "unknown variant `best`")] {
+        let error = parse(&format!("{TWO}{}", entry(wrong).replace("''", "'"))).unwrap_err();
+        assert!(message(&error).contains(says), "{}", message(&error));
+    }
+}
+
+#[test]
+fn a_pretrained_model_gives_all_runs_the_shape_of_their_paths() {
+    let model = ModelConfig { blocks: 4, heads: 2, vocab_size: 90, ..ModelConfig::default() };
+    let pretrained = Pretrained { path: "model".into(), model };
+    let experiment = parse(TWO).unwrap().beginning_with(pretrained.clone());
+    for cell in experiment.cells().unwrap() {
+        assert_eq!((cell.config.model.heads, cell.config.prepare.vocab_size), (2, 90));
+    }
+    let other =
+        TWO.replace("[configuration.train]", "[configuration.model]\nheads = 8\n[configuration.train]");
+    let error = parse(&other).unwrap().beginning_with(pretrained).cells().unwrap_err();
+    assert!(
+        message(&error).contains("model.heads is 8, but the model in model has 2"),
+        "{}",
+        message(&error)
     );
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::results::{Heldout, Shards};
+use crate::results::{DomainMeasurement, Heldout, Shards};
 use crate::sweep::SweptValue;
 
 fn cell(run: &str, router: &str, seed: u64, perplexities: &[(&str, f64)]) -> CellResult {
@@ -11,6 +11,7 @@ fn cell(run: &str, router: &str, seed: u64, perplexities: &[(&str, f64)]) -> Cel
         documents: 1,
         purity: None,
         nmi: None,
+        domains: Vec::new(),
     };
     let facts =
         Facts { paths: 2, path_parameters: 1_300_000, steps: 100, step_tokens: 10, ..Facts::default() };
@@ -66,6 +67,24 @@ fn the_table_in_markdown() {
     timed.cells[0].facts.seconds = 12.34;
     let text = ExperimentTable::of(&timed).to_string();
     assert!(text.contains("| tokens | seconds |") && text.contains("| 2.0k | 12.3 |"), "{text}");
+}
+
+#[test]
+fn domains_have_a_table_of_their_own() {
+    let mut results = results();
+    assert!(!ExperimentTable::of(&results).to_string().contains("by domain"));
+    let domain = |(name, bits_per_byte): (&str, f64)| DomainMeasurement {
+        domain: name.into(),
+        documents: 1,
+        bits_per_byte,
+    };
+    results.cells[0].measurements[0].domains = [("law", 1.5), ("a|b", 2.0)].map(domain).to_vec();
+    results.cells[2].measurements[0].domains = [("law", 1.7)].map(domain).to_vec();
+    results.cells[1].measurements[1].domains = [("law", 1.4)].map(domain).to_vec();
+    let text = ExperimentTable::of(&results).to_string();
+    let table = "| domain | dense · once | 2x2 · k-means · best |\n|---|--:|--:|\n| a\\|b | 2.000 |  |\n\
+                 | law | 1.600 | 1.400 |\n";
+    assert!(text.contains(table), "{text}");
 }
 
 /// A sweep of outer rates that chose the value `chosen`.

@@ -5,16 +5,18 @@ use std::io;
 use std::path::Path;
 
 use dipaco_config::RunConfig;
-use dipaco_eval::{Domains, Evaluation, RerouteBy};
+use dipaco_eval::{DomainEvaluation, Domains, Evaluation, RerouteBy};
 use dipaco_experiment::{
-    Cell, CellResult, Facts, Measurement, cell_key, evaluation_key, seed_config, seed_key,
+    Cell, CellEvaluation, CellResult, DomainMeasurement, EvaluatedModel, Facts, Measurement, cell_key,
+    evaluation_key, seed_config, seed_key,
 };
 
 use super::facts::facts;
 use super::folder::{ExperimentFolder, PreparedText};
 use super::record::Record;
 use crate::error::PipelineError;
-use crate::evaluate::{Subject, evaluate};
+use crate::evaluate::{ENSEMBLE_TEMPERATURE, Subject, evaluate};
+use crate::import::import;
 use crate::run::save_config;
 use crate::run_directory::RunDirectory;
 use crate::train::{TrainOptions, train};
@@ -24,8 +26,8 @@ use crate::{device, phases, route, seed, transformer_router};
 
 /// Trains a cell and evaluates it. Finished parts are not repeated.
 pub(super) fn finish(folder: &mut ExperimentFolder, cell: &Cell) -> Result<CellResult, PipelineError> {
-    let text = folder.text(&cell.config)?;
-    let config = prepared(&cell.config, &text, &name(cell))?;
+    let text = folder.text(&folder.with_tokenizer(&cell.config)?)?;
+    let config = prepared(folder, &cell.config, &text, &name(cell))?;
     let key = cell_key(&config, &text.all);
     let run = RunDirectory::new(folder.out().join("cells").join(&key)).with_data(Some(&text.folder));
     let mut record = Record::load(run.root())?;
@@ -46,12 +48,12 @@ pub(super) fn finish(folder: &mut ExperimentFolder, cell: &Cell) -> Result<CellR
     }
     let mut measurements = Vec::new();
     for evaluation in &cell.evaluations {
-        let config = prepared(&evaluation.config, &text, &config.run.name)?;
-        let key = evaluation_key(&config, evaluation.early_stopping, folder.labels_hash.as_deref());
+        let config = prepared(folder, &evaluation.config, &text, &config.run.name)?;
+        let evaluation = CellEvaluation { config, ..evaluation.clone() };
+        let key = evaluation_key(&evaluation, folder.labels_hash.as_deref());
         if !record.evaluations.contains_key(&key) {
-            let version = if evaluation.early_stopping { Version::Best } else { Version::Current };
             let domains = folder.domains(&text)?;
-            let found = measure(folder, &run, &config, version, domains.as_deref())?;
+            let found = measure(folder, &run, &text, &evaluation, domains.as_deref())?;
             record.evaluations.insert(key.clone(), found);
             record.save(run.root())?;
         }
@@ -64,6 +66,7 @@ pub(super) fn finish(folder: &mut ExperimentFolder, cell: &Cell) -> Result<CellR
             documents: found.documents,
             purity: found.agreement.map(|agreement| agreement.purity),
             nmi: found.agreement.map(|agreement| agreement.nmi),
+            domains: found.per_domain.iter().filter_map(of_domain).collect(),
         });
     }
     if !folder.options.keep_all {
@@ -74,8 +77,13 @@ pub(super) fn finish(folder: &mut ExperimentFolder, cell: &Cell) -> Result<CellR
 }
 
 /// A configuration with its text, vocabulary and name.
-fn prepared(config: &RunConfig, text: &PreparedText, name: &str) -> Result<RunConfig, PipelineError> {
-    let mut config = config.clone();
+fn prepared(
+    folder: &ExperimentFolder,
+    config: &RunConfig,
+    text: &PreparedText,
+    name: &str,
+) -> Result<RunConfig, PipelineError> {
+    let mut config = folder.with_tokenizer(config)?;
     config.run.name = name.to_owned();
     config.run.directory = None;
     config.run.store = None;
@@ -142,38 +150,57 @@ fn train_cell(
     Ok(whole.then(|| summary.bytes_sent + summary.bytes_received))
 }
 
+/// The run directory of the seed model that all cells with these settings share.
+fn seed_folder(folder: &ExperimentFolder, config: &RunConfig, text: &PreparedText) -> RunDirectory {
+    let key = seed_key(config, &text.train);
+    RunDirectory::new(folder.out().join("seeds").join(key)).with_data(Some(&text.folder))
+}
+
 /// The seed model that all cells with these settings share.
 fn shared_seed(
     folder: &ExperimentFolder,
     config: &RunConfig,
     text: &PreparedText,
 ) -> Result<RunDirectory, PipelineError> {
-    let key = seed_key(config, &text.train);
-    let run = RunDirectory::new(folder.out().join("seeds").join(key)).with_data(Some(&text.folder));
+    let run = seed_folder(folder, config, text);
     let mut own = seed_config(config);
     own.seed_model = config.seed_model.clone();
     own.run.name = format!("seed-{}", config.run.seed);
     own.run.data = config.run.data.clone();
+    own.prepare = config.prepare.clone();
     save_config(&run, &own)?;
+    if let Some(model) = &folder.options.model {
+        folder.runtime.block_on(import(&run, &own, model, false))?;
+    }
     let how = seed::SeedHow { restart: false, device: device::open(folder.options.device)? };
     let flag = folder.cancel.flag.clone();
     let summary = folder.runtime.block_on(seed::seed(&run, &own, how, &folder.progress, flag))?;
     if summary.finished { Ok(run) } else { Err(PipelineError::Interrupted) }
 }
 
-/// Evaluates the routed model of a cell, re-routed if the configuration asks for it.
+/// Evaluates a model of a cell. The routed model is re-routed if the configuration asks for it.
 fn measure(
     folder: &ExperimentFolder,
     run: &RunDirectory,
-    config: &RunConfig,
-    version: Version,
+    text: &PreparedText,
+    evaluation: &CellEvaluation,
     domains: Option<&Domains>,
 ) -> Result<Evaluation, PipelineError> {
+    let config = &evaluation.config;
+    // A cell takes over the seed model, and not what the seed model began with.
+    let seed_run;
+    let run = match evaluation.model {
+        EvaluatedModel::Imported => {
+            seed_run = seed_folder(folder, config, text);
+            &seed_run
+        }
+        _ => run,
+    };
     let open = |version| folder.runtime.block_on(Weights::open(run, config, version));
     let (progress, flag) = (&folder.progress, &*folder.cancel.flag);
-    let subject = match config.evaluation.reroute_tokens {
-        0 => Subject::Routed(config.evaluation.route),
-        tokens => {
+    let subject = match (evaluation.model, config.evaluation.reroute_tokens) {
+        (EvaluatedModel::Routed, 0) => Subject::Routed(config.evaluation.route),
+        (EvaluatedModel::Routed, tokens) => {
             let by = config.evaluation.reroute_by;
             if by == RerouteBy::Transformer {
                 // The router learns from the current weights, whichever version is evaluated.
@@ -181,8 +208,23 @@ fn measure(
             }
             Subject::Rerouted { tokens, by }
         }
+        (EvaluatedModel::Ensemble(paths), _) => {
+            Subject::Ensemble { paths: paths.get() as usize, temperature: ENSEMBLE_TEMPERATURE }
+        }
+        (EvaluatedModel::Oracle, _) => Subject::Oracle,
+        (EvaluatedModel::RandomPath, _) => Subject::RandomPath,
+        (EvaluatedModel::Soup, _) => Subject::Soup,
+        (EvaluatedModel::Seed, _) => Subject::Seed,
+        (EvaluatedModel::Imported, _) => Subject::Imported,
     };
+    let version = if evaluation.early_stopping { Version::Best } else { Version::Current };
     evaluate(run, config, &open(version)?, subject, domains, progress, flag)
+}
+
+/// The result on a domain; `None` for a domain without a counted token.
+fn of_domain(found: &DomainEvaluation) -> Option<DomainMeasurement> {
+    let (domain, documents) = (found.domain.clone(), found.documents);
+    Some(DomainMeasurement { domain, documents, bits_per_byte: found.bits_per_byte? })
 }
 
 /// Removes the paths' scores of the reserved documents. Call it when every router that learns from them is fitted.

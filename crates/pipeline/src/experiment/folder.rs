@@ -15,6 +15,8 @@ use tokio::runtime::Handle;
 
 use super::options::{Cancel, ExperimentOptions};
 use crate::error::PipelineError;
+use crate::import::PretrainedModel;
+use crate::imported_files::TOKENIZER;
 use crate::run_directory::RunDirectory;
 use crate::{labels, prepare};
 
@@ -31,6 +33,8 @@ pub struct ExperimentFolder {
     prepared: BTreeMap<String, PreparedText>,
     /// Hash of the label file.
     pub(super) labels_hash: Option<String>,
+    /// Hash of the pretrained model.
+    model_hash: Option<String>,
     /// Domains of the validation documents, by folder of prepared text.
     domains: BTreeMap<PathBuf, Arc<Domains>>,
     /// Held while this process works in the folder.
@@ -42,9 +46,9 @@ pub struct ExperimentFolder {
 pub(super) struct PreparedText {
     /// Its folder.
     pub(super) folder: PathBuf,
-    /// Content hash of the training text.
+    /// Content hash of the training text, and of the pretrained model.
     pub(super) train: String,
-    /// Content hashes of training and validation text.
+    /// Content hashes of training and validation text, and of the pretrained model.
     pub(super) all: String,
 }
 
@@ -84,6 +88,7 @@ impl ExperimentFolder {
             begun: Instant::now(),
             prepared: BTreeMap::new(),
             labels_hash,
+            model_hash: options.model.as_ref().map(PretrainedModel::content_hash).transpose()?,
             domains: BTreeMap::new(),
             _lock: lock,
             options,
@@ -93,6 +98,16 @@ impl ExperimentFolder {
     /// The folder, absolute.
     pub fn out(&self) -> &Path {
         &self.out
+    }
+
+    /// A configuration with the tokenizer of the pretrained model, if there is one.
+    pub(super) fn with_tokenizer(&self, config: &RunConfig) -> Result<RunConfig, PipelineError> {
+        let mut config = config.clone();
+        if let (Some(model), Some(hash)) = (&self.options.model, &self.model_hash) {
+            let file = self.out.join("models").join(hash).join(TOKENIZER.name());
+            config.prepare = model.tokenizer_settings(&config.prepare, file)?;
+        }
+        Ok(config)
     }
 
     /// The text, prepared as a configuration says.
@@ -108,8 +123,10 @@ impl ExperimentFolder {
         let report = prepare::prepare(&run, config, inputs, validation, &self.progress, flag)?;
         self.progress.line(&prepare::summary(&report));
         let hash = |file: &Path| Ok::<_, PipelineError>(TokenSet::open(file)?.content_hash().to_owned());
+        let model = self.model_hash.iter().map(|hash| format!(" {hash}")).collect::<String>();
         let train = hash(&run.train_tokens())?;
-        let all = format!("{train} {}", hash(&run.validation_tokens())?);
+        let all = format!("{train} {}{model}", hash(&run.validation_tokens())?);
+        let train = train + &model;
         let text = PreparedText { folder, train, all };
         self.prepared.insert(key, text.clone());
         Ok(text)

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dipaco_path::DeviceChoice;
 use tokio_util::sync::CancellationToken;
 
+use crate::import::PretrainedModel;
+
 /// Settings of a run of experiments that do not change the results.
 #[derive(Clone, Debug)]
 pub struct ExperimentOptions {
@@ -14,6 +16,8 @@ pub struct ExperimentOptions {
     pub data: Vec<PathBuf>,
     /// Text to evaluate on; when empty, a part of the data.
     pub validation: Vec<PathBuf>,
+    /// The pretrained model that all seed models begin with; none if they begin with random weights.
+    pub model: Option<PretrainedModel>,
     /// Label file of the text: domains of documents by address.
     pub labels: Option<PathBuf>,
     /// The folder of cells and results.
