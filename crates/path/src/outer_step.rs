@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dipaco_codec::Compression;
 use dipaco_config::OuterConfig;
-use dipaco_model::{ModuleWeights, TensorSpec};
+use dipaco_model::{ModuleWeights, TensorSpec, parameters, safetensors_of};
 use dipaco_optim::{DelayedNesterov, delayed_nesterov_step, nesterov_step};
 
 use crate::PathError;
@@ -53,20 +53,35 @@ impl OuterState {
 
     /// Encodes the state as safetensors.
     pub fn encode(&self, outer: &OuterConfig, fragment: &[TensorSpec]) -> Result<bytes::Bytes, PathError> {
-        let parts = [Some(&self.momentum), self.buffer.as_ref(), self.residual.as_ref()];
-        let values = parts.into_iter().flatten().flatten().copied().collect();
-        Ok(ModuleWeights { specs: specs(outer, fragment), values }.to_safetensors(None)?.into())
+        let specs = specs(outer, fragment);
+        let parts =
+            [Some(&self.momentum), self.buffer.as_ref(), self.residual.as_ref()].into_iter().flatten();
+        let length = parameters(fragment);
+        let mut tensors = Vec::with_capacity(specs.len());
+        // Written from where the parts lie: a fragment may have gigabytes.
+        for (specs, mut rest) in specs.chunks(fragment.len().max(1)).zip(parts.map(Vec::as_slice)) {
+            if rest.len() != length {
+                let what =
+                    format!("a part of an outer state has {} values, its fragment {length}", rest.len());
+                return Err(PathError::Internal { what });
+            }
+            for spec in specs {
+                let (tensor, after) = rest.split_at(spec.parameters());
+                tensors.push((spec, tensor));
+                rest = after;
+            }
+        }
+        Ok(safetensors_of(tensors, None)?.into())
     }
 
     /// Decodes the bytes of [`encode`](Self::encode).
     pub fn decode(outer: &OuterConfig, fragment: &[TensorSpec], bytes: &[u8]) -> Result<Self, PathError> {
-        let values = ModuleWeights::from_safetensors(bytes, specs(outer, fragment))?.values;
-        let mut parts = values.chunks(dipaco_model::parameters(fragment).max(1)).map(<[f32]>::to_vec);
-        Ok(Self {
-            momentum: parts.next().unwrap_or_default(),
-            buffer: outer.delayed().and_then(|_| parts.next()),
-            residual: parts.next(),
-        })
+        let mut momentum = ModuleWeights::from_safetensors(bytes, specs(outer, fragment))?.values;
+        // The momentum keeps its memory. It has as many tensors as each other part, so there is no part without it.
+        let length = parameters(fragment).min(momentum.len());
+        let others = momentum.split_off(length);
+        let mut others = others.chunks(length.max(1)).map(<[f32]>::to_vec);
+        Ok(Self { momentum, buffer: outer.delayed().and_then(|_| others.next()), residual: others.next() })
     }
 
     /// True if every value is finite.

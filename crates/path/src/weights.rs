@@ -125,7 +125,7 @@ impl PathWeights {
         let fragment_layout = self.layout.fragment(level, index)?;
         let local = trainer.fragment(level.into(), fragment_layout)?.ok_or_else(lacks)?;
         let state = self.fragments.get_mut(&(level, index)).ok_or_else(lacks)?;
-        let mut gradient = learner::send(&mut state.base, &local);
+        let mut gradient = learner::send(&mut state.base, local);
         state.under_way = true;
         let outer = &plan.outer.of_level(level);
         // arXiv:2508.15706: the loss of earlier encodings joins this outer gradient, and the loss of this one is kept.

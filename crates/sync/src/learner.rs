@@ -13,17 +13,15 @@ pub struct Blend {
 /// The outer gradient of a fragment: base minus local weights (arXiv:2501.18512, algorithm 2). The local weights
 /// become the new base. So no change is sent twice, even if the path sends again before it receives.
 ///
-/// Both slices have one length.
+/// Both have one length. The outer gradient lies in the memory of the local weights.
 #[must_use]
-pub fn send(base: &mut [f32], local: &[f32]) -> Vec<f32> {
-    base.iter_mut()
-        .zip(local)
-        .map(|(base, &local)| {
-            let gradient = *base - local;
-            *base = local;
-            gradient
-        })
-        .collect()
+pub fn send(base: &mut [f32], mut local: Vec<f32>) -> Vec<f32> {
+    for (base, local) in base.iter_mut().zip(&mut local) {
+        let gradient = *base - *local;
+        *base = *local;
+        *local = gradient;
+    }
+    local
 }
 
 /// Takes over the global weights of a fragment: `local = α local + (1 - α) global` (arXiv:2501.18512 §2.3). The global
@@ -51,9 +49,9 @@ mod tests {
     #[test]
     fn what_is_sent_is_what_was_done_since_the_last_time() {
         let mut base = [1.0, 2.0];
-        assert_eq!(send(&mut base, &[0.5, 4.0]), [0.5, -2.0]);
+        assert_eq!(send(&mut base, vec![0.5, 4.0]), [0.5, -2.0]);
         // Sent again before a receive.
-        assert_eq!(send(&mut base, &[0.25, 4.0]), [0.25, 0.0]);
+        assert_eq!(send(&mut base, vec![0.25, 4.0]), [0.25, 0.0]);
     }
 
     #[test]

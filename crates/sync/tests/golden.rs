@@ -95,7 +95,7 @@ impl Replicas {
                 for send in lease.sends.iter().filter(|send| send.step == step) {
                     let slot = send.fragment.index as usize;
                     let base = std::slice::from_mut(&mut self.base[i][slot]);
-                    let gradient = learner::send(base, &self.local[i][slot..=slot])[0];
+                    let gradient = learner::send(base, self.local[i][slot..=slot].to_vec())[0];
                     self.sent.insert((send.fragment, path, send.number), gradient);
                     if step < lease.to {
                         let expected =

@@ -25,7 +25,7 @@ use crate::host::VerifiedGradients;
 use crate::stored_modules::read_module;
 use dipaco_path::Layout;
 use dipaco_path::module_files;
-use dipaco_path::{Merged, OuterState};
+use dipaco_path::{Merged, OuterState, PathError};
 use dipaco_protocol::{MergeInput, OuterStepDone, OuterStepOrder};
 pub use error::SynchronizerError;
 pub use live::ObserveSynchronizer;
@@ -289,7 +289,13 @@ impl Synchronizer {
             }
         };
         let SteppedFragment { weights, state, change, norm } = stepped;
-        let (weights, state) = (module_files::encode(&weights)?, state.encode(&outer, &specs)?);
+        // The values are freed before their files are stored, which takes longer than all else.
+        let encoded = blocking(move || {
+            let file = module_files::encode(&weights)?;
+            drop(weights);
+            Ok::<_, PathError>((file, state.encode(&outer, &specs)?))
+        });
+        let (weights, state) = encoded.await??;
         let [of_weights, of_momentum, of_change] =
             [names::weights, names::momentum, names::change].map(|name| name(module, index, version, fence));
         let change = async {

@@ -165,7 +165,7 @@ impl ToyPathState {
 
     /// The outer gradient of a fragment at the path's current step.
     pub(crate) fn send(&mut self, case: &Case, slot: usize, share: f32) -> ToyGradient {
-        let gradient = learner::send(&mut self.base[slot], &self.local[slot]);
+        let gradient = learner::send(&mut self.base[slot], self.local[slot].to_vec());
         if case.eager {
             self.ahead[slot].send(&gradient, share, RULE);
         }
