@@ -250,6 +250,10 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let text = fs::read_to_string(&token).unwrap();
     let worker = |token: &str| dipaco(&format!("worker --patience 1 --join {token}"));
 
+    let listed = worker(&format!("{} --cpus 2-1", token.display()));
+    let _ = listed.failed(2, &["--cpus", "no list of processors"]);
+    let missing = worker(&format!("{} --cpus 60000", token.display()));
+    let _ = missing.failed(1, &["can't run on the processors 60000"]);
     let _ = worker("garbage").failed(1, &["can't read a join token from `garbage`", "join.token"]);
     // A private key on the command line is visible to everybody on the machine.
     let _ = worker(text.trim()).failed(2, &["--join takes a file", "DIPACO_TOKEN"]);
@@ -275,7 +279,10 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let _ = worker(stranger.to_str().unwrap()).failed(1, &["another-run"]);
 
     let cache = run.folder().join("cache");
-    let good = dipaco(&format!("worker --join {} --cache {} --json", token.display(), cache.display()));
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
+    let place = format!("--join {} --cache {} --cpus {allowed}", token.display(), cache.display());
+    let good = dipaco(&format!("worker {place} --json"));
     assert_eq!(good.succeeded().json()["rounds"], 12, "four paths, three rounds");
     let _ = coordinator.finish().succeeded();
 }

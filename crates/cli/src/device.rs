@@ -9,7 +9,8 @@ use crate::error::CliError;
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DeviceOptions {
     /// Device that computes: auto is the first NVIDIA GPU, or the CPU where there is none; cpu; cuda is the first NVIDIA GPU,
-    /// cuda:N the one with number N from 0. A GPU needs a program that was built with --features cuda.
+    /// cuda:N the one with number N from 0; auto:N a GPU for process N of several on this machine, which take the GPUs in turn.
+    /// A GPU needs a program that was built with --features cuda.
     #[arg(long, env = "DIPACO_DEVICE", default_value_t, value_name = "DEVICE")]
     device: DeviceChoice,
 }

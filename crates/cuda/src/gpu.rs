@@ -36,6 +36,18 @@ impl Gpu {
     /// # Errors
     /// The driver, NVRTC or cuBLASLt is not installed, the GPU does not exist, or the driver returns an error.
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        let count = Self::count()?;
+        if ordinal >= count {
+            return Err(CudaError::NoDevice { ordinal, count });
+        }
+        Ok(Self { context: CudaContext::new(ordinal).map_err(driver("opening the GPU"))? })
+    }
+
+    /// The number of GPUs of this machine that the program may use.
+    ///
+    /// # Errors
+    /// The driver, NVRTC or cuBLASLt is not installed, or the driver returns an error.
+    pub fn count() -> Result<usize, CudaError> {
         let libraries = [
             // SAFETY: looks for a shared library and closes it; NVIDIA's libraries may be loaded from any thread.
             (
@@ -61,16 +73,11 @@ impl Gpu {
         }
         use cudarc::driver::sys::CUresult::{CUDA_ERROR_NO_DEVICE, CUDA_ERROR_STUB_LIBRARY};
         match result::init() {
-            Err(DriverError(CUDA_ERROR_NO_DEVICE | CUDA_ERROR_STUB_LIBRARY)) => {
-                return Err(CudaError::NoDevice { ordinal, count: 0 });
-            }
+            Err(DriverError(CUDA_ERROR_NO_DEVICE | CUDA_ERROR_STUB_LIBRARY)) => return Ok(0),
             started => started.map_err(driver("starting"))?,
         }
-        let count = result::device::get_count().map_err(driver("counting the GPUs"))?.max(0) as usize;
-        if ordinal >= count {
-            return Err(CudaError::NoDevice { ordinal, count });
-        }
-        Ok(Self { context: CudaContext::new(ordinal).map_err(driver("opening the GPU"))? })
+        let count = result::device::get_count().map_err(driver("counting the GPUs"))?;
+        Ok(usize::try_from(count).unwrap_or(0))
     }
 
     /// Returns the properties of the GPU and its free memory now.

@@ -11,6 +11,9 @@ pub enum DeviceChoice {
     /// The first GPU, and the CPU where there is none.
     #[default]
     Auto,
+    /// A GPU for the process with this number, from 0, of several on a machine: the processes take the GPUs in turn. The CPU
+    /// where there is no GPU.
+    InTurn(usize),
     /// The CPU.
     Cpu,
     /// The GPU with this number, from 0.
@@ -21,6 +24,7 @@ impl std::fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
+            Self::InTurn(process) => write!(f, "auto:{process}"),
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(0) => f.write_str("cuda"),
             Self::Cuda(number) => write!(f, "cuda:{number}"),
@@ -37,8 +41,9 @@ impl std::str::FromStr for DeviceChoice {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda(0)),
             _ => {
-                let number = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
-                number.map(Self::Cuda).ok_or(DeviceChoiceError)
+                let number = |prefix| text.strip_prefix(prefix).and_then(|number: &str| number.parse().ok());
+                let choice = number("cuda:").map(Self::Cuda).or_else(|| number("auto:").map(Self::InTurn));
+                choice.ok_or(DeviceChoiceError)
             }
         }
     }
@@ -46,7 +51,7 @@ impl std::str::FromStr for DeviceChoice {
 
 /// A text that names no device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("give auto, cpu, cuda, or cuda:N for the GPU with number N from 0")]
+#[error("give auto, cpu, cuda, cuda:N for the GPU with number N from 0, or auto:N for process N of several")]
 pub struct DeviceChoiceError;
 
 /// A device that trains and reads paths.
@@ -62,8 +67,8 @@ pub enum TrainDevice {
 }
 
 impl TrainDevice {
-    /// Opens the device. [`DeviceChoice::Auto`] takes the CPU if the machine has no driver or no GPU, and logs the
-    /// reason. A GPU that cannot be used is an error: otherwise it would idle unnoticed.
+    /// Opens the device. [`DeviceChoice::Auto`] and [`DeviceChoice::InTurn`] take the CPU if the machine has no driver or no
+    /// GPU, and log the reason. A GPU that cannot be used is an error: otherwise it would idle unnoticed.
     ///
     /// # Errors
     /// When the user asks for a GPU and the machine has none, when this program was built without CUDA, or when a GPU
@@ -73,10 +78,15 @@ impl TrainDevice {
         if choice == DeviceChoice::Cpu {
             return Ok(Self::Cpu);
         }
-        let ordinal = if let DeviceChoice::Cuda(number) = choice { number } else { 0 };
-        match dipaco_cuda::Gpu::open(ordinal).map_err(PathError::from) {
+        let opened = match choice {
+            DeviceChoice::Cuda(number) => dipaco_cuda::Gpu::open(number),
+            DeviceChoice::InTurn(process) => dipaco_cuda::Gpu::count()
+                .and_then(|count| dipaco_cuda::Gpu::open(process.checked_rem(count).unwrap_or(0))),
+            DeviceChoice::Auto | DeviceChoice::Cpu => dipaco_cuda::Gpu::open(0),
+        };
+        match opened.map_err(PathError::from) {
             Ok(gpu) => Ok(Self::Cuda(gpu)),
-            Err(error) if choice == DeviceChoice::Auto && error.is_no_gpu() => {
+            Err(error) if !matches!(choice, DeviceChoice::Cuda(_)) && error.is_no_gpu() => {
                 tracing::info!("computing on the CPU: {error}");
                 Ok(Self::Cpu)
             }
@@ -91,7 +101,7 @@ impl TrainDevice {
     #[cfg(not(feature = "cuda"))]
     pub fn open(choice: DeviceChoice) -> Result<Self, PathError> {
         match choice {
-            DeviceChoice::Auto | DeviceChoice::Cpu => Ok(Self::Cpu),
+            DeviceChoice::Auto | DeviceChoice::InTurn(_) | DeviceChoice::Cpu => Ok(Self::Cpu),
             DeviceChoice::Cuda(_) => Err(PathError::BuiltWithoutCuda),
         }
     }
@@ -144,11 +154,11 @@ mod tests {
 
     #[test]
     fn a_device_has_one_spelling() {
-        for text in ["auto", "cpu", "cuda", "cuda:1", "cuda:12"] {
+        for text in ["auto", "auto:0", "auto:3", "cpu", "cuda", "cuda:1", "cuda:12"] {
             assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
         }
         assert_eq!("cuda:0".parse::<DeviceChoice>(), Ok(DeviceChoice::Cuda(0)));
-        for text in ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda1"] {
+        for text in ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda1", "auto:", "auto:x"] {
             assert_eq!(text.parse::<DeviceChoice>(), Err(DeviceChoiceError), "{text}");
         }
     }
@@ -159,6 +169,7 @@ mod tests {
         let error = TrainDevice::open(DeviceChoice::Cuda(0)).unwrap_err();
         assert!(error.to_string().contains("build it with --features cuda"), "{error}");
         assert!(TrainDevice::open(DeviceChoice::Auto).unwrap().is_cpu());
+        assert!(TrainDevice::open(DeviceChoice::InTurn(1)).unwrap().is_cpu());
         assert!(TrainDevice::open(DeviceChoice::Cpu).unwrap().is_cpu());
     }
 
@@ -175,6 +186,7 @@ mod tests {
                     "{error}"
                 );
                 assert!(auto.unwrap().is_cpu());
+                assert!(TrainDevice::open(DeviceChoice::InTurn(1)).unwrap().is_cpu());
             }
             // A GPU that lacks a library: `auto` must not hide it.
             Err(error) => assert_eq!(auto.unwrap_err().to_string(), error.to_string()),

@@ -30,7 +30,7 @@ enum Place {
     Cpu(Path),
     /// One thread at a time uses the path's memory on the GPU.
     #[cfg(feature = "cuda")]
-    Cuda(Mutex<dipaco_cuda::CudaReader>),
+    Cuda(Box<Mutex<dipaco_cuda::CudaReader>>),
 }
 
 impl PathReader {
@@ -54,7 +54,7 @@ impl PathReader {
                 config.context = size.tokens.clamp(1, config.context);
                 let weights = path.weights()?.values;
                 let reader = dipaco_cuda::CudaReader::new(gpu, config, size.sequences, &weights)?;
-                Place::Cuda(Mutex::new(reader))
+                Place::Cuda(Box::new(Mutex::new(reader)))
             }
         };
         Ok(Self { place, device: name, hidden_size })

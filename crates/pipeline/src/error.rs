@@ -264,6 +264,9 @@ pub enum PipelineError {
         /// The last lines of the log.
         tail: String,
     },
+    /// This process can't keep to its processors.
+    #[error(transparent)]
+    Processors(#[from] crate::memory_nodes::ProcessorsError),
     /// Threads can't be started.
     #[error("can't compute with {threads} threads")]
     Threads {

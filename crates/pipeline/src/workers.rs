@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::error::PipelineError;
+use crate::memory_nodes::{Processors, memory_nodes, of_worker};
 use crate::run_directory::RunDirectory;
 
 /// Number of early failures after which workers are not started again and the run ends.
@@ -43,6 +44,8 @@ pub(crate) struct WorkerSetup {
 /// holds, and a worker leaves when the pipe closes.
 pub(crate) struct Workers {
     setup: WorkerSetup,
+    /// The memory nodes of this machine.
+    nodes: Vec<Processors>,
     running: JoinSet<Ended>,
     pipes: Vec<(String, tokio::process::ChildStdin)>,
     restarts: u32,
@@ -50,6 +53,7 @@ pub(crate) struct Workers {
 
 /// A process that ended.
 struct Ended {
+    number: usize,
     name: String,
     /// Time since its start.
     worked: Duration,
@@ -59,14 +63,17 @@ struct Ended {
 impl Workers {
     /// Starts all processes.
     pub(crate) fn start(setup: WorkerSetup) -> Result<Self, PipelineError> {
-        let mut workers = Self { running: JoinSet::new(), pipes: Vec::new(), restarts: 0, setup };
-        for number in 1..=workers.setup.workers {
-            workers.spawn(format!("local-{number}"))?;
+        let nodes = memory_nodes();
+        let mut workers = Self { running: JoinSet::new(), pipes: Vec::new(), restarts: 0, nodes, setup };
+        for number in 0..workers.setup.workers {
+            workers.spawn(number)?;
         }
         Ok(workers)
     }
 
-    fn spawn(&mut self, name: String) -> Result<(), PipelineError> {
+    /// Starts the worker with this number, from 0.
+    fn spawn(&mut self, number: usize) -> Result<(), PipelineError> {
+        let name = format!("local-{}", number + 1);
         let failed = |source| PipelineError::Worker { name: name.clone(), source };
         let log = self.setup.run.worker_log(&name);
         if let Some(folder) = log.parent() {
@@ -74,13 +81,17 @@ impl Workers {
         }
         let log = File::options().create(true).append(true).open(log).map_err(failed)?;
         let threads = self.setup.threads.to_string();
+        let device = match self.setup.device {
+            DeviceChoice::Auto => DeviceChoice::InTurn(number),
+            device => device,
+        };
         let mut command = Command::new(&self.setup.program);
         command
             .arg("worker")
             .arg("--join")
             .arg(self.setup.run.join_token())
             .args(["--name", &name, "--threads", &threads, "--leave-with-stdin"])
-            .args(["--device", &self.setup.device.to_string()])
+            .args(["--device", &device.to_string()])
             .arg("--shards")
             .arg(self.setup.run.routing(0).root())
             .arg("--cache")
@@ -94,6 +105,9 @@ impl Workers {
             // Ctrl-C in the terminal reaches the whole process group, and only the parent is to act on it.
             .process_group(0)
             .kill_on_drop(true);
+        if let Some(processors) = of_worker(&self.nodes, number, self.setup.workers) {
+            command.args(["--cpus", &processors.to_string()]);
+        }
         let mut child: Child = command.spawn().map_err(failed)?;
         tracing::debug!(worker = name, pid = child.id(), "a worker process starts");
         if let Some(pipe) = child.stdin.take() {
@@ -102,7 +116,7 @@ impl Workers {
         let begun = Instant::now();
         self.running.spawn(async move {
             let status = child.wait().await;
-            Ended { name, worked: begun.elapsed(), status }
+            Ended { number, name, worked: begun.elapsed(), status }
         });
         Ok(())
     }
@@ -110,7 +124,8 @@ impl Workers {
     /// Restarts workers that fail. Returns only when a worker keeps failing, with its error.
     pub(crate) async fn watch<T>(&mut self) -> Result<T, PipelineError> {
         while let Some(ended) = self.running.join_next().await {
-            let Ended { name, worked, status } = ended.map_err(|source| PipelineError::Task { source })?;
+            let Ended { number, name, worked, status } =
+                ended.map_err(|source| PipelineError::Task { source })?;
             let status = status.map_err(|source| PipelineError::Worker { name: name.clone(), source })?;
             self.pipes.retain(|(held, _)| *held != name);
             if status.success() {
@@ -125,7 +140,7 @@ impl Workers {
                 return Err(PipelineError::WorkerFailed { name, status, log: log.clone(), tail: tail(&log) });
             }
             tracing::warn!(worker = name, %status, log = %log.display(), "a worker ended and is started again");
-            self.spawn(name)?;
+            self.spawn(number)?;
         }
         // All workers left because the run is complete, or there are none here. The coordinator ends by itself.
         std::future::pending().await

@@ -16,6 +16,7 @@ use crate::http_address::http_address;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{memory, output, runtime};
+use dipaco_pipeline::memory_nodes::default_workers;
 use dipaco_pipeline::train::{TrainOptions, train};
 
 pub(crate) const TRAIN_EXAMPLES: &str = "\
@@ -46,9 +47,11 @@ struct WatchOptions {
 pub(crate) struct TrainArguments {
     #[command(flatten)]
     run: RunOptions,
-    /// Number of worker processes on this machine. They share its cores.
-    #[arg(short, long, env = "DIPACO_WORKERS", default_value_t = 2, value_name = "N")]
-    workers: usize,
+    /// Number of worker processes on this machine, which share its cores and take its GPUs in turn. The default is 2, or the
+    /// number of memory nodes (NUMA) of a machine with more. Where each node gets as many workers, each worker keeps to the
+    /// processors of its node.
+    #[arg(short, long, env = "DIPACO_WORKERS", value_name = "N")]
+    workers: Option<usize>,
     /// UDP address to listen on. Workers on other machines may join too.
     #[arg(long, env = "DIPACO_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDRESS")]
     listen: SocketAddr,
@@ -98,21 +101,22 @@ pub(crate) struct CoordinatorArguments {
 
 pub(crate) fn run(options: &TrainArguments, progress: &Progress) -> Result<(), CliError> {
     memory::keep_freed();
-    if options.workers == 0 {
+    let workers = options.workers.unwrap_or_else(default_workers);
+    if workers == 0 {
         return Err(CliError::Usage {
             message: "--workers 0 starts no worker".into(),
             remedy: "give at least 1, or start `dipaco coordinator` for workers on other machines".into(),
         });
     }
     if options.dry_run {
-        return dry_run::run(&options.run, options.workers, options.json, progress);
+        return dry_run::run(&options.run, workers, options.json, progress);
     }
     if matches!(options.device.choice(), DeviceChoice::Cuda(_)) {
         // A missing device is reported here instead of by each worker. The workers open it themselves.
         let _ = options.device.open()?;
     }
     let how = TrainOptions {
-        workers: options.workers,
+        workers,
         program: runtime::program()?,
         listen: options.listen,
         advertise: Vec::new(),

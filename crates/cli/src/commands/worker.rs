@@ -15,12 +15,14 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::token_place::token_place;
 use crate::{memory, output, runtime};
-use dipaco_pipeline::limits;
+use dipaco_pipeline::memory_nodes::Processors;
+use dipaco_pipeline::{PipelineError, limits};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco worker --join join.token                      work for the run of this token until it is complete
   dipaco worker --join join.token --name gpu-3 --threads 8 --cache /var/cache/dipaco
+  dipaco worker --join join.token --cpus 0-15 --name node-0    one of two workers of a machine with two memory nodes
   dipaco worker --join join.token --bandwidth 50       leave the rest of the line to others
   dipaco worker --join https://lead.example/join.token the token from a server, also after the coordinator has moved
   DIPACO_TOKEN=… dipaco worker                         the token from the environment";
@@ -39,6 +41,10 @@ pub(crate) struct WorkerArguments {
     /// Number of threads to compute with; 0 means one per core.
     #[arg(long, env = "DIPACO_THREADS", default_value_t = 0, value_name = "N")]
     threads: usize,
+    /// Processors to compute on, as in 0-15,32: those of one memory node (NUMA), so that no thread waits for the memory of
+    /// another. One thread is started for each, unless --threads says otherwise.
+    #[arg(long, env = "DIPACO_CPUS", value_name = "LIST")]
+    cpus: Option<Processors>,
     /// The run's routing folder or a copy of it. Shards that it lacks are fetched.
     #[arg(long, env = "DIPACO_SHARDS", value_name = "DIR")]
     shards: Option<PathBuf>,
@@ -62,6 +68,10 @@ pub(crate) struct WorkerArguments {
 }
 
 pub(crate) fn run(options: &WorkerArguments) -> Result<(), CliError> {
+    if let Some(processors) = &options.cpus {
+        // Before any other thread starts: a thread keeps to the processors of the one that starts it.
+        processors.use_only().map_err(PipelineError::from)?;
+    }
     memory::keep_freed();
     let interrupt = Interrupt::listen()?;
     limits::threads(options.threads)?;

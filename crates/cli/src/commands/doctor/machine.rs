@@ -3,6 +3,7 @@
 use dipaco_model::{KernelChoice, kernel_choice};
 use dipaco_path::{TrainDevice, numerics};
 use dipaco_pipeline::machine_memory::{MachineMemory, machine_memory};
+use dipaco_pipeline::memory_nodes::memory_nodes;
 use dipaco_telemetry::human;
 use rustix::process::{Resource, getrlimit};
 
@@ -14,7 +15,7 @@ const LITTLE_MEMORY: u64 = 2_000_000_000;
 const FEW_FILES: u64 = 1024;
 
 pub(super) fn check() -> Vec<Finding> {
-    let machine = [cores(), features(), kernels()].into_iter().chain(arithmetic());
+    let machine = [cores(), nodes(), features(), kernels()].into_iter().chain(arithmetic());
     machine.chain([memory(), open_files()]).collect()
 }
 
@@ -22,6 +23,20 @@ fn cores() -> Finding {
     match std::thread::available_parallelism() {
         Ok(cores) => Finding::ok("cores", cores.to_string()),
         Err(error) => Finding::warn("cores", error.to_string(), "set train.threads_per_worker by hand"),
+    }
+}
+
+/// The memory nodes, and how workers use them.
+fn nodes() -> Finding {
+    let nodes = memory_nodes();
+    match nodes.as_slice() {
+        [] => Finding::ok("memory nodes", "not known on this system"),
+        [_] => Finding::ok("memory nodes", "1"),
+        several => {
+            let lists: Vec<String> = several.iter().map(ToString::to_string).collect();
+            let found = format!("{}, of the processors {}", several.len(), lists.join(" and "));
+            Finding::ok("memory nodes", found)
+        }
     }
 }
 
