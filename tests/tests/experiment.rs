@@ -225,6 +225,20 @@ name = "2 × 2"
     let mut expected = of(&evaluated);
     expected.rotate_left(1);
     assert_eq!(of(&cell["measurements"]), expected);
+    // Differences on the same documents, as `evaluate` finds them too.
+    let dense = &results["cells"][0];
+    assert!(dense["measurements"][0]["against_baseline"].is_null(), "{dense}");
+    let dense = bench.out().join("cells").join(dense["key"].as_str().unwrap());
+    let words = format!("evaluate --no-seed --json --documents --dense {} --run", dense.display());
+    let rows = dipaco(&format!("{words} {}", run.display())).succeeded().json();
+    assert_eq!(rows[1]["against_first"], cell["measurements"][0]["against_baseline"]);
+    let difference = rows[1]["against_first"]["bits_per_byte"].as_f64().unwrap();
+    let bits = |row: usize| rows[row]["bits_per_byte"].as_f64().unwrap();
+    assert!((difference - (bits(1) - bits(0))).abs() < 1e-9, "{rows}");
+    assert_eq!(
+        rows[0]["document_losses"].as_array().unwrap().len() as u64,
+        rows[0]["documents"].as_u64().unwrap()
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Evaluation;
+use crate::{Evaluation, PairedDifference};
 
 /// Evaluations of several models on the same text. `Display` writes a table that compares all rows with the first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -52,6 +52,29 @@ impl fmt::Display for Comparison {
                 let share = accuracy.map_or_else(|| "-".into(), |share| format!("{:.1} %", 100.0 * share));
                 write!(f, " {share:>8}")?;
             }
+        }
+        self.write_differences(f)
+    }
+}
+
+impl Comparison {
+    /// The differences from the first row on the same documents, a line for each row that scored them.
+    fn write_differences(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(((base, first), others)) = self.rows.split_first() else { return Ok(()) };
+        let mut said = false;
+        for (name, row) in others {
+            let Some(PairedDifference { bits_per_byte, low, high }) = PairedDifference::between(row, first)
+            else {
+                continue;
+            };
+            if !said {
+                write!(
+                    f,
+                    "\n\nbits per byte less those of {base}, with the 95 % interval over documents (bootstrap):"
+                )?;
+                said = true;
+            }
+            write!(f, "\n  {name}: {bits_per_byte:+.4} ({low:+.4} to {high:+.4})")?;
         }
         Ok(())
     }

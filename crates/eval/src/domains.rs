@@ -60,7 +60,7 @@ impl Domains {
 }
 
 /// The first 128 bits of the hash of a document's tokens, enough that two documents never share them.
-fn key(tokens: impl Iterator<Item = u32>) -> [u8; 16] {
+pub(crate) fn key(tokens: impl Iterator<Item = u32>) -> [u8; 16] {
     let bytes: Vec<u8> = tokens.flat_map(u32::to_le_bytes).collect();
     let mut key = [0; 16];
     key.copy_from_slice(&blake3::hash(&bytes).as_bytes()[..16]);

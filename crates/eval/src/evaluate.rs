@@ -9,8 +9,8 @@ use dipaco_shards::TokenSet;
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
-use crate::domains::UNLABELLED;
-use crate::evaluation::{Agreement, DomainEvaluation, Evaluation, Rerouted, Totals};
+use crate::domains::{UNLABELLED, key};
+use crate::evaluation::{Agreement, DocumentLoss, DomainEvaluation, Evaluation, Rerouted, Totals};
 use crate::score::{Score, Scorer};
 use crate::sequences::{Piece, Plan, Text, longest_first};
 use crate::{
@@ -234,6 +234,7 @@ fn evaluate<S: PathSource>(
     if let Choice::Chunks(reroute) = choice {
         evaluation.reroute = Some(summarise(&plan, reroute.tokens));
     }
+    evaluation.document_losses = losses(texts, &sums.documents);
     if let Some(domains) = domains {
         evaluation.per_domain = by_domain(texts, &sums.documents, domains, paths);
         evaluation.agreement = agreement(&evaluation.per_domain, paths);
@@ -265,7 +266,7 @@ fn summarise(plan: &Plan<'_>, tokens: usize) -> Rerouted {
 /// Sums of the scores.
 struct Sums {
     paths: BTreeMap<PathId, Totals>,
-    /// Sums of each document of each text; empty without labels.
+    /// Sums of each document of each text.
     documents: Vec<Vec<Totals>>,
 }
 
@@ -277,14 +278,11 @@ fn score<S: PathSource>(
     protocol: &Protocol<'_>,
     report: &mut dyn FnMut(usize) -> Result<(), EvalError>,
 ) -> Result<Sums, EvalError> {
-    let Protocol { config, token_bytes, domains } = *protocol;
+    let Protocol { config, token_bytes, .. } = *protocol;
     let threads = rayon::current_num_threads();
     let at_once = if config.parallel_paths == 0 { threads } else { config.parallel_paths };
     let documents = |text: &Text<'_>| vec![Totals::default(); text.documents as usize];
-    let mut sums = Sums {
-        paths: BTreeMap::new(),
-        documents: if domains.is_some() { plan.texts.iter().map(documents).collect() } else { Vec::new() },
-    };
+    let mut sums = Sums { paths: BTreeMap::new(), documents: plan.texts.iter().map(documents).collect() };
     let paths: Vec<(PathId, &Vec<Piece>)> = pieces.iter().map(|(&path, pieces)| (path, pieces)).collect();
     source.expect(&pieces.keys().copied().collect::<Vec<_>>());
     let mut done = 0;
@@ -338,6 +336,21 @@ fn score<S: PathSource>(
         }
     }
     Ok(sums)
+}
+
+/// The losses on all documents with counted tokens, sorted by document.
+pub(crate) fn losses(texts: &[Text<'_>], documents: &[Vec<Totals>]) -> Vec<DocumentLoss> {
+    let mut losses = Vec::new();
+    for (text, documents) in texts.iter().zip(documents) {
+        for (sums, document) in documents.iter().zip(0..).filter(|(sums, _)| sums.tokens > 0) {
+            let [a, b, c, d, e, f, g, h, ..] = key(text.file.document(document).iter());
+            let document = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+            losses.push(DocumentLoss { document, nll_sum: sums.nll, bytes: sums.bytes });
+        }
+    }
+    // Equal documents may have different paths, and then different losses.
+    losses.sort_by(|a, b| a.document.cmp(&b.document).then(a.nll_sum.total_cmp(&b.nll_sum)));
+    losses
 }
 
 /// Sums up the rows of all domains, sorted by name.

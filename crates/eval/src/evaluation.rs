@@ -42,6 +42,20 @@ pub struct Evaluation {
     /// Zero-shot ranking of continuations; `None` when it was not asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranking: Option<Ranking>,
+    /// Loss on each document with counted tokens, sorted by document, so that two models of the same text can be compared.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub document_losses: Vec<DocumentLoss>,
+}
+
+/// The loss of a model on a document.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DocumentLoss {
+    /// The first 64 bits of the hash of the document's tokens.
+    pub document: u64,
+    /// Sum of `-ln p` of its counted tokens, in nats.
+    pub nll_sum: f64,
+    /// Bytes of text of its counted tokens; 0 without token lengths.
+    pub bytes: u64,
 }
 
 /// Agreement between a router, which sees no labels, and the labels, over the documents with a label.
@@ -179,6 +193,7 @@ impl Totals {
             per_domain: Vec::new(),
             agreement: None,
             ranking: None,
+            document_losses: Vec::new(),
         })
     }
 }

@@ -22,6 +22,7 @@ mod evaluate;
 mod evaluation;
 mod mixture;
 mod model;
+mod paired;
 mod ranking;
 mod reroute;
 mod score;
@@ -37,9 +38,10 @@ pub use evaluate::{
     Choice, EvaluationProgress, EvaluationProgressFn, Protocol, Stage, evaluate_dense, evaluate_path,
     evaluate_routed,
 };
-pub use evaluation::{Agreement, DomainEvaluation, Evaluation, PathEvaluation, Rerouted};
+pub use evaluation::{Agreement, DocumentLoss, DomainEvaluation, Evaluation, PathEvaluation, Rerouted};
 pub use mixture::{Mixture, MixtureRouter, Tempered, evaluate_mixture};
 pub use model::{LanguageModel, PathSource};
+pub use paired::PairedDifference;
 pub use ranking::{CONTINUATION, Ranking, rank_dense, rank_routed};
 pub use reroute::{ChunkRouting, TokenRouter};
 pub use windows::WindowRouter;

@@ -8,7 +8,7 @@ use dipaco_shards::{TokenRows, document_number};
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
-use crate::evaluate::{Reporter, by_domain, open_shards, texts};
+use crate::evaluate::{Reporter, by_domain, losses, open_shards, texts};
 use crate::evaluation::Totals;
 use crate::score::{Counted, Scorer};
 use crate::sequences::{Piece, Plan, Sequence, Text, longest_first};
@@ -352,13 +352,14 @@ fn finish(
         by_path.entry(path).or_default().merge(document);
     }
     evaluation.per_path = by_path.into_iter().map(|(path, totals)| totals.of_path(path)).collect();
+    let empty = |text: &Text<'_>| vec![Totals::default(); text.documents as usize];
+    let mut of_texts: Vec<Vec<Totals>> = plan.texts.iter().map(empty).collect();
+    for (document, totals) in combined.documents.iter().zip(totals) {
+        let sequence = first(document);
+        of_texts[sequence.text as usize][sequence.document as usize] = totals;
+    }
+    evaluation.document_losses = losses(plan.texts, &of_texts);
     if let Some(domains) = protocol.domains {
-        let empty = |text: &Text<'_>| vec![Totals::default(); text.documents as usize];
-        let mut of_texts: Vec<Vec<Totals>> = plan.texts.iter().map(empty).collect();
-        for (document, totals) in combined.documents.iter().zip(totals) {
-            let sequence = first(document);
-            of_texts[sequence.text as usize][sequence.document as usize] = totals;
-        }
         // Without columns of paths: they would show the router's.
         evaluation.per_domain = by_domain(plan.texts, &of_texts, domains, 0);
     }

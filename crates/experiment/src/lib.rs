@@ -42,7 +42,9 @@ pub use cell::{Cell, CellEvaluation, EvaluatedModel};
 pub use error::ExperimentError;
 pub use experiment::Experiment;
 pub use key::{cell_key, data_key, evaluation_key, seed_config, seed_key};
-pub use results::{CellResult, DomainMeasurement, Facts, Heldout, Measurement, Results, Shards};
+pub use results::{
+    CellResult, DocumentDifference, DomainMeasurement, Facts, Heldout, Measurement, Results, Shards,
+};
 pub use selection::Selection;
 pub use spread::Spread;
 pub use sweep::{Sweep, SweepResult, SweptValue, Trial};

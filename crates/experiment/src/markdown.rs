@@ -32,6 +32,13 @@ const COLUMNS: &[Column] = &[
     ("bits per byte", true, |row| {
         row.bits_per_byte.as_ref().map_or_else(String::new, |bits| format!("{:.3}", bits.mean))
     }),
+    ("against the baseline, by document", true, |row| {
+        let each = row
+            .differences
+            .iter()
+            .map(|(_, it)| format!("{:+.3} ({:+.3} to {:+.3})", it.bits_per_byte, it.low, it.high));
+        each.collect::<Vec<_>>().join(" / ")
+    }),
     ("purity", true, |row| row.purity.as_ref().map_or_else(String::new, |it| with_deviation(it, 3))),
     ("NMI", true, |row| row.nmi.as_ref().map_or_else(String::new, |it| with_deviation(it, 3))),
 ];
@@ -142,6 +149,14 @@ impl fmt::Display for ExperimentTable {
                 f,
                 "\nMean ± sample standard deviation over the seeds; changes against `{}` of the same seed: mean and 95 % \
                  confidence interval of the mean (Student's t, paired by seed).",
+                self.baseline
+            )?;
+        }
+        if self.rows.iter().any(|row| !row.differences.is_empty()) {
+            writeln!(
+                f,
+                "\nBy document: bits per byte less those of `{}` of the same seed, seed by seed, each with the 95 % interval of \
+                 a paired bootstrap over the documents.",
                 self.baseline
             )?;
         }

@@ -127,6 +127,21 @@ pub struct Measurement {
     /// Results on the domains of the validation documents, sorted by name; empty without labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub domains: Vec<DomainMeasurement>,
+    /// Difference from the baseline of the same seed on the same documents; `None` for the baseline itself, and where one of
+    /// the two is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub against_baseline: Option<DocumentDifference>,
+}
+
+/// A difference in bits per byte with its 95 % interval over the documents.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DocumentDifference {
+    /// Bits per byte less those of the baseline.
+    pub bits_per_byte: f64,
+    /// Lower end of the interval.
+    pub low: f64,
+    /// Upper end of the interval.
+    pub high: f64,
 }
 
 /// Result of an evaluation on the documents of a domain.

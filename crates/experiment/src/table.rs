@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::results::{CellResult, Facts, Measurement, Results};
+use crate::results::{CellResult, DocumentDifference, Facts, Measurement, Results};
 use crate::spread::Spread;
 use crate::sweep::SweepResult;
 
@@ -51,6 +51,9 @@ pub struct TableRow {
     pub purity: Option<Spread>,
     /// Normalised mutual information of paths and domains over the seeds; `None` without labels.
     pub nmi: Option<Spread>,
+    /// Difference from the baseline of each seed on the same documents.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub differences: Vec<(u64, DocumentDifference)>,
     /// Bits per byte of each domain over the seeds; empty without labels.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub domains: BTreeMap<String, Spread>,
@@ -116,6 +119,8 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
         domains.entry(&found.domain).or_default().push(found.bits_per_byte);
     }
     let domains = domains.into_iter();
+    let difference = |(cell, found): &(&CellResult, &Measurement)| Some((cell.seed, found.against_baseline?));
+    let differences = measured.iter().filter_map(difference).collect();
     let mut warnings = Vec::new();
     for (cell, ..) in &measured {
         for warning in cell.facts.warnings() {
@@ -133,6 +138,7 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
         bits_per_byte: over(|found| found.bits_per_byte),
         purity: over(|found| found.purity),
         nmi: over(|found| found.nmi),
+        differences,
         domains: domains.filter_map(|(name, bits)| Some((name.to_owned(), Spread::of(&bits)?))).collect(),
         warnings,
     })

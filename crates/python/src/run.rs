@@ -169,7 +169,9 @@ impl Run {
         let text = unlocked(py, |stop| {
             let (run, weights) = (&session.run, session.weights()?);
             let hidden = Progress::hidden();
-            let found = evaluate(&run.directory, &run.config, &weights, subject, None, &hidden, stop)?;
+            let mut found = evaluate(&run.directory, &run.config, &weights, subject, None, &hidden, stop)?;
+            // A result for people, not a list of thousands of documents.
+            found.document_losses.clear();
             Ok(serde_json::to_string(&found)?)
         })?;
         loads(py, &text)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_eval::{Comparison, Evaluation, EvaluationConfig, RerouteBy, RouteUnit};
+use dipaco_eval::{Comparison, Evaluation, EvaluationConfig, PairedDifference, RerouteBy, RouteUnit};
 use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::PathId;
 use serde::Serialize;
@@ -95,13 +95,33 @@ pub(crate) struct EvaluateOptions {
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
+    /// Add the loss on each document to the JSON.
+    #[arg(long, requires = "json")]
+    documents: bool,
 }
 
 #[derive(Serialize)]
-struct Row<'a> {
-    model: &'a str,
+struct Row {
+    model: String,
     #[serde(flatten)]
-    evaluation: &'a Evaluation,
+    evaluation: Evaluation,
+    /// The difference from the first row on the same documents.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    against_first: Option<PairedDifference>,
+}
+
+/// The rows of the JSON, with the losses on all documents if `documents` asks for them.
+fn rows(comparison: Comparison, documents: bool) -> Vec<Row> {
+    let base = comparison.rows.first().map(|(_, evaluation)| evaluation.clone());
+    let row = |(index, (model, mut evaluation)): (usize, (String, Evaluation))| {
+        let base = base.as_ref().filter(|_| index > 0);
+        let against_first = base.and_then(|base| PairedDifference::between(&evaluation, base));
+        if !documents {
+            evaluation.document_losses.clear();
+        }
+        Row { model, evaluation, against_first }
+    };
+    comparison.rows.into_iter().enumerate().map(row).collect()
 }
 
 pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), CliError> {
@@ -145,9 +165,7 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
     })?;
     record(&run, &comparison)?;
     if options.json {
-        let rows: Vec<_> =
-            comparison.rows.iter().map(|(model, evaluation)| Row { model, evaluation }).collect();
-        output::print_json(&rows)
+        output::print_json(&rows(comparison, options.documents))
     } else {
         let mut text = comparison.to_string();
         let detailed =

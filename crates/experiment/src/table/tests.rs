@@ -1,5 +1,5 @@
 use super::*;
-use crate::results::{DomainMeasurement, Heldout, Shards};
+use crate::results::{DocumentDifference, DomainMeasurement, Heldout, Shards};
 use crate::sweep::SweptValue;
 
 fn cell(run: &str, router: &str, seed: u64, perplexities: &[(&str, f64)]) -> CellResult {
@@ -12,6 +12,7 @@ fn cell(run: &str, router: &str, seed: u64, perplexities: &[(&str, f64)]) -> Cel
         purity: None,
         nmi: None,
         domains: Vec::new(),
+        against_baseline: None,
     };
     let facts =
         Facts { paths: 2, path_parameters: 1_300_000, steps: 100, step_tokens: 10, ..Facts::default() };
@@ -67,6 +68,18 @@ fn the_table_in_markdown() {
     timed.cells[0].facts.seconds = 12.34;
     let text = ExperimentTable::of(&timed).to_string();
     assert!(text.contains("| tokens | seconds |") && text.contains("| 2.0k | 12.3 |"), "{text}");
+}
+
+#[test]
+fn differences_by_document_stand_seed_by_seed() {
+    let mut results = results();
+    for (place, bits_per_byte) in [(1, -0.0214), (3, -0.03)] {
+        let difference = DocumentDifference { bits_per_byte, low: -0.04, high: 0.001 };
+        results.cells[place].measurements[0].against_baseline = Some(difference);
+    }
+    let text = ExperimentTable::of(&results).to_string();
+    assert!(text.contains("| -0.021 (-0.040 to +0.001) / -0.030 (-0.040 to +0.001) |"), "{text}");
+    assert!(text.contains("By document: bits per byte less those of `dense`"), "{text}");
 }
 
 #[test]

@@ -24,8 +24,11 @@ use crate::vocabulary::with_vocabulary;
 use crate::weights::{Version, Weights};
 use crate::{device, phases, route, seed, transformer_router};
 
-/// Trains a cell and evaluates it. Finished parts are not repeated.
-pub(super) fn finish(folder: &mut ExperimentFolder, cell: &Cell) -> Result<CellResult, PipelineError> {
+/// Trains a cell and evaluates it. Returns its result, and the evaluations of its measurements. Finished parts are not repeated.
+pub(super) fn finish(
+    folder: &mut ExperimentFolder,
+    cell: &Cell,
+) -> Result<(CellResult, Vec<Evaluation>), PipelineError> {
     let text = folder.text(&folder.with_tokenizer(&cell.config)?)?;
     let config = prepared(folder, &cell.config, &text, &name(cell))?;
     let key = cell_key(&config, &text.all);
@@ -46,7 +49,7 @@ pub(super) fn finish(folder: &mut ExperimentFolder, cell: &Cell) -> Result<CellR
     if !folder.options.keep_all {
         remove_what_only_training_needs(&run)?;
     }
-    let mut measurements = Vec::new();
+    let (mut measurements, mut evaluations) = (Vec::new(), Vec::new());
     for evaluation in &cell.evaluations {
         let config = prepared(folder, &evaluation.config, &text, &config.run.name)?;
         let evaluation = CellEvaluation { config, ..evaluation.clone() };
@@ -67,13 +70,15 @@ pub(super) fn finish(folder: &mut ExperimentFolder, cell: &Cell) -> Result<CellR
             purity: found.agreement.map(|agreement| agreement.purity),
             nmi: found.agreement.map(|agreement| agreement.nmi),
             domains: found.per_domain.iter().filter_map(of_domain).collect(),
+            against_baseline: None,
         });
+        evaluations.push(found.clone());
     }
     if !folder.options.keep_all {
         remove_scores(&run)?;
     }
     let (run, router) = (cell.run.clone(), cell.router.clone());
-    Ok(CellResult { run, router, seed: cell.seed, key, facts, measurements })
+    Ok((CellResult { run, router, seed: cell.seed, key, facts, measurements }, evaluations))
 }
 
 /// A configuration with its text, vocabulary and name.

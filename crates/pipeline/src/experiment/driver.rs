@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
 
+use dipaco_eval::{Evaluation, PairedDifference};
 use dipaco_experiment::{
-    Cell, CellResult, Experiment, ExperimentTable, Measurement, Results, Selection, Sweep, SweepResult,
+    Cell, CellResult, DocumentDifference, Experiment, ExperimentTable, Measurement, Results, Selection,
+    Sweep, SweepResult,
 };
 
 use super::cell;
@@ -50,7 +52,8 @@ pub fn run(
         sweeps: Vec::new(),
         cells: Vec::new(),
     };
-    let mut work = Work { folder, cells: results.missing.len(), begun: 0, failed: 0, results };
+    let mut work =
+        Work { folder, cells: results.missing.len(), begun: 0, failed: 0, results, evaluations: Vec::new() };
     let mut experiment = experiment.clone();
     // Runs without a chosen value. Their cells wait until the sweep has a result.
     let mut waiting = BTreeSet::new();
@@ -72,8 +75,10 @@ pub fn run(
         if waiting.contains(&cell.run) {
             continue;
         }
-        if let Some(result) = work.finish(&cell)? {
+        if let Some((result, evaluations)) = work.finish(&cell)? {
             work.results.cells.push(result);
+            work.evaluations.push(evaluations);
+            work.compare();
             work.publish()?;
         }
     }
@@ -88,6 +93,8 @@ pub fn run(
 struct Work<'a> {
     folder: &'a mut ExperimentFolder,
     results: Results,
+    /// The evaluations of each cell of the results.
+    evaluations: Vec<Vec<Evaluation>>,
     /// Number of cells in all.
     cells: usize,
     begun: usize,
@@ -103,7 +110,7 @@ impl Work<'_> {
             for cell in &trial.cells {
                 let result = self.finish(cell)?;
                 self.publish()?;
-                found.extend(result.and_then(|result| Some(result.measurements.first()?.perplexity)));
+                found.extend(result.and_then(|(result, _)| Some(result.measurements.first()?.perplexity)));
             }
             measured.push(found);
         }
@@ -117,16 +124,16 @@ impl Work<'_> {
     }
 
     /// Finishes a cell; `None` if it failed.
-    fn finish(&mut self, cell: &Cell) -> Result<Option<CellResult>, PipelineError> {
+    fn finish(&mut self, cell: &Cell) -> Result<Option<(CellResult, Vec<Evaluation>)>, PipelineError> {
         self.begun += 1;
         let (place, label) =
             (format!("{}, cell {} of {}", self.results.name, self.begun, self.cells), cell.label());
         self.folder.say(&format!("{place}: {label}"))?;
         match cell::finish(self.folder, cell) {
-            Ok(result) => {
+            Ok((result, evaluations)) => {
                 self.folder.progress.line(&describe(&result));
                 self.results.missing.retain(|missing| *missing != label);
-                Ok(Some(result))
+                Ok(Some((result, evaluations)))
             }
             Err(error) if self.folder.cancel.requested() || matches!(error, PipelineError::Interrupted) => {
                 Err(PipelineError::Interrupted)
@@ -136,6 +143,22 @@ impl Work<'_> {
                 self.failed += 1;
                 tracing::error!("{place}, {label}, failed: {}", chain(&error));
                 Ok(None)
+            }
+        }
+    }
+
+    /// Compares the cells of the last seed with the baseline of this seed, document by document.
+    fn compare(&mut self) {
+        let Some(seed) = self.results.cells.last().map(|cell| cell.seed) else { return };
+        let of_baseline = |cell: &CellResult| cell.run == self.results.baseline && cell.seed == seed;
+        let Some(place) = self.results.cells.iter().position(of_baseline) else { return };
+        let Some(base) = self.evaluations[place].first() else { return };
+        let cells = self.results.cells.iter_mut().zip(&self.evaluations);
+        for (cell, evaluations) in cells.filter(|(cell, _)| cell.seed == seed) {
+            for (found, evaluation) in cell.measurements.iter_mut().zip(evaluations) {
+                if found.against_baseline.is_none() && !std::ptr::eq(evaluation, base) {
+                    found.against_baseline = difference(evaluation, base);
+                }
             }
         }
     }
@@ -157,6 +180,12 @@ pub fn results_file(out: &Path, experiment: &str) -> PathBuf {
 /// The command that makes an experiment's results, without the paths of this machine.
 fn command(experiment: &Experiment) -> String {
     format!("dipaco experiment run {}.toml --data TRAIN --validation VALIDATION", experiment.name())
+}
+
+/// The difference of two evaluations on the same documents.
+fn difference(model: &Evaluation, base: &Evaluation) -> Option<DocumentDifference> {
+    let PairedDifference { bits_per_byte, low, high } = PairedDifference::between(model, base)?;
+    Some(DocumentDifference { bits_per_byte, low, high })
 }
 
 /// A cell's results in one line.
