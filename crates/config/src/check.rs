@@ -1,6 +1,7 @@
 //! Checks that the values of a configuration are in range and fit together.
 
 mod paths_per_round;
+mod synchronous;
 
 use dipaco_routing::{FeatureKind, RouterKind};
 use dipaco_sync::{EmbeddingMean, Rescale, ScheduleError, Weighting};
@@ -122,6 +123,7 @@ impl RunConfig {
             let exponent = self.value("outer.rescale").unwrap_or_default();
             problems.add(format!("outer.rescale is {exponent}: use an exponent from -1 to 1"));
         }
+        self.check_synchronous(problems);
         self.check_level_learning_rates(problems);
         self.check_embedding_mean(problems);
         self.check_merge(problems);

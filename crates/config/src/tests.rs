@@ -57,6 +57,7 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     config.routing.phases.push(PhaseConfig::default());
     // Not written if it is not set.
     config.model.kv_heads = Some(2);
+    config.outer.optimizer = dipaco_optim::OuterOptimizer::AdamW;
     config.topology.levels[0].frozen = true;
     (config.topology.paths, config.topology.kept_paths) = (vec![vec![0, 0]], 1);
     (config.train.optimizer, config.seed_model.optimizer) = (Optimizer::Muon, Optimizer::Muon);

@@ -16,6 +16,10 @@ pub enum Optimizer {
     AdamW,
     /// Muon for the matrices of blocks, AdamW for all other parameters (MuLoCo, arXiv:2505.23725).
     Muon,
+    /// Plain descent with a rate of 1 and without moments: a path's step in synchronous training, where the modules take the
+    /// steps of AdamW ([`OuterOptimizer::AdamW`](crate::OuterOptimizer::AdamW)). No configuration names it.
+    #[serde(skip)]
+    Gradient,
 }
 
 impl Optimizer {

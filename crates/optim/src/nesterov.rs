@@ -5,9 +5,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::config_error::require;
 use crate::vector::vectorized;
-use crate::{CHUNK, OptimConfigError};
+use crate::{CHUNK, OptimConfigError, Optimizer};
 
-/// The outer optimizer. The momentum is DiLoCo's and DiPaCo's (arXiv:2403.10616 §4); they take a rate of 0.7.
+/// The optimizer of outer steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OuterOptimizer {
+    /// Nesterov momentum, or delayed Nesterov momentum.
+    #[default]
+    Nesterov,
+    /// AdamW on the gradients of single steps: synchronous training (arXiv:2403.10616 §4.5).
+    AdamW,
+}
+
+impl OuterOptimizer {
+    /// True for Nesterov momentum, the default.
+    #[must_use]
+    pub fn is_nesterov(&self) -> bool {
+        *self == Self::Nesterov
+    }
+
+    /// The optimizer of inner steps, if the configuration asks for `inner`.
+    #[must_use]
+    pub fn inner(self, inner: Optimizer) -> Optimizer {
+        match self {
+            Self::Nesterov => inner,
+            Self::AdamW => Optimizer::Gradient,
+        }
+    }
+}
+
+/// Nesterov momentum as outer optimizer. The momentum is DiLoCo's and DiPaCo's (arXiv:2403.10616 §4); they take a rate of 0.7.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NesterovConfig {

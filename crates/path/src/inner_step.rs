@@ -52,7 +52,8 @@ impl InnerConfig {
             ScheduleAtPhase::Restart => phase_step,
         };
         let inner = Self::of_path(&plan.train, plan.total_steps().saturating_sub(first_step));
-        Self { first_step, rested, ..inner }
+        let optimizer = plan.outer.optimizer.inner(inner.optimizer);
+        Self { optimizer, first_step, rested, ..inner }
     }
 
     /// Sequences of a forward and backward pass.

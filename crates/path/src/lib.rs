@@ -38,7 +38,7 @@ pub use layout::{FragmentLayout, Layout};
 pub use lease::{LeaseTraining, LeaseWatch, OuterGradient, TrainedLease, TrainingStage, train_lease};
 pub use moment_specs::MomentSpecs;
 pub use numerics::numerics;
-pub use outer_step::{Merged, OuterState};
+pub use outer_step::{Merged, OuterState, SynchronousSteps};
 pub use reader::{PathReader, ReaderSize};
 pub use state::{FragmentState, PathState};
 pub use state_check::{check_state, longest_state};

@@ -13,7 +13,7 @@ const FIRST: &str = "first/";
 pub(crate) const SECOND: &str = "second/";
 
 /// The tensors of which the optimizer keeps moments, in the order of [`path_specs`]. Tensors of frozen levels have
-/// none, and Muon's matrices have no second moment.
+/// none, Muon's matrices have no second moment, and synchronous training keeps its moments with the modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MomentSpecs {
     first: Vec<TensorSpec>,
@@ -42,7 +42,8 @@ impl MomentSpecs {
         Self::of_specs(path_specs(model), optimizer)
     }
 
-    fn of_specs(first: Vec<TensorSpec>, optimizer: Optimizer) -> Self {
+    fn of_specs(trained: Vec<TensorSpec>, optimizer: Optimizer) -> Self {
+        let first = if optimizer == Optimizer::Gradient { Vec::new() } else { trained };
         let second = first.iter().filter(|spec| muon_matrix(optimizer, spec).is_none()).cloned().collect();
         Self { first, second, optimizer }
     }
@@ -52,10 +53,15 @@ impl MomentSpecs {
     /// # Errors
     /// When the levels do not fit the model.
     pub fn of_plan(plan: &WorkerPlan) -> Result<Self, PathError> {
-        Ok(Self::new(&plan.model, &plan.topology()?, plan.train.optimizer))
+        Ok(Self::of_plan_over(plan, &plan.topology()?))
     }
 
-    /// The tensors with a first moment: all that train.
+    /// [`MomentSpecs::of_plan`], where the topology is known.
+    pub(crate) fn of_plan_over(plan: &WorkerPlan, topology: &Topology) -> Self {
+        Self::new(&plan.model, topology, plan.outer.optimizer.inner(plan.train.optimizer))
+    }
+
+    /// The tensors with a first moment: all that train, and none in synchronous training.
     #[must_use]
     pub fn first(&self) -> &[TensorSpec] {
         &self.first

@@ -5,17 +5,43 @@ use std::sync::Arc;
 use dipaco_codec::Compression;
 use dipaco_config::OuterConfig;
 use dipaco_model::{ModuleWeights, TensorSpec, parameters, safetensors_of};
-use dipaco_optim::{DelayedNesterov, delayed_nesterov_step, nesterov_step};
+use dipaco_optim::{
+    AdamWConfig, AdamWMoments, AdamWStep, DelayedNesterov, ScheduleConfig, adamw_step, delayed_nesterov_step,
+    learning_rate, nesterov_step,
+};
+use dipaco_protocol::WorkerPlan;
 
 use crate::PathError;
 
-/// State of the outer optimizer for a fragment: the momentum; with delayed momentum also the sum of contributions
-/// since its last change; with a rounded broadcast also the rounding error.
+/// State of the outer optimizer for a fragment: the momentum, or AdamW's first moment; with delayed momentum also the sum of
+/// contributions since its last change; with a rounded broadcast also the rounding error; with AdamW its second moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OuterState {
     momentum: Vec<f32>,
     buffer: Option<Vec<f32>>,
     residual: Option<Vec<f32>>,
+    second: Option<Vec<f32>>,
+}
+
+/// The steps of AdamW that the modules take in synchronous training (arXiv:2403.10616 §4.5): those of the inner optimizer, with
+/// the mean of the paths' gradients.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SynchronousSteps {
+    adamw: AdamWConfig,
+    schedule: ScheduleConfig,
+    total_steps: u64,
+}
+
+impl SynchronousSteps {
+    /// The steps of a run; `None` if its modules take steps of momentum.
+    #[must_use]
+    pub fn of_plan(plan: &WorkerPlan) -> Option<Self> {
+        (!plan.outer.optimizer.is_nesterov()).then(|| Self {
+            adamw: plan.train.adamw.clone(),
+            schedule: plan.train.schedule.clone(),
+            total_steps: plan.total_steps(),
+        })
+    }
 }
 
 /// The input of an outer step.
@@ -38,7 +64,8 @@ fn specs(outer: &OuterConfig, fragment: &[TensorSpec]) -> Arc<[TensorSpec]> {
     };
     let buffer = outer.delayed().is_some().then(|| named("buffer/")).into_iter().flatten();
     let residual = (outer.broadcast != Compression::F32).then(|| named("residual/")).into_iter().flatten();
-    named("").chain(buffer).chain(residual).collect()
+    let second = (!outer.optimizer.is_nesterov()).then(|| named("second/")).into_iter().flatten();
+    named("").chain(buffer).chain(residual).chain(second).collect()
 }
 
 impl OuterState {
@@ -48,18 +75,23 @@ impl OuterState {
             momentum: vec![0.0; values],
             buffer: outer.delayed().map(|_| vec![0.0; values]),
             residual: (outer.broadcast != Compression::F32).then(|| vec![0.0; values]),
+            second: (!outer.optimizer.is_nesterov()).then(|| vec![0.0; values]),
         }
+    }
+
+    /// The parts in the order of their file.
+    fn parts(&self) -> impl Iterator<Item = &Vec<f32>> {
+        let others = [&self.buffer, &self.residual, &self.second];
+        std::iter::once(&self.momentum).chain(others.into_iter().flatten())
     }
 
     /// Encodes the state as safetensors.
     pub fn encode(&self, outer: &OuterConfig, fragment: &[TensorSpec]) -> Result<bytes::Bytes, PathError> {
         let specs = specs(outer, fragment);
-        let parts =
-            [Some(&self.momentum), self.buffer.as_ref(), self.residual.as_ref()].into_iter().flatten();
         let length = parameters(fragment);
         let mut tensors = Vec::with_capacity(specs.len());
         // Written from where the parts lie: a fragment may have gigabytes.
-        for (specs, mut rest) in specs.chunks(fragment.len().max(1)).zip(parts.map(Vec::as_slice)) {
+        for (specs, mut rest) in specs.chunks(fragment.len().max(1)).zip(self.parts().map(Vec::as_slice)) {
             if rest.len() != length {
                 let what =
                     format!("a part of an outer state has {} values, its fragment {length}", rest.len());
@@ -81,14 +113,43 @@ impl OuterState {
         let length = parameters(fragment).min(momentum.len());
         let others = momentum.split_off(length);
         let mut others = others.chunks(length.max(1)).map(<[f32]>::to_vec);
-        Ok(Self { momentum, buffer: outer.delayed().and_then(|_| others.next()), residual: others.next() })
+        let mut part = |there: bool| if there { others.next() } else { None };
+        Ok(Self {
+            momentum,
+            buffer: part(outer.delayed().is_some()),
+            residual: part(outer.broadcast != Compression::F32),
+            second: part(!outer.optimizer.is_nesterov()),
+        })
     }
 
     /// True if every value is finite.
     #[must_use]
     pub fn is_finite(&self) -> bool {
-        let parts = [Some(&self.momentum), self.buffer.as_ref(), self.residual.as_ref()];
-        parts.into_iter().flatten().flatten().all(|value| value.is_finite())
+        self.parts().flatten().all(|value| value.is_finite())
+    }
+
+    /// Takes step `number`, from 1, of synchronous training: changes the global weights of the fragment with these tensors in
+    /// place. `gradient` is the mean of the paths' gradients, one value for each weight.
+    pub fn synchronous_step(
+        &mut self,
+        steps: &SynchronousSteps,
+        number: u64,
+        fragment: &[TensorSpec],
+        weights: &mut [f32],
+        gradient: &[f32],
+    ) {
+        let SynchronousSteps { adamw, schedule, total_steps } = steps;
+        let rate = learning_rate(number.saturating_sub(1), *total_steps, adamw.learning_rate, schedule);
+        let (mut weights, mut gradient) = (weights, gradient);
+        let mut first = self.momentum.as_mut_slice();
+        let mut second = self.second.as_deref_mut().unwrap_or_default();
+        for spec in fragment {
+            let values = spec.parameters().min(weights.len()).min(gradient.len());
+            let step = AdamWStep { number, learning_rate: rate, gradient_scale: 1.0, decay: spec.decay };
+            let (params, of_tensor) = (cut(&mut weights, values), cut_shared(&mut gradient, values));
+            let moments = AdamWMoments { first: cut(&mut first, values), second: cut(&mut second, values) };
+            adamw_step(params, of_tensor, moments, &step, adamw);
+        }
     }
 
     /// Takes the outer step: changes the global weights in place. With a rounded broadcast it returns the encoded
@@ -138,9 +199,23 @@ impl OuterState {
     }
 }
 
+/// Cuts the first `count` numbers off, or all if there are fewer.
+fn cut<'a>(rest: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
+    let (part, after) = std::mem::take(rest).split_at_mut(count.min(rest.len()));
+    *rest = after;
+    part
+}
+
+/// [`cut`] of numbers that others read too.
+fn cut_shared<'a>(rest: &mut &'a [f32], count: usize) -> &'a [f32] {
+    let (part, after) = rest.split_at(count.min(rest.len()));
+    *rest = after;
+    part
+}
+
 #[cfg(test)]
 mod tests {
-    use dipaco_optim::NesterovConfig;
+    use dipaco_optim::{NesterovConfig, OuterOptimizer};
     use dipaco_topology::Part;
 
     use super::*;
@@ -179,6 +254,34 @@ mod tests {
         }
         OuterState::start(&mean, 1).step(&mean, &mut other, &Merged::Mean(vec![0.375])).unwrap();
         assert!((one[0] - other[0]).abs() < 1e-6, "{one:?} {other:?}");
+    }
+
+    #[test]
+    fn a_synchronous_step_is_a_step_of_adamw_for_each_tensor() {
+        let mut config = dipaco_config::RunConfig::default();
+        config.outer.optimizer = OuterOptimizer::AdamW;
+        (config.train.rounds, config.train.inner_steps) = (10, 1);
+        config.train.schedule.warmup_steps = 4;
+        let plan = WorkerPlan::new(&config);
+        let steps = SynchronousSteps::of_plan(&plan).unwrap();
+        assert!(SynchronousSteps::of_plan(&WorkerPlan::new(&dipaco_config::RunConfig::default())).is_none());
+        let spec =
+            |name: &str, decay| TensorSpec { name: name.into(), shape: vec![2], part: Part::Head, decay };
+        let fragment = [spec("matrix", true), spec("norm", false)];
+        let mut state = OuterState::start(&config.outer, 4);
+        let mut weights = [1.0f32, -2.0, 1.0, -2.0];
+        for number in 1..=3 {
+            state.synchronous_step(&steps, number, &fragment, &mut weights, &[0.5, -0.5, 0.5, -0.5]);
+        }
+        // A constant gradient moves each weight by the rate of the step: 1/4, 2/4 and 3/4 of the peak. Decay is on top.
+        let peak = config.train.adamw.learning_rate;
+        let moved = 1.5 * peak;
+        assert!((f64::from(weights[2]) - (1.0 - moved)).abs() < 1e-6, "{weights:?}");
+        let decayed = moved * (1.0 + config.train.adamw.weight_decay);
+        assert!((f64::from(weights[0]) - (1.0 - decayed)).abs() < 1e-6, "{weights:?}");
+        assert!(state.is_finite());
+        let file = state.encode(&config.outer, &fragment).unwrap();
+        assert_eq!(OuterState::decode(&config.outer, &fragment, &file).unwrap(), state);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_model::{TensorSpec, WeightStream, parameters};
+use dipaco_model::{TensorSpec, WeightStream, parameters, trained_specs};
 use dipaco_protocol::WorkerPlan;
 use dipaco_topology::{PathId, Topology};
 
@@ -21,8 +21,8 @@ const REST_BYTES: u64 = 4096;
 /// parts of fragments that its scheme may keep.
 #[must_use]
 pub fn longest_state(plan: &WorkerPlan, topology: &Topology) -> u64 {
-    let moments = MomentSpecs::new(&plan.model, topology, plan.train.optimizer);
-    let kept = KeptParts::of_scheme(plan).vectors() * parameters(moments.first());
+    let moments = MomentSpecs::of_plan_over(plan, topology);
+    let kept = KeptParts::of_scheme(plan).vectors() * parameters(&trained_specs(&plan.model, topology));
     (moments.values() + kept) as u64 * 4 + header_bytes(plan, topology, &moments)
 }
 
@@ -49,7 +49,7 @@ pub fn check_state<'a>(
     pieces: impl Iterator<Item = &'a [u8]> + Clone,
 ) -> Result<(), PathError> {
     let topology = plan.topology()?;
-    let moments = MomentSpecs::new(&plan.model, &topology, plan.train.optimizer);
+    let moments = MomentSpecs::of_plan_over(plan, &topology);
     // Bounded before it is read: the time of reading grows with the number of tensors.
     let header = StateHeader::read(pieces.clone(), header_bytes(plan, &topology, &moments))?;
     check_progress(plan, path, step, &header)?;

@@ -224,11 +224,11 @@ fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Op
     // With fewer paths than workers, some workers are idle and hold nothing.
     let busy = (workers as u64).min(u64::from(topology.paths()));
     let all = |model: &ModelConfig, shape: &StepShape| {
-        worker_memory(model, topology, config.train.optimizer, shape).all.saturating_mul(busy)
+        worker_memory(model, topology, config.inner_optimizer(), shape).all.saturating_mul(busy)
     };
     let (model, shape) = (&config.model, shape(&config.train));
     let WorkerMemory { step, round, all: worker } =
-        worker_memory(model, topology, config.train.optimizer, &shape);
+        worker_memory(model, topology, config.inner_optimizer(), &shape);
     let all_workers = all(model, &shape);
     let fits = available.map(|available| all_workers <= available);
     let remedies = match available {
@@ -265,7 +265,7 @@ fn wire(path: u64, moments: u64, paths_per_worker: u64, config: &RunConfig) -> W
 
 /// Bytes of the moments of a path.
 fn moments(config: &RunConfig, topology: &Topology) -> u64 {
-    MomentSpecs::new(&config.model, topology, config.train.optimizer).memory().moments
+    MomentSpecs::new(&config.model, topology, config.inner_optimizer()).memory().moments
 }
 
 fn tokens(config: &RunConfig, paths: u64) -> TokenCounts {

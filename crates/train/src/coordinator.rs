@@ -255,9 +255,8 @@ impl RunningCoordinator {
         manifest_writer.write_pending().await?;
         let writer = WriterTask::spawn(manifest_writer);
         let gradients = VerifiedGradients::default();
-        let (outer, scratch) = (config.outer.clone(), shards.clone());
         let synchronizer =
-            Synchronizer::new(store.clone(), layout.clone(), outer, gradients.clone(), scratch);
+            Synchronizer::new(store.clone(), layout.clone(), &plan, gradients.clone(), shards.clone());
         let uploads = Uploads::new(shards.clone());
         let links = LinkIssuer::new(&store, config.run.links);
         let intake = ResultIntake { store, plan, topology, layout, uploads, gradients, modules: None };

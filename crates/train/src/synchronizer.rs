@@ -25,8 +25,8 @@ use crate::host::VerifiedGradients;
 use crate::stored_modules::read_module;
 use dipaco_path::Layout;
 use dipaco_path::module_files;
-use dipaco_path::{Merged, OuterState, PathError};
-use dipaco_protocol::{MergeInput, OuterStepDone, OuterStepOrder};
+use dipaco_path::{Merged, OuterState, PathError, SynchronousSteps};
+use dipaco_protocol::{MergeInput, OuterStepDone, OuterStepOrder, WorkerPlan};
 pub use error::SynchronizerError;
 pub use live::ObserveSynchronizer;
 pub(crate) use orders_in_flight::OrdersInFlight;
@@ -38,6 +38,8 @@ pub(crate) struct Synchronizer {
     store: RunStore,
     layout: Layout,
     outer: OuterConfig,
+    /// The steps of modules in synchronous training.
+    synchronous: Option<SynchronousSteps>,
     /// Outer gradients that this process has received, verified and not folded yet.
     gradients: VerifiedGradients,
     /// Outer gradients that have been merged before their outer step is due.
@@ -89,11 +91,12 @@ impl Synchronizer {
     pub(crate) fn new(
         store: RunStore,
         layout: Layout,
-        outer: OuterConfig,
+        plan: &WorkerPlan,
         gradients: VerifiedGradients,
         scratch: PathBuf,
     ) -> Self {
-        Self { store, layout, outer, gradients, folds: Mutex::default(), scratch }
+        let (outer, synchronous) = (plan.outer.clone(), SynchronousSteps::of_plan(plan));
+        Self { store, layout, outer, synchronous, gradients, folds: Mutex::default(), scratch }
     }
 
     fn folds(&self) -> MutexGuard<'_, BTreeMap<FragmentId, Folding>> {
@@ -248,16 +251,24 @@ impl Synchronizer {
         &self,
         inputs: StepInputs,
         merged: Merged,
+        version: u32,
     ) -> Result<Option<SteppedFragment>, SynchronizerError> {
+        let synchronous = self.synchronous.clone();
         let applied = blocking(move || {
-            let StepInputs { outer, mut weights, mut state, .. } = inputs;
+            let StepInputs { specs, outer, mut weights, mut state } = inputs;
             let norm = match &merged {
                 Merged::Nothing => 0.0,
                 Merged::Mean(gradient) => squared_norm(gradient).sqrt(),
                 Merged::Each(gradients, _) => gradients.iter().map(|g| squared_norm(g)).sum::<f64>().sqrt(),
             };
             // A change that is not finite can't be encoded.
-            let change = state.step(&outer, &mut weights.values, &merged).ok()?;
+            let change = match (&synchronous, &merged) {
+                (Some(steps), Merged::Mean(gradient)) => {
+                    state.synchronous_step(steps, version.into(), &specs, &mut weights.values, gradient);
+                    None
+                }
+                _ => state.step(&outer, &mut weights.values, &merged).ok()?,
+            };
             let finite =
                 norm.is_finite() && weights.values.iter().all(|v| v.is_finite()) && state.is_finite();
             finite.then_some(SteppedFragment { weights, state, change, norm })
@@ -278,13 +289,13 @@ impl Synchronizer {
         let store = &self.store;
         let inputs = self.inputs(&order).await?;
         let (specs, outer) = (inputs.specs.clone(), inputs.outer.clone());
-        let stepped = self.apply(inputs, merged).await?;
+        let stepped = self.apply(inputs, merged, version).await?;
         let stepped = match stepped {
             Some(stepped) => stepped,
             None => {
                 // Every reader would stop at such weights, and so would each restart of this step.
                 tracing::error!(%fragment, version, "an outer step makes weights that are not finite; its contributions are left out");
-                let unchanged = self.apply(self.inputs(&order).await?, Merged::Nothing).await?;
+                let unchanged = self.apply(self.inputs(&order).await?, Merged::Nothing, version).await?;
                 unchanged.ok_or(SynchronizerError::NotFinite { fragment })?
             }
         };
@@ -317,7 +328,6 @@ impl Synchronizer {
 mod tests {
     use bytes::Bytes;
     use dipaco_config::RunConfig;
-    use dipaco_protocol::WorkerPlan;
     use dipaco_topology::ModuleId;
 
     use super::*;
@@ -341,8 +351,7 @@ mod tests {
         };
         let weights = store.put("modules/before", encode(0.25)).await.unwrap();
         let gradients = VerifiedGradients::default();
-        let synchronizer =
-            Synchronizer::new(store.clone(), layout, config.outer.clone(), gradients, std::env::temp_dir());
+        let synchronizer = Synchronizer::new(store.clone(), layout, &plan, gradients, std::env::temp_dir());
         let order = |gradient: ObjectRef| OuterStepOrder {
             fragment,
             version: 1,

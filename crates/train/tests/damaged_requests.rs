@@ -90,8 +90,8 @@ struct Plan {
     meets: fn(&Answers) -> bool,
 }
 
-/// Plays a campaign of a liar with a token of this role, beside an honest worker.
-fn play(campaign: Campaign, plan: &Plan) {
+/// Plays a campaign of a liar with a token of this role, beside an honest worker. Returns what it met.
+fn play(campaign: Campaign, plan: &Plan) -> String {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut config = config();
     // The honest worker takes no further step, and nobody completes a round.
@@ -134,9 +134,8 @@ fn play(campaign: Campaign, plan: &Plan) {
     let Attack { runtime, liar, honest, work, answers, mut waits, .. } = attack.into_inner();
     waits.sort_by(f64::total_cmp);
     let p99 = waits[waits.len() * 99 / 100];
-    println!(
-        "{}: {answers:?}; the honest worker waited {:.1} ms at p99; memory grew by {} KiB",
-        plan.role,
+    let met = format!(
+        "{answers:?}; the honest worker waited {:.1} ms at p99; memory grew by {} KiB",
         p99 * 1e3,
         grown >> 10
     );
@@ -149,6 +148,7 @@ fn play(campaign: Campaign, plan: &Plan) {
     runtime.block_on(async {
         let _ = tokio::time::timeout(Duration::from_secs(60), honest.lease()).await.unwrap();
     });
+    met
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn damaged_requests_are_refused_or_answered_and_harm_nobody() {
         let Answers { leases, done, pieces, lost, refused, .. } = answers;
         [leases, done, pieces, lost, refused].iter().all(|count| **count > 5)
     };
-    play(Campaign::new("request"), &Plan { role: WORKER, meets });
+    println!("request: {}", play(Campaign::new("request"), &Plan { role: WORKER, meets }));
 }
 
 /// A synchronizer's token may take the outer steps of modules, and nothing that is a worker's.
@@ -167,5 +167,6 @@ fn damaged_requests_of_a_synchronizer_are_refused_or_answered_and_harm_nobody() 
         let Answers { leases, orders, pieces, lost, refused, .. } = answers;
         *leases == 0 && [orders, pieces, lost, refused].iter().all(|count| **count > 5)
     };
-    play(Campaign::new("synchronizer-request"), &Plan { role: SYNCHRONIZER, meets });
+    let plan = Plan { role: SYNCHRONIZER, meets };
+    println!("synchronizer-request: {}", play(Campaign::new("synchronizer-request"), &plan));
 }

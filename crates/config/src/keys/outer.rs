@@ -4,6 +4,14 @@ use super::{KeyDoc, key};
 
 pub(super) const KEYS: &[KeyDoc] = &[
     key(
+        "outer.optimizer",
+        "name",
+        "\"nesterov\", the default, applies the merged outer gradients of a round with momentum. \"adamw\" trains \
+         synchronously: in each step the paths send their plain gradients, and each module takes the step of `train.adamw` and \
+         `train.schedule` with their mean (arXiv:2403.10616 §4.5). It needs `train.inner_steps = 1` and moves all weights in \
+         every step, so it is for comparisons.",
+    ),
+    key(
         "outer.weighting",
         "name",
         "Weights of the paths in the mean of their outer gradients. \"shard-size\" weights a path by the tokens of its \

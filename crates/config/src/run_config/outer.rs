@@ -1,14 +1,19 @@
 //! The settings of outer steps.
 
 use dipaco_codec::Compression;
-use dipaco_optim::{DelayedNesterovConfig, NesterovConfig};
+use dipaco_optim::{DelayedNesterovConfig, NesterovConfig, Optimizer, OuterOptimizer};
 use dipaco_sync::{EmbeddingMean, FoldRule, Merge, Rescale, Weighting};
 use serde::{Deserialize, Serialize};
+
+use super::RunConfig;
 
 /// Section `[outer]`: the outer step of a module from the outer gradients of its paths (arXiv:2403.10616 §2.7).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OuterConfig {
+    /// Key `outer.optimizer`.
+    #[serde(skip_serializing_if = "OuterOptimizer::is_nesterov")]
+    pub optimizer: OuterOptimizer,
     /// Key `outer.weighting`.
     pub weighting: Weighting,
     /// Key `outer.merge`.
@@ -42,6 +47,7 @@ pub struct OuterConfig {
 impl Default for OuterConfig {
     fn default() -> Self {
         Self {
+            optimizer: OuterOptimizer::default(),
             weighting: Weighting::default(),
             merge: Merge::default(),
             clip_radius: 1.0,
@@ -57,6 +63,14 @@ impl Default for OuterConfig {
             level_learning_rates: Vec::new(),
             nesterov: NesterovConfig::default(),
         }
+    }
+}
+
+impl RunConfig {
+    /// The optimizer of the paths' inner steps: `train.optimizer`, or plain steps in synchronous training.
+    #[must_use]
+    pub fn inner_optimizer(&self) -> Optimizer {
+        self.outer.optimizer.inner(self.train.optimizer)
     }
 }
 

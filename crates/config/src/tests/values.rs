@@ -155,3 +155,26 @@ fn a_part_of_the_paths_trains_only_in_rounds_of_their_own() {
     assert!(!serde_json::to_string(&default).unwrap().contains("paths_per_round"));
     assert_ne!(of(&[]).unwrap().config.hash(), default.hash());
 }
+
+#[test]
+fn synchronous_training_has_nothing_beside_its_steps() {
+    let good = "[outer]\noptimizer = \"adamw\"\n[train]\ninner_steps = 1\n";
+    let config = load_text(good).unwrap().config;
+    assert_eq!(config.inner_optimizer(), Optimizer::Gradient);
+    assert_eq!(RunConfig::default().inner_optimizer(), Optimizer::AdamW);
+    let wrong = "[outer]\noptimizer = \"adamw\"\ndelay = 2\nbroadcast = \"int8\"\nlevel_learning_rates = [1]\n\
+                 [train]\noptimizer = \"muon\"\n[sync]\nfragments = 2\n";
+    let message = load_text(wrong).unwrap_err().to_string();
+    for named in [
+        "set train.inner_steps = 1",
+        "train.optimizer is another one",
+        "outer.delay delays",
+        "outer.broadcast rounds",
+        "outer.level_learning_rates are",
+        "a step needs the weights after the step before",
+    ] {
+        assert!(message.contains(named), "{named}: {message}");
+    }
+    // The paths' own plain steps are no choice of a user.
+    assert!(load_text("[train]\noptimizer = \"gradient\"\n").is_err());
+}

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use dipaco_cuda::{CudaOptions, CudaPath, Gpu, PathUpload};
 use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, TokenBatch, join, split};
+use dipaco_optim::Optimizer;
 use dipaco_topology::Topology;
 
 use super::Compute;
@@ -33,8 +34,13 @@ impl GpuPath {
         if let Some(level) = (0..topology.levels()).find(|&level| !topology.trains(level)) {
             return Err(PathError::NotOnGpu { setting: format!("topology.levels[{level}].frozen = true") });
         }
-        if !config.optimizer.is_adamw() {
-            return Err(PathError::NotOnGpu { setting: "optimizer = \"muon\"".to_owned() });
+        let setting = match config.optimizer {
+            Optimizer::AdamW => None,
+            Optimizer::Muon => Some("optimizer = \"muon\""),
+            Optimizer::Gradient => Some("outer.optimizer = \"adamw\""),
+        };
+        if let Some(setting) = setting {
+            return Err(PathError::NotOnGpu { setting: setting.to_owned() });
         }
         let whole = join(model, topology, weights)?;
         let options =

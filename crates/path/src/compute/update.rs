@@ -3,7 +3,7 @@
 use dipaco_model::TensorSpec;
 use dipaco_ops::kernel::{self, LinearShape, TransposedShape};
 use dipaco_optim::{
-    AdamWMoments, AdamWStep, MuonScratch, MuonStep, ProductShape, Products, adamw_step, muon_step,
+    AdamWMoments, AdamWStep, MuonScratch, MuonStep, Optimizer, ProductShape, Products, adamw_step, muon_step,
 };
 
 use crate::inner_step::InnerConfig;
@@ -25,6 +25,11 @@ impl Update<'_> {
     /// Steps the next tensor. Its moments are the next ones.
     pub(super) fn tensor(&mut self, spec: &TensorSpec, params: &mut [f32], gradient: &[f32]) {
         let (config, decay) = (self.config, spec.decay);
+        if config.optimizer == Optimizer::Gradient {
+            let scale = self.step.gradient_scale as f32;
+            params.iter_mut().zip(gradient).for_each(|(value, gradient)| *value -= scale * gradient);
+            return;
+        }
         let first = take(&mut self.first, params.len());
         if let Some((rows, columns)) = muon_matrix(config.optimizer, spec) {
             let AdamWStep { learning_rate, gradient_scale, .. } = self.step;

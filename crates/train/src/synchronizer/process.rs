@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dipaco_config::OuterConfig;
 use dipaco_ledger::StoredResult;
 use dipaco_net::{Clock, JoinToken, Server};
 use dipaco_store::{ObjectRef, RunStore, names};
@@ -115,10 +114,9 @@ pub async fn synchronize(
     let plan = session.plan().clone();
     let topology = plan.topology()?;
     let layout = Layout::of_plan(&plan, &topology)?;
-    let outer: OuterConfig = plan.outer.clone();
     let gradients = VerifiedGradients::default();
     let synchronizer =
-        Synchronizer::new(store.clone(), layout.clone(), outer.clone(), gradients.clone(), collect.clone());
+        Synchronizer::new(store.clone(), layout.clone(), &plan, gradients.clone(), collect.clone());
     let links = LinkIssuer::new(&store, links);
     let (uploads, taken) = (Uploads::new(collect), Some(modules.clone()));
     let intake = ResultIntake { store, plan, topology, layout, uploads, gradients, modules: taken };

@@ -40,7 +40,7 @@ fn layout(config: &RunConfig) -> Layout {
 fn synchronizer(config: &RunConfig, store: &RunStore) -> Arc<Synchronizer> {
     let gradients = VerifiedGradients::default();
     let (layout, scratch) = (layout(config), std::env::temp_dir());
-    Arc::new(Synchronizer::new(store.clone(), layout, config.outer.clone(), gradients, scratch))
+    Arc::new(Synchronizer::new(store.clone(), layout, &WorkerPlan::new(config), gradients, scratch))
 }
 
 /// The first outer steps of all modules: their weights and one outer gradient each are in the store.
