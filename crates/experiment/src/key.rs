@@ -37,6 +37,10 @@ pub fn seed_config(config: &RunConfig) -> RunConfig {
         ..RunConfig::default()
     };
     only.run.seed = config.run.seed;
+    if config.routing.router_share > 0.0 {
+        // The seed model does not read the documents that are reserved for routers.
+        (only.routing.router_share, only.routing.seed) = (config.routing.router_share, config.routing.seed);
+    }
     only
 }
 

@@ -201,7 +201,8 @@ impl OuterState {
 
 /// Cuts the first `count` numbers off, or all if there are fewer.
 fn cut<'a>(rest: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
-    let (part, after) = std::mem::take(rest).split_at_mut(count.min(rest.len()));
+    let count = count.min(rest.len());
+    let (part, after) = std::mem::take(rest).split_at_mut(count);
     *rest = after;
     part
 }

@@ -164,8 +164,9 @@ fn damaged_requests_are_refused_or_answered_and_harm_nobody() {
 #[test]
 fn damaged_requests_of_a_synchronizer_are_refused_or_answered_and_harm_nobody() {
     let meets = |answers: &Answers| {
-        let Answers { leases, orders, pieces, lost, refused, .. } = answers;
-        *leases == 0 && [orders, pieces, lost, refused].iter().all(|count| **count > 5)
+        let Answers { leases, orders, done, pieces, lost, refused } = answers;
+        [leases, done, pieces].iter().all(|count| **count == 0)
+            && [orders, lost, refused].iter().all(|count| **count > 5)
     };
     let plan = Plan { role: SYNCHRONIZER, meets };
     println!("synchronizer-request: {}", play(Campaign::new("synchronizer-request"), &plan));

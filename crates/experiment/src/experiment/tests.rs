@@ -1,7 +1,7 @@
 use dipaco_model::ModelConfig;
 
 use super::*;
-use crate::key::{cell_key, evaluation_key, seed_key};
+use crate::key::{cell_key, evaluation_key, seed_config, seed_key};
 
 const TWO: &str = r#"
 name = "two"
@@ -88,6 +88,11 @@ fn cells_of_one_seed_share_the_seed_model() {
     let mut other = cells[0].config.clone();
     other.seed_model.steps += 1;
     assert!(!keys.contains(&seed_key(&other, "data")));
+    // A seed model that leaves the documents of routers out is another one.
+    let mut reserving = cells[0].config.clone();
+    reserving.routing.router_share = 0.04;
+    assert!(!keys.contains(&seed_key(&reserving, "data")));
+    assert_eq!(seed_config(&reserving).routing.router_share, 0.04);
 }
 
 #[test]
@@ -126,11 +131,11 @@ fn an_evaluation_may_be_of_another_model_of_the_cell() {
 
 #[test]
 fn a_pretrained_model_gives_all_runs_the_shape_of_their_paths() {
-    let model = ModelConfig { blocks: 4, heads: 2, vocab_size: 90, ..ModelConfig::default() };
+    let model = ModelConfig { blocks: 4, heads: 2, vocab_size: 300, ..ModelConfig::default() };
     let pretrained = Pretrained { path: "model".into(), model };
     let experiment = parse(TWO).unwrap().beginning_with(pretrained.clone());
     for cell in experiment.cells().unwrap() {
-        assert_eq!((cell.config.model.heads, cell.config.prepare.vocab_size), (2, 90));
+        assert_eq!((cell.config.model.heads, cell.config.prepare.vocab_size), (2, 300));
     }
     let other =
         TWO.replace("[configuration.train]", "[configuration.model]\nheads = 8\n[configuration.train]");

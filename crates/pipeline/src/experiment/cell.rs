@@ -173,6 +173,10 @@ fn shared_seed(
     own.run.name = format!("seed-{}", config.run.seed);
     own.run.data = config.run.data.clone();
     own.prepare = config.prepare.clone();
+    // No weight of a seed depends on these, and `dipaco evaluate --seed` takes them.
+    own.train.sequence_tokens = config.train.sequence_tokens;
+    own.routing.prefix_tokens = config.routing.prefix_tokens;
+    own.evaluation = config.evaluation.clone();
     save_config(&run, &own)?;
     if let Some(model) = &folder.options.model {
         folder.runtime.block_on(import(&run, &own, model, false))?;
