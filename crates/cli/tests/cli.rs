@@ -131,6 +131,7 @@ fn doctor_finds_this_machine_fit_and_leaves_nothing() {
         checks,
         [
             "cores",
+            "memory nodes",
             "processor",
             "kernels",
             "arithmetic",
