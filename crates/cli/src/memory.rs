@@ -1,7 +1,5 @@
 //! Memory of processes, where the system reports it, and the program's allocator.
 
-use std::time::Duration;
-
 use dipaco_pipeline::machine_memory::bytes_after;
 #[cfg(unix)]
 use tikv_jemalloc_ctl::{Access, AsName};
@@ -17,40 +15,20 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[cfg(unix)]
 const DECAYS: [&str; 2] = ["arenas.dirty_decay_ms\0", "arenas.muzzy_decay_ms\0"];
 
-/// Decay of an arena that keeps freed memory until it is asked to give it back.
-#[cfg(unix)]
-const NEVER: isize = -1;
+/// Time in milliseconds over which the arenas give freed memory back, after [`keep_freed`]. A buffer goes back as a whole, so a
+/// large one goes after the first of its 200 parts, a second and a half. A longer time, or none at all, keeps more: but then the
+/// buffers of many sizes of a coordinator fill new memory with every outer step (`docs/results/speed.md`, "A lease").
+const KEPT_MS: isize = 300_000;
 
-/// Time between two returns of the memory that [`keep_freed`] keeps: far longer than a lease of a large path, and short enough
-/// that a worker does not grow with the number of its leases.
-const KEPT: Duration = Duration::from_secs(300);
-
-/// Keeps the large buffers that this process frees, and gives all of them back every five minutes. To be called before it has
-/// any.
+/// Keeps the large buffers that this process frees for some time. To be called before it has any.
 ///
 /// A worker frees the buffers of a lease and takes as many for the next, and so do a coordinator and a synchronizer for an outer
-/// step. The allocator would give them back after ten seconds, and the system would hand out and zero each page again
-/// (`docs/results/speed.md`, "A lease"). A longer decay does not help: the allocator gives back whole buffers, so the first part
-/// of the time takes a large one (jemalloc, `arena_decay_impl`).
+/// step. Without this the system would hand out and zero each page again, which took a lease seconds.
 pub(crate) fn keep_freed() {
     #[cfg(unix)]
-    {
-        for decay in DECAYS {
-            if let Err(error) = decay.name().write(NEVER) {
-                tracing::debug!(%error, "the allocator gives freed memory back");
-                return;
-            }
-        }
-        // Without the thread the memory would stay until the end of the process.
-        let thread = std::thread::Builder::new().name("freed-memory".to_owned());
-        let returns = thread.spawn(|| {
-            loop {
-                std::thread::sleep(KEPT);
-                give_freed_back();
-            }
-        });
-        if let Err(error) = returns {
-            tracing::warn!(%error, "freed memory stays with this process");
+    for decay in DECAYS {
+        if let Err(error) = decay.name().write(KEPT_MS) {
+            tracing::debug!(%error, "the allocator gives freed memory back");
         }
     }
 }
@@ -96,11 +74,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn freed_memory_is_kept_once_asked_for() {
+    fn freed_memory_is_kept_longer_once_asked_for() {
         let read = || DECAYS.map(|decay| Access::<isize>::read(decay.name()).unwrap());
-        assert!(!read().contains(&NEVER), "{:?}", read());
+        assert!(read().iter().all(|&milliseconds| milliseconds < KEPT_MS), "{:?}", read());
         keep_freed();
-        assert_eq!(read(), [NEVER; 2]);
+        assert_eq!(read(), [KEPT_MS; 2]);
     }
 
     #[test]
