@@ -146,8 +146,12 @@ impl OuterState {
         for spec in fragment {
             let values = spec.parameters().min(weights.len()).min(gradient.len());
             let step = AdamWStep { number, learning_rate: rate, gradient_scale: 1.0, decay: spec.decay };
-            let (params, of_tensor) = (cut(&mut weights, values), cut_shared(&mut gradient, values));
-            let moments = AdamWMoments { first: cut(&mut first, values), second: cut(&mut second, values) };
+            let params = weights.split_off_mut(..values).unwrap_or_default();
+            let of_tensor = gradient.split_off(..values).unwrap_or_default();
+            let moments = AdamWMoments {
+                first: first.split_off_mut(..values).unwrap_or_default(),
+                second: second.split_off_mut(..values).unwrap_or_default(),
+            };
             adamw_step(params, of_tensor, moments, &step, adamw);
         }
     }
@@ -197,21 +201,6 @@ impl OuterState {
         }
         Ok(Some(encoded))
     }
-}
-
-/// Cuts the first `count` numbers off, or all if there are fewer.
-fn cut<'a>(rest: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
-    let count = count.min(rest.len());
-    let (part, after) = std::mem::take(rest).split_at_mut(count);
-    *rest = after;
-    part
-}
-
-/// [`cut`] of numbers that others read too.
-fn cut_shared<'a>(rest: &mut &'a [f32], count: usize) -> &'a [f32] {
-    let (part, after) = rest.split_at(count.min(rest.len()));
-    *rest = after;
-    part
 }
 
 #[cfg(test)]
