@@ -146,6 +146,9 @@ pub struct Fold {
     merged: usize,
     rule: FoldRule,
     tensors: Vec<FoldTensor>,
+    /// Number of values of the fragment.
+    values: usize,
+    /// Empty before the first contribution.
     sum: Vec<f32>,
     /// Of every row of the embeddings, tensor by tensor; empty unless the rule asks for it.
     touched: Vec<Touched>,
@@ -170,7 +173,8 @@ impl Fold {
             waiting: BTreeSet::new(),
             merged: 0,
             rule,
-            sum: vec![0.0; tensors.iter().map(|tensor| tensor.values).sum()],
+            values: tensors.iter().map(|tensor| tensor.values).sum(),
+            sum: Vec::new(),
             touched: vec![Touched::default(); rows],
             norms: 0.0,
             squares: 0.0,
@@ -195,37 +199,34 @@ impl Fold {
     }
 
     /// Merges the contribution of the path returned by [`next`](Self::next). Its values are finite: a decoder refuses
-    /// all others.
+    /// all others. The sum lies in the memory of the first contribution.
     ///
     /// # Errors
     /// When it is not this path's turn, or the number of values is wrong. The fold is unchanged then.
-    pub fn merge(&mut self, path: PathId, outer_gradient: &[f32]) -> Result<(), FoldError> {
+    pub fn merge(&mut self, path: PathId, mut outer_gradient: Vec<f32>) -> Result<(), FoldError> {
         if self.next() != Some(path) {
             return Err(FoldError::Unexpected { path });
         }
-        if outer_gradient.len() != self.sum.len() {
-            return Err(FoldError::Length { path, expected: self.sum.len(), found: outer_gradient.len() });
+        if outer_gradient.len() != self.values {
+            return Err(FoldError::Length { path, expected: self.values, found: outer_gradient.len() });
         }
         let (_, weight) = self.weights[self.merged];
-        let (mut sums, mut values) = (self.sum.as_mut_slice(), outer_gradient);
+        let first = self.merged == 0;
+        let (mut sums, mut values) = (self.sum.as_mut_slice(), outer_gradient.as_mut_slice());
         let mut touched = self.touched.iter_mut();
         let mut squares = 0.0;
         for (tensor, length) in self.tensors.iter().zip(&mut self.lengths) {
-            let (sum, other_sums) = sums.split_at_mut(tensor.values);
-            let (gradient, other_values) = values.split_at(tensor.values);
-            (sums, values) = (other_sums, other_values);
+            let (gradient, others) = values.split_at_mut(tensor.values);
+            values = others;
             let norm = norm(gradient);
-            let scale = match self.rule.rescale {
+            let factor = match self.rule.rescale {
                 // A gradient without length has no direction.
                 Rescale::Rda if tensor.embedding_row.is_none() && norm > 0.0 => {
                     (f64::from(weight) / norm) as f32
                 }
                 _ => weight,
             };
-            for (sum, value) in sum.iter_mut().zip(gradient) {
-                *sum += scale * value;
-            }
-            squares += (norm * f64::from(scale)).powi(2);
+            squares += (norm * f64::from(factor)).powi(2);
             *length += f64::from(weight) * norm;
             if let Some(row) = tensor.embedding_row {
                 for (touched, row) in touched.by_ref().zip(gradient.chunks(row.max(1))) {
@@ -235,6 +236,16 @@ impl Fold {
                     }
                 }
             }
+            if first {
+                scale(gradient, factor);
+            } else {
+                let (sum, others) = sums.split_at_mut(tensor.values);
+                sums = others;
+                sum.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += factor * *value);
+            }
+        }
+        if first {
+            self.sum = outer_gradient;
         }
         self.norms += squares.sqrt();
         self.squares += squares;
@@ -265,6 +276,8 @@ impl Fold {
             return Err(FoldError::Missing { path });
         }
         let paths = self.weights.len();
+        // Only a fold of no paths lacks values here.
+        self.sum.resize(self.values, 0.0);
         let mut sums = self.sum.as_mut_slice();
         let mut touched = self.touched.iter();
         for (tensor, length) in self.tensors.iter().zip(&self.lengths) {
@@ -296,9 +309,18 @@ pub(crate) fn scale(values: &mut [f32], factor: f32) {
     }
 }
 
-/// Euclidean norm, summed in f64 in the order of the values.
+/// Euclidean norm, summed in f64. The order of the sum depends on the number of values alone.
 pub(crate) fn norm(values: &[f32]) -> f64 {
-    values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt()
+    // A single sum waits for each addition before the next one.
+    let mut lanes = [0.0f64; 16];
+    let (parts, rest) = values.as_chunks::<16>();
+    for part in parts {
+        for (lane, value) in lanes.iter_mut().zip(part) {
+            *lane += f64::from(*value).powi(2);
+        }
+    }
+    let rest: f64 = rest.iter().map(|value| f64::from(*value).powi(2)).sum();
+    (lanes.iter().sum::<f64>() + rest).sqrt()
 }
 
 #[cfg(test)]

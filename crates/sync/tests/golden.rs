@@ -127,7 +127,7 @@ impl Replicas {
             let mut fold = Fold::new(vec![FoldTensor::plain(1)], weights, rule);
             for c in &step.contributions {
                 fold.announce(c.path).unwrap();
-                fold.merge(c.path, &[self.sent[&(step.fragment, c.path, c.number)]]).unwrap();
+                fold.merge(c.path, vec![self.sent[&(step.fragment, c.path, c.number)]]).unwrap();
             }
             let merged = fold.finish().unwrap();
             let (weights, momentum) = self.global.get_mut(&step.fragment).unwrap();

@@ -177,7 +177,7 @@ impl Synchronizer {
         while let Some(place) = folding.fold.next() {
             let gradient = self.gradient(fragment, shares.get(place.index())).await?;
             let Folding { mut fold, .. } = folding;
-            fold = blocking(move || fold.merge(place, &gradient).map(|()| fold)).await??;
+            fold = blocking(move || fold.merge(place, gradient).map(|()| fold)).await??;
             folding = Folding { fold, ..folding };
         }
         Ok(folding)

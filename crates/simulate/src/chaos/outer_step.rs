@@ -50,7 +50,7 @@ impl SimulatedCoordinator {
             let mut fold = Fold::new(vec![FoldTensor::plain(VALUES)], shares, rule);
             for (place, gradient) in places().zip(&gradients) {
                 fold.announce(place).map_err(failed)?;
-                fold.merge(place, &gradient.values).map_err(failed)?;
+                fold.merge(place, gradient.values.to_vec()).map_err(failed)?;
             }
             let merged = fold.finish().map_err(failed)?;
             let OuterRule { learning_rate, momentum: mu } = RULE;

@@ -13,7 +13,7 @@ fn merged(tensors: &[FoldTensor], rule: FoldRule, sizes: &[u64], gradients: &[&[
     let mut fold = Fold::new(tensors.to_vec(), weights, rule);
     for (path, gradient) in (0..).map(PathId).zip(gradients) {
         fold.announce(path).unwrap();
-        fold.merge(path, gradient).unwrap();
+        fold.merge(path, gradient.to_vec()).unwrap();
     }
     fold.finish().unwrap()
 }
@@ -46,11 +46,11 @@ fn what_can_not_be_merged_is_refused_and_changes_nothing() {
     assert_eq!(fold.announce(PathId(7)).unwrap_err(), FoldError::Unexpected { path: PathId(7) });
     fold.announce(PathId(0)).unwrap();
     assert_eq!(fold.announce(PathId(0)).unwrap_err(), FoldError::Unexpected { path: PathId(0) });
-    assert!(matches!(fold.merge(PathId(0), &[1.0]).unwrap_err(), FoldError::Length { found: 1, .. }));
-    fold.merge(PathId(0), &[2.0, 4.0]).unwrap();
+    assert!(matches!(fold.merge(PathId(0), vec![1.0]).unwrap_err(), FoldError::Length { found: 1, .. }));
+    fold.merge(PathId(0), vec![2.0, 4.0]).unwrap();
     assert_eq!(fold.next(), None);
     fold.announce(PathId(1)).unwrap();
-    fold.merge(PathId(1), &[4.0, 0.0]).unwrap();
+    fold.merge(PathId(1), vec![4.0, 0.0]).unwrap();
     let mean = fold.finish().unwrap();
     assert_eq!(mean, [3.0, 2.0]);
 }
@@ -63,7 +63,7 @@ fn the_cosine_says_how_alike_contributions_are() {
             of_length(2, merge_weights(Weighting::Uniform, &shards(&sizes)).unwrap(), Rescale::NONE);
         for (path, gradient) in (0..).map(PathId).zip(gradients) {
             fold.announce(path).unwrap();
-            fold.merge(path, gradient).unwrap();
+            fold.merge(path, gradient.to_vec()).unwrap();
         }
         fold.cosine()
     };
@@ -85,7 +85,7 @@ fn rda_keeps_the_mean_length_whatever_the_directions() {
         let mut fold = of_length(2, weights, Rescale::Rda);
         for (path, gradient) in (0..).map(PathId).zip(gradients) {
             fold.announce(path).unwrap();
-            fold.merge(path, gradient).unwrap();
+            fold.merge(path, gradient.to_vec()).unwrap();
         }
         fold.finish().unwrap()
     };
@@ -178,7 +178,7 @@ proptest! {
             for &i in order {
                 fold.announce(PathId(u32::try_from(i).unwrap())).unwrap();
                 while let Some(path) = fold.next() {
-                    fold.merge(path, &gradients[path.index()]).unwrap();
+                    fold.merge(path, gradients[path.index()].clone()).unwrap();
                 }
             }
             fold.finish().unwrap().iter().map(|v| v.to_bits()).collect::<Vec<_>>()

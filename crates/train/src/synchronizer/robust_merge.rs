@@ -73,7 +73,7 @@ impl RobustMerge {
             let mut contribution = self.contributions.contribution(place.index())?;
             contribution.iter_mut().for_each(|value| *value *= factor);
             fold.announce(place)?;
-            fold.merge(place, &contribution)?;
+            fold.merge(place, contribution)?;
         }
         let cosine = fold.cosine();
         Ok(MergedContributions { values: fold.finish()?, cosine })
