@@ -75,4 +75,4 @@ pub use split::{join, split};
 pub use step::{Positions, StepSequence, Stepper};
 pub use step_pages::StepPages;
 pub use weight_stream::WeightStream;
-pub use weights::{ModuleWeights, safetensors_of};
+pub use weights::{ModuleView, ModuleWeights, safetensors_of};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor, Var};
 
-use crate::{ModelError, ModuleWeights, TensorSpec};
+use crate::{ModelError, ModuleView, ModuleWeights, TensorSpec};
 
 /// Parameters of a module on the device as one flat tensor, shared by all paths through the module.
 #[derive(Clone, Debug)]
@@ -19,9 +19,7 @@ impl Module {
     /// # Errors
     /// The weights do not fit their specs, or the device has no room.
     pub fn load(weights: &ModuleWeights, device: &Device) -> Result<Self, ModelError> {
-        weights.check()?;
-        let flat = Tensor::from_slice(&weights.values, weights.values.len(), device)?;
-        Ok(Self { specs: weights.specs.clone(), flat })
+        Self::copied(weights.view(), device)
     }
 
     /// Loads weights for training with [`crate::Path::gradients`] and [`crate::Path::update`].
@@ -29,24 +27,41 @@ impl Module {
     /// # Errors
     /// As [`Module::load`].
     pub fn load_trainable(weights: &ModuleWeights, device: &Device) -> Result<Self, ModelError> {
+        Self::copied(weights.view(), device)?.trainable()
+    }
+
+    /// Loads weights that lie elsewhere: as [`Module::load`] does, or as [`Module::load_trainable`] if it trains.
+    ///
+    /// # Errors
+    /// As [`Module::load`].
+    pub fn load_view(weights: ModuleView<'_>, trains: bool, device: &Device) -> Result<Self, ModelError> {
+        let module = Self::copied(weights, device)?;
+        if trains { module.trainable() } else { Ok(module) }
+    }
+
+    fn copied(weights: ModuleView<'_>, device: &Device) -> Result<Self, ModelError> {
         weights.check()?;
-        let flat = Tensor::from_slice(&weights.values, weights.values.len(), device)?;
-        // The variable takes the storage of the tensor, without a copy.
-        let flat = Var::from_tensor(&flat)?.into_inner();
+        let flat = Tensor::from_slice(weights.values, weights.values.len(), device)?;
         Ok(Self { specs: weights.specs.clone(), flat })
+    }
+
+    fn trainable(self) -> Result<Self, ModelError> {
+        // The variable takes the storage of the tensor, without a copy.
+        let flat = Var::from_tensor(&self.flat)?.into_inner();
+        Ok(Self { flat, ..self })
     }
 
     /// Replaces the weights where they lie, without new memory. Every path through the module sees the change.
     ///
     /// # Errors
     /// The weights are of a module of another shape, or the device can't be written.
-    pub fn overwrite(&self, weights: &ModuleWeights) -> Result<(), ModelError> {
+    pub fn overwrite(&self, weights: ModuleView<'_>) -> Result<(), ModelError> {
         weights.check()?;
-        if weights.specs != self.specs {
+        if *weights.specs != self.specs {
             let problem = "they are of a module of another shape".to_owned();
             return Err(ModelError::Batch { what: "weights", problem });
         }
-        Ok(dipaco_ops::update_in_place(&self.flat, |values| values.copy_from_slice(&weights.values))?)
+        Ok(dipaco_ops::update_in_place(&self.flat, |values| values.copy_from_slice(weights.values))?)
     }
 
     /// True if the module was loaded with [`Module::load_trainable`].

@@ -49,7 +49,7 @@ impl PackedModule {
         format: WeightFormat,
     ) -> Result<Self, ModelError> {
         let mut packer = ModulePacker::new(config, topology, level, format)?;
-        weights.check()?;
+        weights.view().check()?;
         require_specs(&weights.specs, &level_specs(config, topology, level))?;
         for (spec, values) in weights.tensors() {
             packer.add(&spec.name, values)?;

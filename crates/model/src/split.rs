@@ -14,7 +14,7 @@ pub fn split(
     path: &ModuleWeights,
 ) -> Result<Vec<ModuleWeights>, ModelError> {
     config.check_topology(topology)?;
-    path.check()?;
+    path.view().check()?;
     require_specs(&path.specs, &path_specs(config))?;
     let level = |level| {
         let parts = topology.parts(level);
@@ -38,7 +38,7 @@ pub fn join(
     let places = places(config, topology, &specs)?;
     let mut tensors = Vec::with_capacity(modules.len());
     for module in modules {
-        module.check()?;
+        module.view().check()?;
         tensors.push(module.tensors().map(|(_, values)| values).collect::<Vec<_>>());
     }
     let values = places.iter().flat_map(|place| tensors[place.level][place.index].iter().copied()).collect();

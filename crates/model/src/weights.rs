@@ -18,20 +18,31 @@ pub struct ModuleWeights {
     pub values: Vec<f32>,
 }
 
-impl ModuleWeights {
-    /// Joins specs and values.
-    ///
-    /// # Errors
-    /// The number of values differs from the number of elements of the specs.
-    pub fn new(specs: Arc<[TensorSpec]>, values: Vec<f32>) -> Result<Self, ModelError> {
-        let weights = Self { specs, values };
-        weights.check()?;
-        Ok(weights)
+/// [`ModuleWeights`] that lie elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct ModuleView<'a> {
+    /// The tensors.
+    pub specs: &'a Arc<[TensorSpec]>,
+    /// The elements, one tensor after the other in the order of `specs`, each row-major.
+    pub values: &'a [f32],
+}
+
+impl<'a> From<&'a ModuleWeights> for ModuleView<'a> {
+    fn from(weights: &'a ModuleWeights) -> Self {
+        Self { specs: &weights.specs, values: &weights.values }
+    }
+}
+
+impl ModuleView<'_> {
+    /// A copy of the weights.
+    #[must_use]
+    pub fn to_weights(self) -> ModuleWeights {
+        ModuleWeights { specs: self.specs.clone(), values: self.values.to_vec() }
     }
 
     /// Checks that the number of values is the number of elements of the specs.
-    pub(crate) fn check(&self) -> Result<(), ModelError> {
-        let (expected, found) = (parameters(&self.specs), self.values.len());
+    pub(crate) fn check(self) -> Result<(), ModelError> {
+        let (expected, found) = (parameters(self.specs), self.values.len());
         if found == expected {
             return Ok(());
         }
@@ -39,6 +50,24 @@ impl ModuleWeights {
         let problem =
             format!("the module that starts here has {expected} parameters, but {found} values were given");
         Err(ModelError::Weights { tensor, problem })
+    }
+}
+
+impl ModuleWeights {
+    /// Joins specs and values.
+    ///
+    /// # Errors
+    /// The number of values differs from the number of elements of the specs.
+    pub fn new(specs: Arc<[TensorSpec]>, values: Vec<f32>) -> Result<Self, ModelError> {
+        let weights = Self { specs, values };
+        weights.view().check()?;
+        Ok(weights)
+    }
+
+    /// The weights where they lie.
+    #[must_use]
+    pub fn view(&self) -> ModuleView<'_> {
+        self.into()
     }
 
     /// Returns each tensor with its elements, in the order of `specs`.
@@ -59,7 +88,7 @@ impl ModuleWeights {
     /// # Errors
     /// The number of values does not fit the specs.
     pub fn to_safetensors(&self, metadata: Option<(&str, &str)>) -> Result<Vec<u8>, ModelError> {
-        self.check()?;
+        self.view().check()?;
         safetensors_of(self.tensors(), metadata)
     }
 

@@ -58,15 +58,16 @@ impl FragmentLayout {
         values
     }
 
-    /// [`scatter`](Self::scatter) into a module of `length` values that may still be empty.
-    pub(crate) fn place(&self, values: &[f32], length: usize, module: &mut Vec<f32>) {
-        if module.is_empty() && values.len() == length && self.ranges.is_sorted_by_key(|range| range.start) {
-            // The whole module in its order: nothing is zeroed before it is written.
-            module.extend_from_slice(values);
+    /// Puts the fragment's values into a module of `length` values that may still be empty. A fragment that is the whole module in
+    /// its order becomes the module, without a copy.
+    pub(crate) fn place(&self, values: Arc<Vec<f32>>, length: usize, module: &mut Arc<Vec<f32>>) {
+        if values.len() == length && self.ranges.is_sorted_by_key(|range| range.start) {
+            *module = values;
             return;
         }
+        let module = Arc::make_mut(module);
         module.resize(length, 0.0);
-        self.scatter(values, module);
+        self.scatter(&values, module);
     }
 
     /// Writes the fragment's values to their place in a module's flat weights.

@@ -3,17 +3,18 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use dipaco_sync::ScheduledSend;
+use dipaco_sync::{FragmentId, ScheduledSend};
 use dipaco_topology::PathId;
 
 use crate::PathError;
 use crate::data::PathData;
 use crate::device::TrainDevice;
 use crate::inner_step::InnerConfig;
+use crate::kept_parts::KeptParts;
 use crate::state::PathState;
 use crate::trainer::Trainer;
 use crate::trainer_memory::TrainerMemory;
-use crate::weights::PathWeights;
+use crate::weights::{LocalModule, PathWeights};
 use dipaco_protocol::LeaseReport;
 use dipaco_protocol::WorkerPlan;
 
@@ -156,10 +157,11 @@ pub fn train_lease(
     let rested = from - schedule.trained(path, 0, from);
     let config = InnerConfig::of_lease(plan, phase_step, rested);
     let global = weights.global;
-    // The trainer puts them on its device, so this copy is freed before the first step.
+    // The trainer puts them on its device, so a copy of its own is freed before the first step.
     let local = std::mem::take(&mut weights.local);
+    let views: Vec<_> = local.iter().map(LocalModule::view).collect();
     let topology = &weights.topology;
-    let mut trainer = Trainer::reusing(memory, device, &plan.model, topology, &local, state, config)?;
+    let mut trainer = Trainer::reusing(memory, device, &plan.model, topology, &views, state, config)?;
     drop(local);
     let held_out_loss = if global { data.held_out_loss(&mut trainer, plan.train.batch)? } else { None };
     let mut report = LeaseReport { held_out_loss, ..LeaseReport::default() };
@@ -181,10 +183,13 @@ pub fn train_lease(
         }
         let now: Vec<ScheduledSend> = sends.iter().filter(|send| send.step == step).copied().collect();
         for send in now {
-            let encoded = weights.send(plan, path, send.fragment, &mut trainer)?;
+            let FragmentId { index, .. } = send.fragment;
+            let another = sends.iter().any(|other| other.fragment == send.fragment && other.step > step)
+                || KeptParts::of(plan, &schedule, path, to, index).base;
+            let encoded = weights.send(plan, path, send.fragment, &mut trainer, another)?;
             // The outer gradient may cover steps of earlier leases. All steps of a path have about the same number of
             // tokens, so the mean of this lease stands for them.
-            let steps = schedule.steps_in(path, send.fragment.index, step);
+            let steps = schedule.steps_in(path, index, step);
             let tokens = report.tokens * steps / (step - from);
             let gradient = OuterGradient { send, encoded, tokens };
             if step < to { early(gradient) } else { last.push(gradient) }

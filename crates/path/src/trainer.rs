@@ -1,6 +1,6 @@
 //! The inner loop: the optimizer's steps of one path.
 
-use dipaco_model::{ModelConfig, ModuleWeights, Profile, TokenBatch, parameters};
+use dipaco_model::{ModelConfig, ModuleView, ModuleWeights, Profile, TokenBatch, parameters};
 use dipaco_optim::learning_rate;
 use dipaco_topology::{PathId, Topology};
 
@@ -45,7 +45,8 @@ impl Trainer {
         state: PathState,
         config: InnerConfig,
     ) -> Result<Self, PathError> {
-        Self::reusing(&TrainerMemory::default(), device, model, topology, weights, state, config)
+        let views: Vec<_> = weights.iter().map(ModuleWeights::view).collect();
+        Self::reusing(&TrainerMemory::default(), device, model, topology, &views, state, config)
     }
 
     /// [`Trainer::new`] in the memory that an earlier trainer left with [`Trainer::end`].
@@ -57,7 +58,7 @@ impl Trainer {
         device: &TrainDevice,
         model: &ModelConfig,
         topology: &Topology,
-        weights: &[ModuleWeights],
+        weights: &[ModuleView<'_>],
         state: PathState,
         config: InnerConfig,
     ) -> Result<Self, PathError> {

@@ -57,8 +57,9 @@ mod tests {
         let weights = split(model, &topology, &dipaco_model::init(model, seed).unwrap()).unwrap();
         let state = PathState::start(&MomentSpecs::whole(model, train.optimizer));
         let inner = InnerConfig::of_path(&train, 3);
+        let views: Vec<_> = weights.iter().map(ModuleWeights::view).collect();
         let mut trainer =
-            Trainer::reusing(memory, &TrainDevice::Cpu, model, &topology, &weights, state, inner).unwrap();
+            Trainer::reusing(memory, &TrainDevice::Cpu, model, &topology, &views, state, inner).unwrap();
         let token = |at: usize| ((at + seed as usize) * 7 % 61) as u32;
         let [tokens, targets] = [0..48, 1..49].map(|range| range.map(token).collect::<Vec<u32>>());
         let rows = TokenRows::new(tokens, 2, 61).unwrap();

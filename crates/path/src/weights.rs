@@ -1,8 +1,9 @@
 //! The weights that a path trains, and the base of its outer gradients.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use dipaco_model::ModuleWeights;
+use dipaco_model::{ModuleView, TensorSpec};
 use dipaco_protocol::WorkerPlan;
 use dipaco_sync::learner::{self, Blend};
 use dipaco_sync::{Ahead, FragmentId, OuterRule};
@@ -19,19 +20,33 @@ use crate::trainer::Trainer;
 pub struct PathWeights {
     pub(crate) topology: Topology,
     layout: Layout,
-    /// The weights to train, one module per level. The trainer takes them.
-    pub(crate) local: Vec<ModuleWeights>,
+    /// The weights to train, one module per level. The trainer copies them.
+    pub(crate) local: Vec<LocalModule>,
     /// The path's fragments that train, by level and fragment.
     fragments: BTreeMap<(u16, u32), TrainedFragment>,
     /// True if the path starts from unchanged global weights.
     pub(crate) global: bool,
 }
 
+/// The weights with which a path begins to train a module.
+#[derive(Clone, Debug)]
+pub(crate) struct LocalModule {
+    specs: Arc<[TensorSpec]>,
+    values: Arc<Vec<f32>>,
+}
+
+impl LocalModule {
+    pub(crate) fn view(&self) -> ModuleView<'_> {
+        ModuleView { specs: &self.specs, values: &self.values }
+    }
+}
+
 /// A fragment of a path between a receive and the next send.
 #[derive(Clone, Debug)]
 struct TrainedFragment {
-    /// The weights from which the next outer gradient is measured.
-    base: Vec<f32>,
+    /// The weights from which the next outer gradient is measured; `None` after the last one of a lease whose weights the next
+    /// lease does not use. Global weights lie where the caller has them.
+    base: Option<Arc<Vec<f32>>>,
     /// True from a send to the next receive.
     under_way: bool,
     /// Factor of the path in the merged outer gradient.
@@ -44,11 +59,11 @@ struct TrainedFragment {
 
 /// Global weights of a fragment.
 #[derive(Clone, Debug)]
-pub struct GlobalFragment<'a> {
+pub struct GlobalFragment {
     /// The fragment.
     pub fragment: FragmentId,
     /// The weights.
-    pub values: &'a [f32],
+    pub values: Arc<Vec<f32>>,
     /// True if the path takes over these weights now; false if it took them over earlier.
     pub received: bool,
     /// Factor of the path in the merged outer gradient: its weight times the rescaling of the mean.
@@ -64,7 +79,7 @@ impl PathWeights {
     pub fn new(
         plan: &WorkerPlan,
         path: PathId,
-        globals: &[GlobalFragment<'_>],
+        globals: &[GlobalFragment],
         state: &mut PathState,
         begins: bool,
     ) -> Result<Self, PathError> {
@@ -74,7 +89,7 @@ impl PathWeights {
         for module in topology.modules_of(path) {
             let specs = layout.module(module.level)?;
             // Filled below. Zeros would touch every page once more.
-            local.push(ModuleWeights { specs, values: Vec::new() });
+            local.push(LocalModule { specs, values: Arc::default() });
         }
         let schedule = plan.schedule()?;
         let step = state.step;
@@ -92,11 +107,11 @@ impl PathWeights {
                 let (expected, found) = (fragment_layout.values(), global.values.len());
                 return Err(PathError::GlobalLength { fragment: global.fragment, expected, found });
             }
-            let ModuleWeights { specs, values: target } = &mut local[usize::from(level)];
+            let LocalModule { specs, values: target } = &mut local[usize::from(level)];
             let module = dipaco_model::parameters(specs);
             if !topology.trains(level.into()) {
                 // Frozen weights are always global, and no outer gradient needs a base.
-                fragment_layout.place(global.values, module, target);
+                fragment_layout.place(global.values.clone(), module, target);
                 continue;
             }
             let mut kept = state.kept.remove(&(level, index)).unwrap_or_default();
@@ -104,28 +119,38 @@ impl PathWeights {
             // The global weights at the start of a phase contain everything that the path sent before it.
             kept.ahead = kept.ahead.filter(|_| !begins);
             let (trained, weights) = start_fragment(global, kept, blend(index));
-            fragment_layout.place(weights.as_deref().unwrap_or(global.values), module, target);
-            let is_global = weights.is_none_or(|weights| global.received && weights == global.values);
-            unchanged &= is_global;
+            unchanged &= weights.as_ref().is_none_or(|weights| global.received && *weights == *global.values);
+            let weights = weights.map_or_else(|| global.values.clone(), Arc::new);
+            fragment_layout.place(weights, module, target);
             fragments.insert((level, index), trained);
         }
         Ok(Self { topology, layout, local, fragments, global: unchanged })
     }
 
-    /// Encodes the outer gradient of a fragment, and makes the trainer's weights the base of the next one.
+    /// Encodes the outer gradient of a fragment. If `another` follows before the path takes over global weights, the trainer's
+    /// weights become its base.
     pub(crate) fn send(
         &mut self,
         plan: &WorkerPlan,
         path: PathId,
         fragment: FragmentId,
         trainer: &mut Trainer,
+        another: bool,
     ) -> Result<Vec<u8>, PathError> {
         let (level, index) = (fragment.module.level, fragment.index);
         let lacks = || PathError::NoSuchFragment { what: format!("fragment {fragment}") };
         let fragment_layout = self.layout.fragment(level, index)?;
         let local = trainer.fragment(level.into(), fragment_layout)?.ok_or_else(lacks)?;
         let state = self.fragments.get_mut(&(level, index)).ok_or_else(lacks)?;
-        let mut gradient = learner::send(&mut state.base, local);
+        let base = state.base.take().ok_or_else(lacks)?;
+        let mut gradient = if another {
+            let mut base = Arc::unwrap_or_clone(base);
+            let gradient = learner::send(&mut base, local);
+            state.base = Some(Arc::new(base));
+            gradient
+        } else {
+            learner::last_send(&base, local)
+        };
         state.under_way = true;
         let outer = &plan.outer.of_level(level);
         // arXiv:2508.15706: the loss of earlier encodings joins this outer gradient, and the loss of this one is kept.
@@ -170,7 +195,7 @@ impl PathWeights {
             let parts = KeptParts::of(plan, &schedule, path, step, index);
             let fragment_layout = self.layout.fragment(level, index)?;
             let weights = if parts.own { trainer.fragment(level.into(), fragment_layout)? } else { None };
-            let base = (fragment.under_way && parts.base).then_some(fragment.base);
+            let base = fragment.base.filter(|_| fragment.under_way && parts.base).map(Arc::unwrap_or_clone);
             let ahead = fragment.ahead.filter(|_| parts.ahead);
             let state = FragmentState { weights, base, residual: fragment.residual, ahead };
             if state != FragmentState::default() {
@@ -184,15 +209,16 @@ impl PathWeights {
 /// Starts a fragment. Returns it and the weights with which the path trains it; `None` for the global weights, which the
 /// path takes over.
 fn start_fragment(
-    global: &GlobalFragment<'_>,
+    global: &GlobalFragment,
     kept: FragmentState,
     blend: Blend,
 ) -> (TrainedFragment, Option<Vec<f32>>) {
-    let GlobalFragment { values, received, share, .. } = *global;
+    let &GlobalFragment { ref values, received, share, .. } = global;
     let FragmentState { weights, base, residual, ahead } = kept;
     if received && ahead.is_none() && blend.own == 0.0 {
-        // The usual case: the path's own weights and base give way, so the global weights are copied twice and no more.
-        let fragment = TrainedFragment { base: values.to_vec(), under_way: false, share, residual, ahead };
+        // The usual case: the path's own weights and base give way to the global weights where they lie.
+        let base = Some(values.clone());
+        let fragment = TrainedFragment { base, under_way: false, share, residual, ahead };
         return (fragment, None);
     }
     let mut under_way = base.is_some();
@@ -209,5 +235,5 @@ fn start_fragment(
         }
         under_way = false;
     }
-    (TrainedFragment { base, under_way, share, residual, ahead }, Some(weights))
+    (TrainedFragment { base: Some(Arc::new(base)), under_way, share, residual, ahead }, Some(weights))
 }

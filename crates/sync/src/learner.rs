@@ -24,6 +24,13 @@ pub fn send(base: &mut [f32], mut local: Vec<f32>) -> Vec<f32> {
     local
 }
 
+/// The outer gradient of [`send`] without a new base, for a fragment whose next base are global weights.
+#[must_use]
+pub fn last_send(base: &[f32], mut local: Vec<f32>) -> Vec<f32> {
+    local.iter_mut().zip(base).for_each(|(local, base)| *local = *base - *local);
+    local
+}
+
 /// Takes over the global weights of a fragment: `local = α local + (1 - α) global` (arXiv:2501.18512 §2.3). The global
 /// weights become the base of the next outer gradient, never the blend. All slices have one length.
 pub fn receive(base: &mut [f32], local: &mut [f32], global: &[f32], blend: Blend) {
@@ -52,6 +59,7 @@ mod tests {
         assert_eq!(send(&mut base, vec![0.5, 4.0]), [0.5, -2.0]);
         // Sent again before a receive.
         assert_eq!(send(&mut base, vec![0.25, 4.0]), [0.25, 0.0]);
+        assert_eq!(last_send(&base, vec![0.5, 3.0]), [-0.25, 1.0]);
     }
 
     #[test]

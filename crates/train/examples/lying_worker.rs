@@ -169,7 +169,7 @@ fn train(
     for (weights, bytes) in lease.weights.iter().zip(&inputs.globals) {
         let (level, index) = (weights.fragment.module.level, weights.fragment.index);
         let specs = layout.fragment(level, index)?.specs.clone();
-        values.push(module_files::decode(&weights.object.name, bytes, specs)?.values);
+        values.push(Arc::new(module_files::decode(&weights.object.name, bytes, specs)?.values));
     }
     let global = |(weights, values): (&dipaco_protocol::FragmentWeights, _)| GlobalFragment {
         fragment: weights.fragment,
@@ -177,7 +177,7 @@ fn train(
         received: weights.received,
         share: weights.share,
     };
-    let globals: Vec<_> = lease.weights.iter().zip(values.iter().map(Vec::as_slice)).map(global).collect();
+    let globals: Vec<_> = lease.weights.iter().zip(values).map(global).collect();
     let begins = lease.from == lease.phase_step || !lease.trains();
     let weights = PathWeights::new(plan, lease.path, &globals, &mut state, begins)?;
     let training = LeaseTraining {

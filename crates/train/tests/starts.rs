@@ -213,7 +213,8 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
     let modules = split(&config.model, &topology, &start).unwrap();
     let schedule = plan.schedule().unwrap();
     let fragment = FragmentId { module: ModuleId { level: 0, index: 0 }, index: 0 };
-    let global = GlobalFragment { fragment, values: &modules[0].values, received: true, share: 1.0 };
+    let global =
+        GlobalFragment { fragment, values: Arc::new(modules[0].values.clone()), received: true, share: 1.0 };
     let weights = PathWeights::new(&plan, PathId(0), &[global], &mut state, true).unwrap();
     let last = ScheduledSend { fragment, step: 12, number: 1 };
     let round = LeaseTraining {
@@ -311,7 +312,8 @@ fn first_lease(config: &RunConfig, file: TokenSet) -> Result<(), PathError> {
     let start = dipaco_model::init(&config.model, 1).unwrap();
     let modules = split(&config.model, &plan.topology().unwrap(), &start).unwrap();
     let fragment = FragmentId { module: ModuleId { level: 0, index: 0 }, index: 0 };
-    let global = GlobalFragment { fragment, values: &modules[0].values, received: true, share: 1.0 };
+    let global =
+        GlobalFragment { fragment, values: Arc::new(modules[0].values.clone()), received: true, share: 1.0 };
     let mut state = PathState::start(&MomentSpecs::whole(&config.model, Optimizer::AdamW));
     let weights = PathWeights::new(&plan, PathId(0), &[global], &mut state, true).unwrap();
     let hash = file.content_hash().to_owned();

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use dipaco_model::{Device, ModelConfig, Module, ModuleWeights, Path, Phase, Profile, TokenBatch};
+use dipaco_model::{
+    Device, ModelConfig, Module, ModuleView, ModuleWeights, Path, Phase, Profile, TokenBatch,
+};
 use dipaco_optim::{AdamWStep, MuonScratch, clip_scale, squared_norm};
 use dipaco_topology::Topology;
 
@@ -27,15 +29,14 @@ impl CpuPath {
         earlier: Option<Self>,
         model: &ModelConfig,
         topology: &Topology,
-        weights: &[ModuleWeights],
+        weights: &[ModuleView<'_>],
         checkpointing: bool,
     ) -> Result<Self, PathError> {
         if let Some(earlier) = earlier.filter(|earlier| earlier.has_shape(model, topology, weights)) {
             return earlier.reloaded(weights, checkpointing);
         }
-        let load = |(level, weights)| {
-            let load = if topology.trains(level) { Module::load_trainable } else { Module::load };
-            load(weights, &Device::Cpu).map(Arc::new)
+        let load = |(level, weights): (usize, &ModuleView<'_>)| {
+            Module::load_view(*weights, topology.trains(level), &Device::Cpu).map(Arc::new)
         };
         let modules = weights.iter().enumerate().map(load).collect::<Result<Vec<_>, _>>()?;
         let path = Path::compose(model, topology, &modules)?.with_checkpointing(checkpointing);
@@ -43,9 +44,9 @@ impl CpuPath {
     }
 
     /// True if modules with these weights have the shape of this path's modules.
-    fn has_shape(&self, model: &ModelConfig, topology: &Topology, weights: &[ModuleWeights]) -> bool {
-        let same = |(level, (module, weights)): (usize, (&Arc<Module>, &ModuleWeights))| {
-            module.trains() == topology.trains(level) && *module.specs() == weights.specs
+    fn has_shape(&self, model: &ModelConfig, topology: &Topology, weights: &[ModuleView<'_>]) -> bool {
+        let same = |(level, (module, weights)): (usize, (&Arc<Module>, &ModuleView<'_>))| {
+            module.trains() == topology.trains(level) && module.specs() == weights.specs
         };
         self.path.config() == model
             && self.modules.len() == weights.len()
@@ -59,9 +60,9 @@ impl CpuPath {
     }
 
     /// Replaces the weights where they lie. Gradients and activations are written before they are read.
-    fn reloaded(self, weights: &[ModuleWeights], checkpointing: bool) -> Result<Self, PathError> {
+    fn reloaded(self, weights: &[ModuleView<'_>], checkpointing: bool) -> Result<Self, PathError> {
         for (module, weights) in self.modules.iter().zip(weights) {
-            module.overwrite(weights)?;
+            module.overwrite(*weights)?;
         }
         let profile = Profile::default();
         let path = self.path.with_checkpointing(checkpointing).with_profile(profile.clone());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dipaco_cuda::{CudaOptions, CudaPath, Gpu, PathUpload};
-use dipaco_model::{ModelConfig, ModuleWeights, TensorSpec, TokenBatch, join, split};
+use dipaco_model::{ModelConfig, ModuleView, ModuleWeights, TensorSpec, TokenBatch, join, split};
 use dipaco_optim::Optimizer;
 use dipaco_topology::Topology;
 
@@ -27,7 +27,7 @@ impl GpuPath {
         gpu: &Gpu,
         model: &ModelConfig,
         topology: &Topology,
-        weights: &[ModuleWeights],
+        weights: &[ModuleView<'_>],
         state: &PathState,
         config: &InnerConfig,
     ) -> Result<Self, PathError> {
@@ -42,7 +42,8 @@ impl GpuPath {
         if let Some(setting) = setting {
             return Err(PathError::NotOnGpu { setting: setting.to_owned() });
         }
-        let whole = join(model, topology, weights)?;
+        let weights: Vec<ModuleWeights> = weights.iter().map(|module| module.to_weights()).collect();
+        let whole = join(model, topology, &weights)?;
         let options =
             CudaOptions { micro_batch: config.at_once(), checkpointing: config.activation_checkpointing };
         let upload = PathUpload {

@@ -30,25 +30,18 @@ impl Update<'_> {
             params.iter_mut().zip(gradient).for_each(|(value, gradient)| *value -= scale * gradient);
             return;
         }
-        let first = take(&mut self.first, params.len());
+        let first = self.first.split_off_mut(..params.len()).unwrap_or_default();
         if let Some((rows, columns)) = muon_matrix(config.optimizer, spec) {
             let AdamWStep { learning_rate, gradient_scale, .. } = self.step;
             let weight_decay = if decay { config.adamw.weight_decay } else { 0.0 };
             let step = MuonStep { rows, columns, learning_rate, gradient_scale, weight_decay };
             muon_step(params, gradient, first, &step, &Engine, self.scratch);
         } else {
-            let second = take(&mut self.second, params.len());
+            let second = self.second.split_off_mut(..params.len()).unwrap_or_default();
             let step = AdamWStep { decay, ..self.step };
             adamw_step(params, gradient, AdamWMoments { first, second }, &step, &config.adamw);
         }
     }
-}
-
-/// Cuts the first `count` numbers off.
-fn take<'a>(rest: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
-    let (part, after) = std::mem::take(rest).split_at_mut(count);
-    *rest = after;
-    part
 }
 
 /// The engine of a path's products, in f32. It gives the same bits for any number of threads.

@@ -18,20 +18,11 @@ impl Worker {
         state: &mut PathState,
         begins_phase: bool,
     ) -> Result<PathWeights, WorkerError> {
-        let mut values = Vec::with_capacity(weights.len());
-        for weights in weights {
-            values.push(self.prefetch.weights.get(weights.fragment).await?);
+        let mut globals = Vec::with_capacity(weights.len());
+        for &FragmentWeights { fragment, received, share, .. } in weights {
+            let values = self.prefetch.weights.get(fragment).await?;
+            globals.push(GlobalFragment { fragment, values, received, share });
         }
-        let globals: Vec<GlobalFragment<'_>> = weights
-            .iter()
-            .zip(&values)
-            .map(|(&FragmentWeights { fragment, received, share, .. }, values)| GlobalFragment {
-                fragment,
-                values,
-                received,
-                share,
-            })
-            .collect();
         Ok(PathWeights::new(self.prefetch.session.plan(), path, &globals, state, begins_phase)?)
     }
 
