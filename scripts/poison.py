@@ -53,6 +53,8 @@ batch = 4
 sequence_tokens = 64
 lease_seconds = 600
 standstill_seconds = 600
+# The example repeats no leases, so each one has to leave its state.
+state_every = 1
 adamw.learning_rate = 1e-3
 
 [outer]
