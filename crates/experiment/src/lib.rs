@@ -44,6 +44,7 @@ pub use experiment::Experiment;
 pub use key::{cell_key, data_key, evaluation_key, seed_config, seed_key};
 pub use results::{
     CellResult, DocumentDifference, DomainMeasurement, Facts, Heldout, Measurement, Results, Shards,
+    ValidationPoint,
 };
 pub use selection::Selection;
 pub use spread::Spread;

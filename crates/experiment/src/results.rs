@@ -83,6 +83,24 @@ pub struct Facts {
     /// Losses on the paths' held-out documents; `None` without held-out documents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heldout: Option<Heldout>,
+    /// Measurements on validation text during training (`train.validate_every`), by steps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub validation: Vec<ValidationPoint>,
+}
+
+/// A measurement on validation text during training, each path on its own documents.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ValidationPoint {
+    /// Inner steps of each path so far.
+    pub steps: u64,
+    /// Mean cross entropy in nats per token.
+    pub loss: f64,
+    /// Seconds of training so far, repeated rounds included; `None` if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+    /// Bytes between workers and coordinator so far; `None` if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire_bytes: Option<u64>,
 }
 
 /// Sizes of the training shards, in path order.

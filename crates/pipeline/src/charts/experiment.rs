@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_experiment::{ExperimentTable, Results, TableRow};
+use dipaco_experiment::{ExperimentTable, Results, TableRow, ValidationPoint};
 use dipaco_plot::{Axis, DotChart, DotRow, Line, LineChart};
 
 use super::chart::Chart;
 
-/// Charts of an experiment: the perplexities of all rows of its table, and perplexity against the number of paths if it
-/// varies.
+/// Charts of an experiment: the perplexities of all rows of its table, perplexity against the number of paths if it varies, and
+/// perplexity during training, against steps and against bytes, if it was measured.
 pub fn of_results(results: &Results) -> Vec<Chart> {
     let table = ExperimentTable::of(results);
     let mut charts = Vec::new();
@@ -18,7 +18,54 @@ pub fn of_results(results: &Results) -> Vec<Chart> {
     if let Some(chart) = against_paths(&table) {
         charts.push(Chart::lines(format!("{}-paths", table.name), &chart));
     }
+    let steps = |point: &ValidationPoint| Some(point.steps as f64);
+    let megabytes = |point: &ValidationPoint| point.wire_bytes.map(|bytes| bytes as f64 / 1e6);
+    for (name, axis, at) in [
+        ("curves", "inner steps of each path", &steps as &dyn Fn(&ValidationPoint) -> Option<f64>),
+        ("bytes", "MB between workers and coordinator", &megabytes),
+    ] {
+        if let Some(chart) = during_training(results, axis, at) {
+            charts.push(Chart::lines(format!("{}-{name}", table.name), &chart));
+        }
+    }
     charts
+}
+
+/// A line for each cell that was measured during training, in one colour for each run. Seeds have lines of their own, because
+/// each run measures as often as it finds time.
+fn during_training(
+    results: &Results,
+    axis: &str,
+    at: impl Fn(&ValidationPoint) -> Option<f64>,
+) -> Option<LineChart> {
+    let mut runs: Vec<String> = Vec::new();
+    let mut lines = Vec::new();
+    for cell in &results.cells {
+        let point = |point: &ValidationPoint| Some((at(point)?, point.loss.exp()));
+        let points: Vec<_> = cell.facts.validation.iter().filter_map(point).collect();
+        if points.len() < 2 {
+            continue;
+        }
+        let names = [&cell.run, &cell.router].into_iter().filter(|name| !name.is_empty());
+        let run = names.cloned().collect::<Vec<_>>().join(" · ");
+        let known = runs.iter().position(|known| *known == run);
+        let colour = known.unwrap_or(runs.len());
+        // The legend has each run once.
+        let line = Line::new(if known.is_none() { run.as_str() } else { "" }, points).in_colour(colour);
+        lines.push(Line { marked: true, ..line });
+        if known.is_none() {
+            runs.push(run);
+        }
+    }
+    if lines.is_empty() {
+        return None;
+    }
+    Some(LineChart {
+        title: results.title.clone(),
+        x: Axis::logarithmic(axis),
+        y: Axis::logarithmic("perplexity on each path's validation documents"),
+        lines,
+    })
 }
 
 fn label(row: &TableRow) -> String {
@@ -90,4 +137,52 @@ fn against_paths(table: &ExperimentTable) -> Option<LineChart> {
         y: Axis::linear("perplexity; mean and range over the seeds"),
         lines,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_experiment::{CellResult, Facts};
+
+    use super::*;
+
+    fn cell(run: &str, seed: u64, losses: &[(u64, f64)]) -> CellResult {
+        let point = |&(steps, loss): &(u64, f64)| ValidationPoint {
+            steps,
+            loss,
+            seconds: None,
+            wire_bytes: (run == "b").then_some(steps * 1_000_000),
+        };
+        let facts = Facts { validation: losses.iter().map(point).collect(), ..Facts::default() };
+        let (run, router, key) = (run.to_owned(), String::new(), String::new());
+        CellResult { run, router, seed, key, facts, measurements: Vec::new() }
+    }
+
+    #[test]
+    fn each_seed_has_a_curve_in_the_colour_of_its_run() {
+        let results = Results {
+            name: "n".into(),
+            title: String::new(),
+            notes: String::new(),
+            baseline: "a".into(),
+            program: String::new(),
+            command: String::new(),
+            missing: Vec::new(),
+            sweeps: Vec::new(),
+            cells: vec![
+                cell("a", 1, &[(10, 1.0), (20, 0.5)]),
+                cell("b", 1, &[(10, 2.0), (30, 0.0)]),
+                cell("b", 2, &[(10, 2.0), (20, 1.0)]),
+                cell("alone", 1, &[(10, 2.0)]),
+            ],
+        };
+        let chart = during_training(&results, "steps", |point| Some(point.steps as f64)).unwrap();
+        let names: Vec<_> = chart.lines.iter().map(|line| (line.name.as_str(), line.colour)).collect();
+        assert_eq!(names, [("a", 0), ("b", 1), ("", 1)]);
+        assert_eq!(chart.lines[1].points, [(10.0, 2f64.exp()), (30.0, 1.0)]);
+        // The bytes of the first run are not known.
+        let files: Vec<_> = of_results(&results).into_iter().map(|chart| chart.name).collect();
+        assert_eq!(files, ["n-curves", "n-bytes"]);
+        let bytes = during_training(&results, "MB", |point| point.wire_bytes.map(|b| b as f64)).unwrap();
+        assert_eq!(bytes.lines.len(), 2);
+    }
 }

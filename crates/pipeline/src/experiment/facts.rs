@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use dipaco_config::RunConfig;
-use dipaco_experiment::{Facts, Heldout, Shards};
+use dipaco_experiment::{Facts, Heldout, Shards, ValidationPoint};
 use dipaco_model::{level_specs, parameters, path_specs};
 use dipaco_routing::ShardSet;
 use dipaco_telemetry::{Event, read_events};
 use dipaco_topology::{PathId, Topology};
 
+use crate::charts::RunCurves;
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
 
@@ -35,7 +36,18 @@ pub(super) fn facts(run: &RunDirectory, config: &RunConfig, phase: u32) -> Resul
             tokens: shards.shards().iter().map(|shard| shard.tokens).collect(),
         }),
         heldout,
+        validation: validation(&RunCurves::read(run, config)?),
     })
+}
+
+/// The measurements during training with their costs.
+fn validation(curves: &RunCurves) -> Vec<ValidationPoint> {
+    let point = |&(step, loss): &(f64, f64)| {
+        let cost = curves.cost_at(step);
+        let (seconds, wire_bytes) = (cost.map(|cost| cost.seconds), cost.map(|cost| cost.wire_bytes));
+        ValidationPoint { steps: step as u64, loss, seconds, wire_bytes }
+    };
+    curves.validation.iter().map(point).collect()
 }
 
 /// Seconds of all rounds, and the held-out losses, from the run's events.
@@ -64,4 +76,28 @@ fn time_and_losses(run: &RunDirectory) -> Result<(f64, Option<Heldout>), Pipelin
         last: losses.values().map(|(_, last)| *last).collect(),
     });
     Ok((rounds.values().sum(), heldout))
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_telemetry::Events;
+
+    use super::*;
+
+    #[test]
+    fn measurements_during_training_are_facts() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path());
+        let events = Events::create(&run.events()).unwrap();
+        for (rounds, loss) in [(2, 5.0), (4, 4.5)] {
+            let (steps, tokens) = (10 * rounds, 1);
+            let (trained_tokens, seconds, bits_per_byte) = (0, 0.0, None);
+            let event =
+                Event::Validated { rounds, steps, trained_tokens, seconds, loss, bits_per_byte, tokens };
+            events.write(event).unwrap();
+        }
+        let point = |steps, loss| ValidationPoint { steps, loss, seconds: None, wire_bytes: None };
+        let found = validation(&RunCurves::read(&run, &RunConfig::default()).unwrap());
+        assert_eq!(found, [point(20, 5.0), point(40, 4.5)]);
+    }
 }
