@@ -8,6 +8,8 @@ use rand_chacha::ChaCha8Rng;
 const STREAM: u64 = u64::MAX - 1;
 /// Independent starts; the best one wins.
 const STARTS: u32 = 8;
+/// Least gain of an exchange, and of an order over that of the numbers, as a share of the nearness: above rounding errors.
+const LEAST_GAIN: f64 = 1e-9;
 /// Most exchanges that are tried in a start. With 4,096 paths it is one look at each pair.
 const MOST_TRIES: u64 = 1 << 23;
 
@@ -21,9 +23,10 @@ pub(crate) fn arrange(centroids: &[f32], dimension: usize, radices: &[u32], seed
     let paths = centroids.len().checked_div(dimension).unwrap_or(0);
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     random.set_stream(STREAM);
+    let by_number: Vec<u32> = (0..paths as u32).collect();
     let mut best: Option<Arrangement<'_>> = None;
     for _ in 0..STARTS {
-        let mut order: Vec<u32> = (0..paths as u32).collect();
+        let mut order = by_number.clone();
         order.shuffle(&mut random);
         let mut found = Arrangement::new(centroids, dimension, radices, order);
         found.improve();
@@ -31,7 +34,10 @@ pub(crate) fn arrange(centroids: &[f32], dimension: usize, radices: &[u32], seed
             best = Some(found);
         }
     }
-    best.map_or_else(Vec::new, |best| best.order)
+    // Without modules that paths share, all orders are equally good.
+    let by_number = Arrangement::new(centroids, dimension, radices, by_number);
+    let better = |found: &Arrangement<'_>| found.nearness() > by_number.nearness() * (1.0 + LEAST_GAIN);
+    best.filter(better).unwrap_or(by_number).order
 }
 
 /// Clusters on a grid of paths.
@@ -95,7 +101,7 @@ impl<'a> Arrangement<'a> {
     /// Exchanges clusters until no exchange of two paths helps.
     fn improve(&mut self) {
         let paths = self.order.len();
-        let least = 1e-9 * self.nearness();
+        let least = LEAST_GAIN * self.nearness();
         let mut tries = 0;
         loop {
             let mut exchanged = false;
@@ -193,6 +199,15 @@ mod tests {
         let best = 4.0 * 5.0 * 101.0;
         assert!((spread(&centroids, 2, &[4, 4], &order) - best).abs() < 1e-3);
         assert_eq!(order, arrange(&centroids, 2, &[4, 4], 7), "a function of its arguments");
+    }
+
+    #[test]
+    fn clusters_keep_their_numbers_where_no_order_is_better() {
+        let centroids: Vec<f32> = (0..24).map(|n| ((n * 37 + 11) % 29) as f32).collect();
+        let by_number: Vec<u32> = (0..12).collect();
+        assert_eq!(arrange(&centroids, 2, &[12], 7), by_number, "no path shares a module");
+        let lattice: Vec<f32> = (0..12u8).flat_map(|n| [f32::from(n / 4), 10.0 * f32::from(n % 4)]).collect();
+        assert_eq!(arrange(&lattice, 2, &[3, 4], 7), by_number, "arranged by chance");
     }
 
     #[test]

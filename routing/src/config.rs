@@ -95,7 +95,7 @@ pub struct RouterConfig {
     /// occur together, and with a discriminative router a path may be best for no reserved document. 0 permits empty paths;
     /// 1, the maximum, demands equal shares.
     pub least_share: f64,
-    /// True gives k-means clusters near each other to paths that share a module; default false. Otherwise the numbers of the
+    /// True, the default, gives k-means clusters near each other to paths that share a module. Otherwise the numbers of the
     /// clusters, which mean nothing, decide which paths share modules.
     pub arrange: bool,
     /// Settings for fitting a discriminative router.
@@ -124,7 +124,7 @@ impl Default for RouterConfig {
             overlap: 1,
             router_share: 0.0,
             least_share: 0.1,
-            arrange: false,
+            arrange: true,
             classifier: ClassifierConfig::default(),
             phases: Vec::new(),
         }

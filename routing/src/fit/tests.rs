@@ -136,7 +136,7 @@ fn a_path_between_which_no_document_lies_gets_the_least_share() {
 fn one_level_of_product_kmeans_is_kmeans() {
     let points = grid(90);
     let fit = |kind, clusters: &[u32]| {
-        let config = RouterConfig { kind, ..RouterConfig::default() };
+        let config = RouterConfig { kind, arrange: false, ..RouterConfig::default() };
         fit_points(&points, 4, clusters, origin(), &config, &mut silent).unwrap().router
     };
     let (one, other) = (fit(RouterKind::ProductKMeans, &[6]), fit(RouterKind::KMeans, &[3, 2]));

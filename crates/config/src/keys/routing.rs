@@ -105,7 +105,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "routing.arrange",
         "true or false",
         "true gives k-means clusters near each other to paths that share a module. Otherwise the numbers of the clusters, which \
-         mean nothing, decide which paths share modules.",
+         mean nothing, decide which paths share modules. Only for \"kmeans\".",
     ),
     key(
         "routing.classifier.penalties",
