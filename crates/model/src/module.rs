@@ -19,7 +19,7 @@ impl Module {
     /// # Errors
     /// The weights do not fit their specs, or the device has no room.
     pub fn load(weights: &ModuleWeights, device: &Device) -> Result<Self, ModelError> {
-        Self::copied(weights.view(), device)
+        Self::load_view(weights.view(), false, device)
     }
 
     /// Loads weights for training with [`crate::Path::gradients`] and [`crate::Path::update`].
@@ -27,7 +27,7 @@ impl Module {
     /// # Errors
     /// As [`Module::load`].
     pub fn load_trainable(weights: &ModuleWeights, device: &Device) -> Result<Self, ModelError> {
-        Self::copied(weights.view(), device)?.trainable()
+        Self::load_view(weights.view(), true, device)
     }
 
     /// Loads weights that lie elsewhere: as [`Module::load`] does, or as [`Module::load_trainable`] if it trains.
@@ -35,20 +35,13 @@ impl Module {
     /// # Errors
     /// As [`Module::load`].
     pub fn load_view(weights: ModuleView<'_>, trains: bool, device: &Device) -> Result<Self, ModelError> {
-        let module = Self::copied(weights, device)?;
-        if trains { module.trainable() } else { Ok(module) }
-    }
-
-    fn copied(weights: ModuleView<'_>, device: &Device) -> Result<Self, ModelError> {
         weights.check()?;
-        let flat = Tensor::from_slice(weights.values, weights.values.len(), device)?;
+        let mut flat = Tensor::from_slice(weights.values, weights.values.len(), device)?;
+        if trains {
+            // The variable takes the storage of the tensor, without a copy.
+            flat = Var::from_tensor(&flat)?.into_inner();
+        }
         Ok(Self { specs: weights.specs.clone(), flat })
-    }
-
-    fn trainable(self) -> Result<Self, ModelError> {
-        // The variable takes the storage of the tensor, without a copy.
-        let flat = Var::from_tensor(&self.flat)?.into_inner();
-        Ok(Self { flat, ..self })
     }
 
     /// Replaces the weights where they lie, without new memory. Every path through the module sees the change.

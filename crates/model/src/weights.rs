@@ -27,12 +27,6 @@ pub struct ModuleView<'a> {
     pub values: &'a [f32],
 }
 
-impl<'a> From<&'a ModuleWeights> for ModuleView<'a> {
-    fn from(weights: &'a ModuleWeights) -> Self {
-        Self { specs: &weights.specs, values: &weights.values }
-    }
-}
-
 impl ModuleView<'_> {
     /// A copy of the weights.
     #[must_use]
@@ -67,7 +61,7 @@ impl ModuleWeights {
     /// The weights where they lie.
     #[must_use]
     pub fn view(&self) -> ModuleView<'_> {
-        self.into()
+        ModuleView { specs: &self.specs, values: &self.values }
     }
 
     /// Returns each tensor with its elements, in the order of `specs`.

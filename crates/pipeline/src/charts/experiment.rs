@@ -46,16 +46,15 @@ fn during_training(
         if points.len() < 2 {
             continue;
         }
-        let names = [&cell.run, &cell.router].into_iter().filter(|name| !name.is_empty());
-        let run = names.cloned().collect::<Vec<_>>().join(" · ");
+        let run = joined(&[&cell.run, &cell.router]);
         let known = runs.iter().position(|known| *known == run);
-        let colour = known.unwrap_or(runs.len());
         // The legend has each run once.
-        let line = Line::new(if known.is_none() { run.as_str() } else { "" }, points).in_colour(colour);
-        lines.push(Line { marked: true, ..line });
-        if known.is_none() {
+        let name = if known.is_none() { run.clone() } else { String::new() };
+        let colour = known.unwrap_or_else(|| {
             runs.push(run);
-        }
+            runs.len() - 1
+        });
+        lines.push(Line { marked: true, ..Line::new(name, points).in_colour(colour) });
     }
     if lines.is_empty() {
         return None;
@@ -68,9 +67,9 @@ fn during_training(
     })
 }
 
-fn label(row: &TableRow) -> String {
-    let parts = [&row.run, &row.router, &row.evaluation];
-    parts.into_iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(" · ")
+/// The parts of a name that are not empty.
+fn joined(parts: &[&str]) -> String {
+    parts.iter().copied().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
 }
 
 fn dots(table: &ExperimentTable) -> DotChart {
@@ -81,7 +80,7 @@ fn dots(table: &ExperimentTable) -> DotChart {
         }
     }
     let row = |row: &TableRow| DotRow {
-        label: label(row),
+        label: joined(&[&row.run, &row.router, &row.evaluation]),
         values: row.perplexities.iter().map(|(_, perplexity)| *perplexity).collect(),
         colour: runs.iter().position(|run| *run == row.run).unwrap_or(0),
     };
@@ -113,8 +112,8 @@ fn against_paths(table: &ExperimentTable) -> Option<LineChart> {
         if by_paths.len() < 2 {
             continue;
         }
-        let name = [router, evaluation].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>();
-        let name = if name.is_empty() { "routed".to_owned() } else { name.join(" · ") };
+        let name = joined(&[router, evaluation]);
+        let name = if name.is_empty() { "routed".to_owned() } else { name };
         let points = by_paths.iter().map(|(paths, row)| (f64::from(*paths), row.perplexity.mean));
         let line = Line::new(name, points.collect()).in_colour(lines.len() + 1);
         let band = by_paths.values().map(|row| (row.perplexity.lowest, row.perplexity.highest)).collect();
