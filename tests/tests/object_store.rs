@@ -83,7 +83,7 @@ async fn large_objects_travel_in_parts_in_both_directions() {
     let store = store(&proxy.address, &[]);
     let content: Bytes = (0..20_000_003_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     for object in [
-        store.put_replacing("modules/a", content.clone()).await.unwrap(),
+        store.put_replacing("modules/a", [content.clone()]).await.unwrap(),
         store.put("modules/b", content.clone()).await.unwrap(),
     ] {
         assert!(store.get(&object).await.unwrap() == content);
@@ -112,7 +112,7 @@ async fn an_upload_that_fails_leaves_no_parts_behind() {
         |seen: &Seen| if seen.line.contains("partNumber=2") { Fault::Refuse(403) } else { Fault::None };
     let proxy = FaultyProxy::before(&server, refuse);
     let store = store(&proxy.address, &[]);
-    let error = store.put_replacing("modules/a", vec![7; 20 << 20].into()).await.unwrap_err();
+    let error = store.put_replacing("modules/a", [vec![7; 20 << 20].into()]).await.unwrap_err();
     assert!(matches!(error, StoreError::Remote { cause: RemoteCause::Credentials, .. }), "{error}");
     assert!(
         proxy.seen().iter().any(|seen| seen.line.starts_with("DELETE ") && seen.line.contains("uploadId="))

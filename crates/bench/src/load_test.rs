@@ -194,12 +194,12 @@ impl SimulatedWorker {
             let encoded = dipaco_codec::encode(&values, plan.outer.compression)
                 .map_err(|why| BenchError::OuterGradient { module, path, why })?;
             let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
-            self.transfer.upload(key, item, encoded.into()).await?;
+            self.transfer.upload(key, item, encoded).await?;
         }
         if lease.uploads_state {
             let state = state_after(plan, &layout, lease)?;
             self.transfer
-                .upload(key, LeaseResult::State, state.encode(&MomentSpecs::of_plan(plan)?)?.into())
+                .upload(key, LeaseResult::State, state.encode(&MomentSpecs::of_plan(plan)?)?)
                 .await?;
         }
         Ok(())

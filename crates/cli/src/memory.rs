@@ -1,5 +1,8 @@
 //! Memory of processes, where the system reports it, and the program's allocator.
 
+#[cfg(unix)]
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use dipaco_pipeline::machine_memory::bytes_after;
 #[cfg(unix)]
 use tikv_jemalloc_ctl::{Access, AsName};
@@ -10,25 +13,47 @@ use tikv_jemalloc_ctl::{Access, AsName};
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Times in milliseconds for which the arenas of the allocator, from now on, keep freed memory. The arena of large buffers begins
-/// with the first of them.
+/// Bytes of a large buffer, at least: the allocator has an arena for these alone, after those of the threads.
 #[cfg(unix)]
-const DECAYS: [&str; 2] = ["arenas.dirty_decay_ms\0", "arenas.muzzy_decay_ms\0"];
+const LARGE: usize = 16 << 20;
 
-/// Time in milliseconds over which the arenas give freed memory back, after [`keep_freed`]. A buffer goes back as a whole, so a
-/// large one goes after the first of its 200 parts, a second and a half. A longer time, or none at all, keeps more: but then the
-/// buffers of many sizes of a coordinator fill new memory with every outer step (`docs/results/speed.md`, "A lease").
-const KEPT_MS: isize = 300_000;
-
-/// Keeps the large buffers that this process frees for some time. To be called before it has any.
+/// Keeps the large buffers that this process frees. Small ones go back to the system as before.
 ///
 /// A worker frees the buffers of a lease and takes as many for the next, and so do a coordinator and a synchronizer for an outer
-/// step. Without this the system would hand out and zero each page again, which took a lease seconds.
+/// step. Without this the system would hand out and zero each page again, which took a lease of 135M parameters seconds. The
+/// buffers are few and of few sizes, so keeping them does not add up. No time limits it: the allocator's background thread
+/// gives back all that was freed since a 200th part of such a time began.
 pub(crate) fn keep_freed() {
     #[cfg(unix)]
-    for decay in DECAYS {
-        if let Err(error) = decay.name().write(KEPT_MS) {
-            tracing::debug!(%error, "the allocator gives freed memory back");
+    if let Err(error) = large_decay().and_then(|key| key.as_str().name().write(-1_isize)) {
+        tracing::debug!(%error, "the allocator gives large buffers back");
+    }
+}
+
+/// Name of the time for which large buffers are kept. Their arena begins with the first of them.
+#[cfg(unix)]
+fn large_decay() -> tikv_jemalloc_ctl::Result<String> {
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(LARGE)));
+    b"opt.narenas\0".name().read().map(decay)
+}
+
+/// Name of the time in milliseconds for which an arena keeps freed memory; -1 for ever.
+#[cfg(unix)]
+fn decay(arena: u32) -> String {
+    format!("arena.{arena}.dirty_decay_ms\0")
+}
+
+/// Lets the calling thread, one of an event loop, take memory from one of two arenas.
+///
+/// Threads for blocking work come and go. With arenas of their own each would begin with fresh memory, beside what others have freed.
+pub(crate) fn share_arena() {
+    #[cfg(unix)]
+    {
+        const ARENAS: u32 = 2;
+        static THREADS: AtomicU32 = AtomicU32::new(0);
+        let arena = THREADS.fetch_add(1, Ordering::Relaxed) % ARENAS;
+        if let Err(error) = b"thread.arena\0".name().write(arena) {
+            tracing::debug!(%error, "a thread keeps its own arena");
         }
     }
 }
@@ -39,15 +64,12 @@ pub(crate) fn give_freed_back() {
     {
         let arenas = b"arenas.narenas\0".name().read().unwrap_or(0_u32);
         for arena in 0..arenas {
-            for kind in ["dirty", "muzzy"] {
-                let key = format!("arena.{arena}.{kind}_decay_ms\0");
-                // An arena that no thread has used has no times. A time of 0 gives everything back at once.
-                let Ok(kept_for) = Access::<isize>::read(key.as_str().name()) else { continue };
-                let given =
-                    key.as_str().name().write(0_isize).and_then(|()| key.as_str().name().write(kept_for));
-                if let Err(error) = given {
-                    tracing::debug!(%error, "the allocator keeps freed memory");
-                }
+            let key = decay(arena);
+            // An arena that no thread has used has no time. A time of 0 gives everything back at once.
+            let Ok(kept_for) = Access::<isize>::read(key.as_str().name()) else { continue };
+            let given = key.as_str().name().write(0_isize).and_then(|()| key.as_str().name().write(kept_for));
+            if let Err(error) = given {
+                tracing::debug!(%error, "the allocator keeps freed memory");
             }
         }
     }
@@ -73,22 +95,41 @@ pub(crate) fn of_process(id: u32) -> Option<u64> {
 mod tests {
     use super::*;
 
+    /// Uses 64 MiB, and frees them. Returns the resident memory before that.
+    fn use_and_free(resident: impl Fn() -> u64) -> u64 {
+        let used = vec![1_u8; 64 << 20];
+        assert!(used.iter().all(|&byte| byte == 1));
+        resident()
+    }
+
+    // One test, because the times are those of the whole process.
     #[test]
-    fn freed_memory_is_kept_longer_once_asked_for() {
-        let read = || DECAYS.map(|decay| Access::<isize>::read(decay.name()).unwrap());
-        assert!(read().iter().all(|&milliseconds| milliseconds < KEPT_MS), "{:?}", read());
+    fn large_buffers_are_kept_and_go_back_when_asked_for() {
+        let resident = || of_process(std::process::id()).unwrap();
         keep_freed();
-        assert_eq!(read(), [KEPT_MS; 2]);
+        let key = large_decay().unwrap();
+        let kept_for = || Access::<isize>::read(key.as_str().name()).unwrap();
+        assert_eq!(kept_for(), -1);
+        assert!(Access::<isize>::read(b"arenas.dirty_decay_ms\0".name()).unwrap() > 0);
+        let before = use_and_free(resident);
+        assert!(resident() + (16 << 20) > before);
+        // It is the arena of large buffers: they go back when it keeps nothing.
+        key.as_str().name().write(0_isize).unwrap();
+        assert!(resident() + (60 << 20) < before, "{} of {before} bytes are left", resident());
+        keep_freed();
+        let before = use_and_free(resident);
+        give_freed_back();
+        assert!(resident() + (60 << 20) < before, "{} of {before} bytes are left", resident());
+        assert_eq!(kept_for(), -1);
     }
 
     #[test]
-    fn freed_memory_goes_back_when_asked_for() {
-        let resident = || of_process(std::process::id()).unwrap();
-        let freed = vec![1_u8; 64 << 20];
-        assert!(freed.iter().all(|&byte| byte == 1));
-        let before = resident();
-        drop(freed);
-        give_freed_back();
-        assert!(resident() + (60 << 20) < before, "{} of {before} bytes are left", resident());
+    fn threads_share_two_arenas() {
+        let arena = || {
+            share_arena();
+            b"thread.arena\0".name().read().unwrap()
+        };
+        let arenas: Vec<u32> = (0..6).map(|_| std::thread::spawn(arena).join().unwrap()).collect();
+        assert!(arenas.iter().all(|arena| *arena < 2) && arenas[..2] != [arenas[0]; 2], "{arenas:?}");
     }
 }

@@ -5,6 +5,7 @@ use std::future::Future;
 use tokio::runtime::Runtime;
 
 use crate::error::CliError;
+use crate::memory;
 use dipaco_pipeline::PipelineError;
 
 /// Threads of the event loop. Arithmetic runs on threads of its own.
@@ -24,7 +25,8 @@ pub(crate) fn run_detached<T>(work: impl Future<Output = Result<T, CliError>>) -
 }
 
 fn start() -> Result<Runtime, CliError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(THREADS).on_thread_start(memory::share_arena).enable_all().build();
     runtime.map_err(|source| CliError::Io { action: "start", path: "the event loop".into(), source })
 }
 

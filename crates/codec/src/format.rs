@@ -15,14 +15,13 @@
 //! | E3M0 | blocks of 256 values: an exponent (i16) and half a byte per value, the first value of a pair in the lower half |
 //! | top-k | chunks of 4,096 values: an exponent (i16) and 128 entries (u16): 12 bits of place, then the half byte of the value |
 
-use crate::parts::Parts;
 use crate::{CodecError, Compression, blocks, e3m0, top_k};
 
 const MAGIC: &[u8; 8] = b"DIPACOOG";
 const VERSION: u32 = 1;
 const HEADER: usize = 24;
 
-/// Values per call of the closure of [`decode_parts`]: whole blocks and chunks of every compression, and 1 MiB as f32.
+/// Values per call of the closure of [`Decoder::read`]: whole blocks and chunks of every compression, and 1 MiB as f32.
 const GROUP: usize = 1 << 18;
 
 /// Returns the length in bytes of `count` encoded values; `None` if it is not below 2^64.
@@ -94,20 +93,100 @@ pub fn decode_parts<'a>(
     expected: usize,
     mut take: impl FnMut(&[f32]),
 ) -> Result<(), CodecError> {
-    let bytes = parts.clone().map(|part| part.len() as u64).sum();
-    let mut parts = Parts::new(parts);
-    let compression = check_header(parts.next(HEADER), bytes, expected)?;
-    let mut out = Vec::with_capacity(GROUP.min(expected));
-    for begin in (0..expected).step_by(GROUP) {
-        let count = GROUP.min(expected - begin);
-        // All bytes are in memory, so the length of some of them fits `usize`.
-        let length = values_len(count as u64, compression).and_then(|length| usize::try_from(length).ok());
-        out.clear();
-        decode_values(compression, parts.next(length.unwrap_or(0)), count, &mut out);
-        finite(&out, begin)?;
-        take(&out);
+    let mut decoder = Decoder::new(parts.clone().map(|part| part.len() as u64).sum(), expected);
+    for part in parts {
+        decoder.read(part, &mut take)?;
     }
-    Ok(())
+    decoder.finish()
+}
+
+/// Decodes bytes that come piece by piece, as [`decode`] does.
+#[derive(Debug)]
+pub struct Decoder {
+    /// Length of all pieces together.
+    bytes: u64,
+    expected: usize,
+    /// `None` until the header has come.
+    compression: Option<Compression>,
+    /// The first bytes of the header or of a group of values that is not whole.
+    cut: Vec<u8>,
+    /// Number of values that have been decoded.
+    decoded: usize,
+    /// Memory for the values of a group.
+    group: Vec<f32>,
+}
+
+impl Decoder {
+    /// Begins `bytes` bytes that hold `expected` values.
+    #[must_use]
+    pub fn new(bytes: u64, expected: usize) -> Self {
+        Self { bytes, expected, compression: None, cut: Vec::new(), decoded: 0, group: Vec::new() }
+    }
+
+    /// Reads the next piece. `take` gets the values in their order, at most 1 MiB of them per call.
+    ///
+    /// # Errors
+    ///
+    /// The bytes are not the expected number of finite values.
+    pub fn read(&mut self, mut piece: &[u8], mut take: impl FnMut(&[f32])) -> Result<(), CodecError> {
+        while let Some(length) = self.wanted() {
+            let Some((own, rest)) = piece.split_at_checked(length.saturating_sub(self.cut.len())) else {
+                self.cut.extend_from_slice(piece);
+                return Ok(());
+            };
+            piece = rest;
+            if self.cut.is_empty() {
+                self.take_whole(own, &mut take)?;
+            } else {
+                let mut whole = std::mem::take(&mut self.cut);
+                whole.extend_from_slice(own);
+                self.take_whole(&whole, &mut take)?;
+                whole.clear();
+                self.cut = whole;
+            }
+        }
+        let longer = CodecError::Length { expected: self.bytes, found: self.bytes + piece.len() as u64 };
+        if piece.is_empty() { Ok(()) } else { Err(longer) }
+    }
+
+    /// Ends the pieces.
+    ///
+    /// # Errors
+    ///
+    /// Bytes are missing.
+    pub fn finish(self) -> Result<(), CodecError> {
+        let Some(compression) = self.compression else {
+            // Shorter than a header, which this refuses.
+            return check_header(&self.cut, self.bytes, self.expected).map(drop);
+        };
+        let found = encoded_len(self.decoded as u64, compression).unwrap_or(u64::MAX);
+        let shorter = CodecError::Length { expected: self.bytes, found: found + self.cut.len() as u64 };
+        if self.decoded == self.expected { Ok(()) } else { Err(shorter) }
+    }
+
+    /// Length of the header or of the next group of values; `None` at the end.
+    fn wanted(&self) -> Option<usize> {
+        let Some(compression) = self.compression else { return Some(HEADER) };
+        let count = GROUP.min(self.expected - self.decoded);
+        values_len(count as u64, compression)
+            .and_then(|length| usize::try_from(length).ok())
+            .filter(|_| count > 0)
+    }
+
+    /// Reads the header or a group of values.
+    fn take_whole(&mut self, bytes: &[u8], take: &mut impl FnMut(&[f32])) -> Result<(), CodecError> {
+        let Some(compression) = self.compression else {
+            self.compression = Some(check_header(bytes, self.bytes, self.expected)?);
+            return Ok(());
+        };
+        let count = GROUP.min(self.expected - self.decoded);
+        self.group.clear();
+        decode_values(compression, bytes, count, &mut self.group);
+        finite(&self.group, self.decoded)?;
+        self.decoded += count;
+        take(&self.group);
+        Ok(())
+    }
 }
 
 /// Returns the compression in a header. Checks that the header announces `expected` values and that header and values
@@ -219,6 +298,16 @@ mod tests {
         other[HEADER + 4 * (GROUP + 1)..].copy_from_slice(&f32::NAN.to_le_bytes());
         let found = decode_parts(other.chunks(1000), many, |_| ());
         assert_eq!(found, Err(CodecError::NotFinite { position: GROUP + 1 }));
+        // Pieces that are fewer or more than announced.
+        let whole = encode(&[1.0; 4], Compression::F32).unwrap();
+        let ended = |pieces: &[&[u8]]| {
+            let mut decoder = Decoder::new(whole.len() as u64, 4);
+            pieces.iter().try_for_each(|piece| decoder.read(piece, |_| ()))?;
+            decoder.finish()
+        };
+        assert_eq!(ended(&[&whole]), Ok(()));
+        assert_eq!(ended(&[&whole[..30]]), Err(CodecError::Length { expected: 40, found: 30 }));
+        assert_eq!(ended(&[&whole, &[0; 3]]), Err(CodecError::Length { expected: 40, found: 43 }));
         // A promise of 2^62 values allocates nothing.
         let mut other = bytes;
         other[16..24].copy_from_slice(&(1u64 << 62).to_le_bytes());

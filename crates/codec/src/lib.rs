@@ -18,9 +18,8 @@ mod compression;
 mod e3m0;
 mod error;
 mod format;
-mod parts;
 mod top_k;
 
 pub use compression::Compression;
 pub use error::CodecError;
-pub use format::{decode, decode_parts, encode, encoded_len};
+pub use format::{Decoder, decode, decode_parts, encode, encoded_len};

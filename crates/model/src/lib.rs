@@ -48,6 +48,7 @@ mod specs;
 mod split;
 mod step;
 mod step_pages;
+mod weight_reader;
 mod weight_stream;
 mod weights;
 
@@ -74,5 +75,6 @@ pub use specs::{TensorSpec, backward_blocks, level_specs, parameters, path_specs
 pub use split::{join, split};
 pub use step::{Positions, StepSequence, Stepper};
 pub use step_pages::StepPages;
+pub use weight_reader::WeightReader;
 pub use weight_stream::WeightStream;
-pub use weights::{ModuleView, ModuleWeights, safetensors_of};
+pub use weights::{ModuleView, ModuleWeights, into_little_endian, little_endian, safetensors_parts};

@@ -15,13 +15,18 @@ const MOST_HEADER: usize = 100_000_000;
 /// Bytes of an f32.
 const F32: usize = size_of::<f32>();
 
-/// Reads a safetensors file of f32 tensors piece by piece, so that one tensor at a time is in memory.
+/// Values that are decoded at a time.
+const CHUNK: usize = 1 << 16;
+
+/// Reads a safetensors file of f32 tensors piece by piece.
 #[derive(Debug)]
 pub struct WeightStream {
     specs: Arc<[TensorSpec]>,
     /// Bytes of the file that have not come.
     left: usize,
     state: State,
+    /// The first values of a tensor that is taken as a whole.
+    whole: Vec<f32>,
 }
 
 #[derive(Debug)]
@@ -35,28 +40,58 @@ enum State {
 struct Tensors {
     /// Indices of the specs, in the order of the file. The first is read.
     order: VecDeque<usize>,
-    /// Its values so far.
-    values: Vec<f32>,
+    /// Number of its values so far.
+    taken: usize,
     /// The first bytes of a value that was cut.
     cut: Vec<u8>,
+    /// Memory for decoded values.
+    chunk: Vec<f32>,
 }
 
 impl WeightStream {
     /// Begins a file of `length` bytes with exactly these tensors, in any order.
     #[must_use]
     pub fn new(specs: Arc<[TensorSpec]>, length: usize) -> Self {
-        Self { specs, left: length, state: State::Header(Vec::new()) }
+        Self { specs, left: length, state: State::Header(Vec::new()), whole: Vec::new() }
     }
 
-    /// Reads the next piece of the file, and gives each tensor to `take` when its last value has come, row-major.
+    /// Reads the next piece of the file, and gives each tensor to `take` when its last value has come, row-major. One tensor at a
+    /// time is in memory.
     ///
     /// # Errors
     /// The bytes are damaged or more than the length of the file. A tensor is missing, unknown, of another shape or not f32.
     /// The error of `take`.
     pub fn read(
         &mut self,
-        mut piece: &[u8],
+        piece: &[u8],
         mut take: impl FnMut(&TensorSpec, &[f32]) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        let mut whole = std::mem::take(&mut self.whole);
+        let read = self.read_values(piece, |spec, _, values| {
+            // The shape is that of the model, so the file has no influence on the memory.
+            whole.reserve_exact(spec.parameters() - whole.len());
+            whole.extend_from_slice(values);
+            if whole.len() == spec.parameters() {
+                // Freed before the next tensor takes its memory.
+                let values = std::mem::take(&mut whole);
+                take(spec, &values)?;
+                dipaco_ops::free_values(values);
+            }
+            Ok(())
+        });
+        self.whole = whole;
+        read
+    }
+
+    /// Reads the next piece of the file, and gives its values to `take` as they come, with the place of the first of them in their
+    /// tensor, row-major. A tensor without values is given once. A file is read with this or with [`read`](Self::read) alone.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_values(
+        &mut self,
+        mut piece: &[u8],
+        mut take: impl FnMut(&TensorSpec, usize, &[f32]) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {
         self.left = self.left.checked_sub(piece.len()).ok_or(SafeTensorError::MetadataIncompleteBuffer)?;
         if let State::Header(header) = &mut self.state {
@@ -123,31 +158,35 @@ impl Tensors {
         &mut self,
         mut piece: &[u8],
         specs: &[TensorSpec],
-        take: &mut impl FnMut(&TensorSpec, &[f32]) -> Result<(), ModelError>,
+        take: &mut impl FnMut(&TensorSpec, usize, &[f32]) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {
         while let Some(spec) = self.order.front().and_then(|&index| specs.get(index)) {
             let length = spec.parameters();
-            // The shape is that of the model, so the file has no influence on the memory.
-            self.values.reserve_exact(length - self.values.len());
+            if length == 0 {
+                take(spec, 0, &[])?;
+            }
             if !self.cut.is_empty() {
                 take_bytes(&mut self.cut, &mut piece, F32);
                 let Some(value) = self.cut.first_chunk() else { return Ok(()) };
-                self.values.push(f32::from_le_bytes(*value));
+                take(spec, self.taken, &[f32::from_le_bytes(*value)])?;
+                self.taken += 1;
                 self.cut.clear();
             }
-            let (own, rest) = piece.split_at(((length - self.values.len()) * F32).min(piece.len()));
-            let (whole, cut) = own.as_chunks::<F32>();
-            self.values.extend(whole.iter().map(|&bytes| f32::from_le_bytes(bytes)));
+            let (own, rest) = piece.split_at(((length - self.taken) * F32).min(piece.len()));
+            let (values, cut) = own.as_chunks::<F32>();
+            for values in values.chunks(CHUNK) {
+                self.chunk.clear();
+                self.chunk.extend(values.iter().map(|&bytes| f32::from_le_bytes(bytes)));
+                take(spec, self.taken, &self.chunk)?;
+                self.taken += values.len();
+            }
             self.cut.extend_from_slice(cut);
             piece = rest;
-            if self.values.len() < length {
+            if self.taken < length {
                 return Ok(());
             }
-            // Freed before the next tensor takes its memory.
-            let values = std::mem::take(&mut self.values);
-            take(spec, &values)?;
-            dipaco_ops::free_values(values);
             self.order.pop_front();
+            self.taken = 0;
         }
         Ok(())
     }

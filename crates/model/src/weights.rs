@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use safetensors::tensor::{Dtype, Metadata, SafeTensors, View};
+use bytes::Bytes;
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo};
 
 use crate::{ModelError, TensorSpec, parameters};
 
@@ -135,46 +136,98 @@ pub(crate) fn check_tensors(metadata: &Metadata, specs: &[TensorSpec]) -> Result
     Ok(order)
 }
 
-/// Writes a safetensors file of f32 tensors, which may lie anywhere, with this entry as its `__metadata__`: see
-/// [`ModuleWeights::to_safetensors`].
-///
-/// # Errors
-/// The number of values of a tensor does not fit its spec.
-pub fn safetensors_of<'a>(
+/// Writes a safetensors file of f32 tensors, which may lie anywhere: see [`ModuleWeights::to_safetensors`].
+fn safetensors_of<'a>(
     tensors: impl IntoIterator<Item = (&'a TensorSpec, &'a [f32])>,
     metadata: Option<(&str, &str)>,
 ) -> Result<Vec<u8>, ModelError> {
-    let views =
-        tensors.into_iter().map(|(spec, values)| (spec.name.as_str(), Floats { shape: &spec.shape, values }));
+    let tensors = tensors.into_iter().map(|(spec, values)| (spec, little_endian(values)));
+    Ok(safetensors_parts(tensors, metadata)?.concat())
+}
+
+/// The parts of a safetensors file of f32 tensors, in order: its header, with this entry as its `__metadata__`, and the bytes of
+/// each tensor. They are those of [`little_endian`] or parts of [`into_little_endian`], so a writer to a disk needs no copy of
+/// the values. The package `safetensors` writes to memory, or to a file with a name.
+///
+/// # Errors
+/// The number of values of a tensor does not fit its spec.
+pub fn safetensors_parts<'a, P: AsRef<[u8]> + From<Vec<u8>>>(
+    tensors: impl IntoIterator<Item = (&'a TensorSpec, P)>,
+    metadata: Option<(&str, &str)>,
+) -> Result<Vec<P>, ModelError> {
+    let mut tensors: Vec<_> = tensors.into_iter().collect();
+    tensors.sort_by(|(left, _), (right, _)| left.name.cmp(&right.name));
+    let (mut infos, mut parts, mut end) = (Vec::new(), Vec::new(), 0);
+    for (spec, bytes) in tensors {
+        let begin = end;
+        end += bytes.as_ref().len();
+        let info = TensorInfo { dtype: Dtype::F32, shape: spec.shape.clone(), data_offsets: (begin, end) };
+        infos.push((spec.name.clone(), info));
+        parts.push(bytes);
+    }
     let metadata = metadata.map(|(key, value)| HashMap::from([(key.to_owned(), value.to_owned())]));
-    Ok(safetensors::serialize(views, metadata)?)
+    let mut header = serde_json::to_vec(&Metadata::new(metadata, infos)?).map_err(SafeTensorError::from)?;
+    // The values begin at a multiple of 8 bytes.
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let length = (header.len() as u64).to_le_bytes();
+    let header = P::from([&length[..], &header].concat());
+    Ok(std::iter::once(header).chain(parts).collect())
 }
 
-/// A tensor for the safetensors writer.
-struct Floats<'a> {
-    shape: &'a [usize],
-    values: &'a [f32],
+/// The bytes of values in a file. Where numbers lie in memory as in the file, as on most processors, they are not copied.
+#[must_use]
+pub fn little_endian(values: &[f32]) -> Cow<'_, [u8]> {
+    if cfg!(target_endian = "little") {
+        Cow::Borrowed(bytemuck::cast_slice(values))
+    } else {
+        Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect())
+    }
 }
 
-impl View for Floats<'_> {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
-    }
-
-    fn shape(&self) -> &[usize] {
-        self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        // The format is little-endian. On such a processor the values in memory are the bytes of the file.
-        if cfg!(target_endian = "little") {
-            Cow::Borrowed(bytemuck::cast_slice(self.values))
-        } else {
-            Cow::Owned(self.values.iter().flat_map(|value| value.to_le_bytes()).collect())
+/// [`little_endian`] of values that the bytes own.
+#[must_use]
+pub fn into_little_endian(values: Vec<f32>) -> Bytes {
+    struct Floats(Vec<f32>);
+    impl AsRef<[u8]> for Floats {
+        fn as_ref(&self) -> &[u8] {
+            bytemuck::cast_slice(&self.0)
         }
     }
+    if cfg!(target_endian = "little") {
+        Bytes::from_owner(Floats(values))
+    } else {
+        little_endian(&values).into_owned().into()
+    }
+}
 
-    fn data_len(&self) -> usize {
-        self.values.len() * 4
+#[cfg(test)]
+mod tests {
+    use dipaco_topology::Part;
+    use safetensors::tensor::TensorView;
+
+    use super::*;
+
+    #[test]
+    fn a_file_has_the_bytes_of_the_library() {
+        let spec = |name: &str, shape: &[usize]| TensorSpec {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+            part: Part::Block(0),
+            decay: false,
+        };
+        let specs = [spec("w.10", &[2, 3]), spec("w.2", &[1]), spec("a", &[0, 4]), spec("w.1", &[5])];
+        let values: [&[f32]; 4] = [&[1.5, -2.0, 0.1, 3e9, f32::MIN, 7.0], &[0.25], &[], &[1.0; 5]];
+        let bytes = values.map(bytemuck::cast_slice::<f32, u8>);
+        for metadata in [None, Some(("key", "a \"value\""))] {
+            let ours = safetensors_of(specs.iter().zip(values), metadata).unwrap();
+            let views = specs.iter().zip(bytes).map(|(spec, bytes)| {
+                let view = TensorView::new(Dtype::F32, spec.shape.clone(), bytes).unwrap();
+                (spec.name.as_str(), view)
+            });
+            let metadata = metadata.map(|(key, value)| HashMap::from([(key.to_owned(), value.to_owned())]));
+            assert_eq!(ours, safetensors::serialize(views, metadata).unwrap());
+        }
+        let other = safetensors_of([(&specs[0], values[1])], None);
+        assert!(matches!(other, Err(ModelError::Safetensors(_))), "{other:?}");
     }
 }

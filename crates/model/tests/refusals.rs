@@ -92,7 +92,13 @@ fn streamed(bytes: &[u8], specs: &Arc<[TensorSpec]>) -> Result<Vec<f32>, ModelEr
         })?;
     }
     stream.finish()?;
-    Ok(specs.iter().filter_map(|spec| found.remove(&spec.name)).flatten().collect())
+    let values: Vec<f32> = specs.iter().filter_map(|spec| found.remove(&spec.name)).flatten().collect();
+    let mut reader = WeightReader::new(specs.clone(), bytes.len());
+    bytes.chunks(5).try_for_each(|piece| reader.read(piece))?;
+    let read = reader.finish()?.values;
+    assert!(read.iter().zip(&values).all(|(one, other)| one.to_bits() == other.to_bits()));
+    assert_eq!(read.len(), values.len());
+    Ok(values)
 }
 
 #[test]

@@ -1,10 +1,9 @@
-//! Bytes of modules and outer gradients: encoding and decoding.
+//! Bytes of modules: encoding and decoding.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dipaco_model::{ModuleWeights, TensorSpec, parameters};
-use dipaco_topology::{ModuleId, PathId};
+use dipaco_model::{ModuleWeights, TensorSpec, into_little_endian, safetensors_parts};
 
 use crate::PathError;
 
@@ -19,16 +18,16 @@ pub fn encode(module: &ModuleWeights) -> Result<Bytes, PathError> {
     Ok(module.to_safetensors(None)?.into())
 }
 
-/// Decodes a path's outer gradient of a module: one finite value per parameter.
-pub fn decode_gradient(
-    path: PathId,
-    module: ModuleId,
-    specs: &[TensorSpec],
-    bytes: &[u8],
-) -> Result<Vec<f32>, PathError> {
-    dipaco_codec::decode(bytes, parameters(specs)).map_err(|why| PathError::OuterGradient {
-        module,
-        path,
-        why,
+/// [`encode`] in parts that are the memory of the values.
+pub fn encode_parts(module: ModuleWeights) -> Result<Vec<Bytes>, PathError> {
+    Ok(safetensors_parts(tensors(&module.specs, module.values), None)?)
+}
+
+/// The bytes of each tensor, which share the memory of the values.
+pub(crate) fn tensors(specs: &[TensorSpec], values: Vec<f32>) -> impl Iterator<Item = (&TensorSpec, Bytes)> {
+    let mut rest = into_little_endian(values);
+    specs.iter().map(move |spec| {
+        let length = spec.parameters().saturating_mul(size_of::<f32>());
+        (spec, rest.split_to(length.min(rest.len())))
     })
 }

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use dipaco_codec::Compression;
 use dipaco_config::OuterConfig;
-use dipaco_model::{ModuleWeights, TensorSpec, parameters, safetensors_of};
+use dipaco_model::{TensorSpec, parameters, safetensors_parts};
 use dipaco_optim::{
     AdamWConfig, AdamWMoments, AdamWStep, DelayedNesterov, ScheduleConfig, adamw_step, delayed_nesterov_step,
     learning_rate, nesterov_step,
 };
 use dipaco_protocol::WorkerPlan;
 
-use crate::PathError;
+use crate::{PathError, module_files};
 
 /// State of the outer optimizer for a fragment: the momentum, or AdamW's first moment; with delayed momentum also the sum of
 /// contributions since its last change; with a rounded broadcast also the rounding error; with AdamW its second moment.
@@ -56,18 +57,6 @@ pub enum Merged {
     Each(Vec<Vec<f32>>, u64),
 }
 
-/// Tensors of the state's file: the fragment's names for the momentum, and the same names with a prefix for the other
-/// parts.
-fn specs(outer: &OuterConfig, fragment: &[TensorSpec]) -> Arc<[TensorSpec]> {
-    let named = |prefix: &'static str| {
-        fragment.iter().map(move |spec| TensorSpec { name: format!("{prefix}{}", spec.name), ..spec.clone() })
-    };
-    let buffer = outer.delayed().is_some().then(|| named("buffer/")).into_iter().flatten();
-    let residual = (outer.broadcast != Compression::F32).then(|| named("residual/")).into_iter().flatten();
-    let second = (!outer.optimizer.is_nesterov()).then(|| named("second/")).into_iter().flatten();
-    named("").chain(buffer).chain(residual).chain(second).collect()
-}
-
 impl OuterState {
     /// The state before the first outer step of a fragment of `values` parameters.
     pub fn start(outer: &OuterConfig, values: usize) -> Self {
@@ -85,41 +74,54 @@ impl OuterState {
         std::iter::once(&self.momentum).chain(others.into_iter().flatten())
     }
 
-    /// Encodes the state as safetensors.
-    pub fn encode(&self, outer: &OuterConfig, fragment: &[TensorSpec]) -> Result<bytes::Bytes, PathError> {
-        let specs = specs(outer, fragment);
-        let length = parameters(fragment);
-        let mut tensors = Vec::with_capacity(specs.len());
-        // Written from where the parts lie: a fragment may have gigabytes.
-        for (specs, mut rest) in specs.chunks(fragment.len().max(1)).zip(self.parts().map(Vec::as_slice)) {
-            if rest.len() != length {
-                let what =
-                    format!("a part of an outer state has {} values, its fragment {length}", rest.len());
-                return Err(PathError::Internal { what });
-            }
-            for spec in specs {
-                let (tensor, after) = rest.split_at(spec.parameters());
-                tensors.push((spec, tensor));
-                rest = after;
-            }
-        }
-        Ok(safetensors_of(tensors, None)?.into())
+    /// Tensors of the file of a fragment's state: the fragment's names for the momentum, and the same names with a prefix for the
+    /// other parts.
+    #[must_use]
+    pub fn specs(outer: &OuterConfig, fragment: &[TensorSpec]) -> Arc<[TensorSpec]> {
+        let named = |prefix: &'static str| {
+            fragment
+                .iter()
+                .map(move |spec| TensorSpec { name: format!("{prefix}{}", spec.name), ..spec.clone() })
+        };
+        let buffer = outer.delayed().is_some().then(|| named("buffer/")).into_iter().flatten();
+        let residual =
+            (outer.broadcast != Compression::F32).then(|| named("residual/")).into_iter().flatten();
+        let second = (!outer.optimizer.is_nesterov()).then(|| named("second/")).into_iter().flatten();
+        named("").chain(buffer).chain(residual).chain(second).collect()
     }
 
-    /// Decodes the bytes of [`encode`](Self::encode).
-    pub fn decode(outer: &OuterConfig, fragment: &[TensorSpec], bytes: &[u8]) -> Result<Self, PathError> {
-        let mut momentum = ModuleWeights::from_safetensors(bytes, specs(outer, fragment))?.values;
+    /// Encodes the state as safetensors, in parts that are the memory of the values: a fragment may have gigabytes.
+    pub fn encode(self, outer: &OuterConfig, fragment: &[TensorSpec]) -> Result<Vec<Bytes>, PathError> {
+        let specs = Self::specs(outer, fragment);
+        let length = parameters(fragment);
+        let others = [self.buffer, self.residual, self.second];
+        let parts = std::iter::once(self.momentum).chain(others.into_iter().flatten());
+        let mut tensors = Vec::with_capacity(specs.len());
+        for (specs, values) in specs.chunks(fragment.len().max(1)).zip(parts) {
+            if values.len() != length {
+                let what =
+                    format!("a part of an outer state has {} values, its fragment {length}", values.len());
+                return Err(PathError::Internal { what });
+            }
+            tensors.extend(module_files::tensors(specs, values));
+        }
+        Ok(safetensors_parts(tensors, None)?)
+    }
+
+    /// The state of the values in the file of [`encode`](Self::encode), which has the tensors [`specs`](Self::specs).
+    #[must_use]
+    pub fn decode(outer: &OuterConfig, fragment: &[TensorSpec], mut values: Vec<f32>) -> Self {
         // The momentum keeps its memory. It has as many tensors as each other part, so there is no part without it.
-        let length = parameters(fragment).min(momentum.len());
-        let others = momentum.split_off(length);
+        let length = parameters(fragment).min(values.len());
+        let others = values.split_off(length);
         let mut others = others.chunks(length.max(1)).map(<[f32]>::to_vec);
         let mut part = |there: bool| if there { others.next() } else { None };
-        Ok(Self {
-            momentum,
+        Self {
+            momentum: values,
             buffer: part(outer.delayed().is_some()),
             residual: part(outer.broadcast != Compression::F32),
             second: part(!outer.optimizer.is_nesterov()),
-        })
+        }
     }
 
     /// True if every value is finite.
@@ -205,6 +207,7 @@ impl OuterState {
 
 #[cfg(test)]
 mod tests {
+    use dipaco_model::ModuleWeights;
     use dipaco_optim::{NesterovConfig, OuterOptimizer};
     use dipaco_topology::Part;
 
@@ -213,6 +216,12 @@ mod tests {
     fn outer(broadcast: Compression, delay: u32) -> OuterConfig {
         let nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.0 };
         OuterConfig { broadcast, delay, nesterov, ..OuterConfig::default() }
+    }
+
+    fn through_its_file(outer: &OuterConfig, fragment: &[TensorSpec], state: &OuterState) -> OuterState {
+        let file = state.clone().encode(outer, fragment).unwrap().concat();
+        let read = ModuleWeights::from_safetensors(&file, OuterState::specs(outer, fragment)).unwrap();
+        OuterState::decode(outer, fragment, read.values)
     }
 
     #[test]
@@ -270,8 +279,7 @@ mod tests {
         let decayed = moved * (1.0 + config.train.adamw.weight_decay);
         assert!((f64::from(weights[0]) - (1.0 - decayed)).abs() < 1e-6, "{weights:?}");
         assert!(state.is_finite());
-        let file = state.encode(&config.outer, &fragment).unwrap();
-        assert_eq!(OuterState::decode(&config.outer, &fragment, &file).unwrap(), state);
+        assert_eq!(through_its_file(&config.outer, &fragment, &state), state);
     }
 
     #[test]
@@ -284,8 +292,7 @@ mod tests {
             let mut state = OuterState::start(&outer, 2);
             state.momentum[1] = 0.5;
             state.residual.iter_mut().for_each(|residual| residual[0] = 0.25);
-            let file = state.encode(&outer, &fragment).unwrap();
-            assert_eq!(OuterState::decode(&outer, &fragment, &file).unwrap(), state);
+            assert_eq!(through_its_file(&outer, &fragment, &state), state);
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The state that a path carries from lease to lease besides the global weights of its modules.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use dipaco_model::{ModuleWeights, TensorSpec, parameters, safetensors_of};
+use dipaco_model::{ModuleWeights, TensorSpec, little_endian, parameters, safetensors_parts};
 use dipaco_sync::{Ahead, Schedule};
 use dipaco_topology::PathId;
 
@@ -106,14 +107,6 @@ impl PathState {
         }
     }
 
-    /// Bytes of its values in memory.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        let kept = self.kept.values().flat_map(FragmentState::parts).map(|(_, part)| part.len());
-        let values = self.first.len() + self.second.len() + kept.sum::<usize>();
-        values as u64 * size_of::<f32>() as u64
-    }
-
     /// Moves the path on to inner step `to` over rounds in which it rested. The phase of routing of `to` begins after
     /// `phase_step` inner steps. A state from which the path has to train first stays as it is.
     pub fn rest(&mut self, schedule: &Schedule, path: PathId, to: u64, phase_step: u64) {
@@ -133,6 +126,14 @@ impl PathState {
     /// # Errors
     /// When the number of moments is another.
     pub fn encode(&self, moments: &MomentSpecs) -> Result<Vec<u8>, PathError> {
+        Ok(self.encoded_parts(moments)?.concat())
+    }
+
+    /// The parts of [`encode`](Self::encode) in order, where they lie: a state is twice as large as the weights.
+    ///
+    /// # Errors
+    /// When the number of moments is another.
+    pub fn encoded_parts(&self, moments: &MomentSpecs) -> Result<Vec<Cow<'_, [u8]>>, PathError> {
         let found = self.first.len() + self.second.len();
         if [self.first.len(), self.second.len()] != [moments.first(), moments.second()].map(parameters) {
             return Err(PathError::StateLength { expected: moments.values(), found });
@@ -147,11 +148,11 @@ impl PathState {
                 parts.map(move |(name, part)| (kept_spec(name, level, fragment, part.len()), part.as_slice()))
             })
             .collect();
-        // The writer reads the moments where they lie: a state is twice as large as the weights.
         let tensors = tensors(first, &self.first).chain(tensors(second, &self.second));
         let tensors = tensors.chain(kept.iter().map(|(spec, values)| (spec, *values)));
         let place = state_header::place(self.step, self.position)?;
-        Ok(safetensors_of(tensors, Some((state_header::PLACE, &place)))?)
+        let tensors = tensors.map(|(spec, values)| (spec, little_endian(values)));
+        Ok(safetensors_parts(tensors, Some((state_header::PLACE, &place)))?)
     }
 
     /// Decodes the bytes of [`encode`](Self::encode).
@@ -179,10 +180,10 @@ impl PathState {
 }
 
 /// Each tensor with its values, which lie one after the other.
-fn tensors<'a>(
+fn tensors<'a, 'v>(
     specs: &'a [TensorSpec],
-    mut values: &'a [f32],
-) -> impl Iterator<Item = (&'a TensorSpec, &'a [f32])> {
+    mut values: &'v [f32],
+) -> impl Iterator<Item = (&'a TensorSpec, &'v [f32])> {
     specs.iter().map(move |spec| {
         let (tensor, rest) = values.split_at(spec.parameters().min(values.len()));
         values = rest;

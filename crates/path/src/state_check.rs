@@ -115,9 +115,9 @@ fn check_values<'a>(
     let mut stream = WeightStream::new(specs.into(), pieces.clone().map(<[u8]>::len).sum());
     let (mut before, mut wrong) = (0, None);
     for piece in pieces {
-        stream.read(piece, |spec, values| {
+        stream.read_values(piece, |spec, first, values| {
             if wrong.is_none() {
-                wrong = wrong_value(spec, values, before);
+                wrong = wrong_value(spec, first, values, before);
             }
             before += values.len();
             Ok(())
@@ -129,13 +129,13 @@ fn check_values<'a>(
     Ok(stream.finish()?)
 }
 
-/// The error of the first wrong value of a tensor, before which a file has `before` values.
-fn wrong_value(spec: &TensorSpec, values: &[f32], before: usize) -> Option<PathError> {
+/// The error of the first wrong value among those of a tensor from its value `first` on. The file has `before` values before them.
+fn wrong_value(spec: &TensorSpec, first: usize, values: &[f32], before: usize) -> Option<PathError> {
     if let Some(at) = values.iter().position(|value| !value.is_finite()) {
         return Some(PathError::MomentNotFinite { position: before + at });
     }
     let tensor = spec.name.strip_prefix(SECOND)?;
-    let at = values.iter().position(|moment| *moment < 0.0)?;
+    let at = first + values.iter().position(|moment| *moment < 0.0)?;
     Some(other(format!("second moment {at} of {tensor} is negative")))
 }
 

@@ -109,8 +109,7 @@ pub struct DryRun {
     pub paths_per_worker: u64,
     /// Memory of the workers.
     pub memory: Memory,
-    /// Bytes of the path states that the busiest worker keeps besides that of its current path: 256 MiB in memory, the others
-    /// on its disk.
+    /// Bytes of the path states that the busiest worker keeps on its disk: all but that of its current path.
     pub kept_states: u64,
     /// Traffic of a worker.
     pub wire: Wire,

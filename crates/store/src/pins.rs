@@ -39,7 +39,7 @@ impl RunStore {
         let content = content.map_err(|error| {
             self.failed("write", &name, object_store::Error::Generic { store: "pins", source: error.into() })
         })?;
-        self.put_replacing(&name, content.into()).await.map(|_| ())
+        self.put_replacing(&name, [content.into()]).await.map(|_| ())
     }
 
     /// Ends the pin of a reader.

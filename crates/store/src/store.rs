@@ -133,7 +133,7 @@ impl RunStore {
     /// [`StoreError::Exists`] if the name has different content, [`StoreError::Full`] if the disk is full, and
     /// [`StoreError::Name`] for an invalid name.
     pub async fn put(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
-        let reference = reference(name, &content).await;
+        let reference = reference(name, &content.clone().into()).await;
         self.put_referenced(&reference, [content]).await?;
         Ok(reference)
     }
@@ -171,17 +171,22 @@ impl RunStore {
         }
     }
 
-    /// Publishes `content` under `name` atomically, in place of any old content.
+    /// Publishes `content`, which may lie in several parts of memory, under `name` atomically, in place of any old content.
     ///
     /// Use it only for names without references, such as leftovers of a dead writer: a reference to the old content
     /// becomes invalid.
     ///
     /// # Errors
     /// [`StoreError::Full`] if the disk is full, and [`StoreError::Name`] for an invalid name.
-    pub async fn put_replacing(&self, name: &str, content: Bytes) -> Result<ObjectRef, StoreError> {
+    pub async fn put_replacing(
+        &self,
+        name: &str,
+        content: impl IntoIterator<Item = Bytes>,
+    ) -> Result<ObjectRef, StoreError> {
         let path = object_path(name)?;
+        let content: PutPayload = content.into_iter().collect();
         let reference = reference(name, &content).await;
-        let written = self.overwrite(&path, content.into()).await;
+        let written = self.overwrite(&path, content).await;
         written.map_err(|source| self.failed("write", name, source))?;
         Ok(reference)
     }
@@ -196,7 +201,7 @@ impl RunStore {
         names: impl IntoIterator<Item = String>,
         content: &Bytes,
     ) -> Result<Vec<ObjectRef>, StoreError> {
-        let put = |name: String| async move { self.put_replacing(&name, content.clone()).await };
+        let put = |name: String| async move { self.put_replacing(&name, [content.clone()]).await };
         stream::iter(names).map(put).buffered(SLOTS).try_collect().await
     }
 
@@ -206,7 +211,7 @@ impl RunStore {
     /// [`StoreError::Missing`], [`StoreError::Cut`] and [`StoreError::Damaged`].
     pub async fn get(&self, reference: &ObjectRef) -> Result<Bytes, StoreError> {
         let content = self.read_object(reference, 0..reference.bytes).await?;
-        let hash = hash(&content).await;
+        let hash = hash(&content.clone().into()).await;
         if hash != reference.hash || content.len() as u64 != reference.bytes {
             return Err(self.damaged(reference, hash, content.len() as u64));
         }
@@ -349,8 +354,8 @@ impl RunStore {
     }
 }
 
-async fn reference(name: &str, content: &Bytes) -> ObjectRef {
-    ObjectRef { name: name.to_owned(), hash: hash(content).await, bytes: content.len() as u64 }
+async fn reference(name: &str, content: &PutPayload) -> ObjectRef {
+    ObjectRef { name: name.to_owned(), hash: hash(content).await, bytes: content.content_length() as u64 }
 }
 
 pub(crate) fn object_path(name: &str) -> Result<Path, StoreError> {

@@ -46,7 +46,7 @@ async fn the_same_content_may_be_put_again_different_content_may_not() {
         assert!(matches!(error, StoreError::Exists { .. }), "{error}");
         assert_eq!(store.get(&first).await.unwrap(), "weights");
 
-        let second = store.put_replacing(&name, "weightz".into()).await.unwrap();
+        let second = store.put_replacing(&name, ["weightz".into()]).await.unwrap();
         assert_eq!(store.get(&second).await.unwrap(), "weightz");
         assert!(matches!(store.get(&first).await, Err(StoreError::Damaged { .. })));
     }

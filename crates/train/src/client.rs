@@ -1,6 +1,7 @@
 //! The client side of a connection: a worker's or synchronizer's session with the coordinator, and a worker's transfers.
 
 mod backoff;
+mod content;
 mod error;
 mod links;
 mod pace;
@@ -9,7 +10,10 @@ mod session;
 mod token_source;
 mod token_url;
 pub(crate) mod transfer;
+mod upload;
 
+pub(crate) use content::ContentFile;
+pub use content::UploadContent;
 pub use dipaco_sync::LeaseKey;
 pub use error::ClientError;
 pub(crate) use session::{GOODBYE_TIMEOUT, instance};

@@ -177,7 +177,7 @@ async fn copy(
     name: &str,
 ) -> Result<ObjectRef, ExtensionError> {
     let bytes = options.source.get(object).await?;
-    Ok(options.store.put_replacing(name, bytes).await?)
+    Ok(options.store.put_replacing(name, [bytes]).await?)
 }
 
 /// Completes the training of a run in which no path trains.

@@ -195,7 +195,7 @@ async fn publish(
         (content, digest)
     });
     let (content, digest) = hashing.await?;
-    Ok(store.put_replacing(&name(&digest.hash), content).await?)
+    Ok(store.put_replacing(&name(&digest.hash), [content]).await?)
 }
 
 /// Copies the finished seed of another run's store.

@@ -2,18 +2,27 @@
 
 use std::sync::Arc;
 
-use dipaco_model::{ModuleWeights, TensorSpec};
-use dipaco_path::module_files;
+use dipaco_model::{ModuleWeights, TensorSpec, WeightReader};
+use dipaco_path::PathError;
 use dipaco_store::{ObjectRef, RunStore};
 
 use crate::TrainError;
 
-/// Reads a module file from the store.
+/// Reads a module file from the store, piece by piece: the file is not in memory beside its values.
 pub(crate) async fn read_module(
     store: &RunStore,
     object: &ObjectRef,
     specs: Arc<[TensorSpec]>,
 ) -> Result<ModuleWeights, TrainError> {
-    let bytes = store.get(object).await?;
-    Ok(module_files::decode(&object.name, &bytes, specs)?)
+    let length = usize::try_from(object.bytes).unwrap_or(usize::MAX);
+    let (mut reader, mut read) = (WeightReader::new(specs, length), Ok(()));
+    let mut parts = store.parts(object);
+    while let Some(part) = parts.next().await? {
+        // The rest is read for its hash: damage to the object explains the error best.
+        if read.is_ok() {
+            read = reader.read(&part);
+        }
+    }
+    let module = read.and_then(|()| reader.finish());
+    Ok(module.map_err(|source| PathError::ModuleFile { name: object.name.clone(), source })?)
 }

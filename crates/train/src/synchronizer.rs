@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use dipaco_codec::Decoder;
 use dipaco_config::OuterConfig;
 use dipaco_model::{ModuleWeights, TensorSpec};
 use dipaco_optim::squared_norm;
@@ -20,7 +21,7 @@ use dipaco_topology::PathId;
 use tokio::time::Instant;
 
 use crate::TrainError;
-use crate::blocking::blocking;
+use crate::blocking::{blocking, joined};
 use crate::host::VerifiedGradients;
 use crate::stored_modules::read_module;
 use dipaco_path::Layout;
@@ -209,9 +210,20 @@ impl Synchronizer {
         if let Some(values) = self.gradients.remove(object) {
             return Ok(values);
         }
-        let bytes = self.store.get(object).await?;
-        let specs = self.layout.fragment(fragment.module.level, fragment.index)?.specs.clone();
-        Ok(blocking(move || module_files::decode_gradient(path, fragment.module, &specs, &bytes)).await??)
+        let length = self.layout.fragment(fragment.module.level, fragment.index)?.values();
+        let mut decoder = Decoder::new(object.bytes, length);
+        let (mut values, mut read) = (Vec::with_capacity(length), Ok(()));
+        let mut parts = self.store.parts(object);
+        while let Some(part) = parts.next().await? {
+            // The rest is read for its hash: damage to the object explains the error best.
+            if read.is_ok() {
+                read = decoder.read(&part, |group| values.extend_from_slice(group));
+            }
+        }
+        let module = fragment.module;
+        let decoded = read.and_then(|()| decoder.finish());
+        decoded.map_err(|why| PathError::OuterGradient { module, path, why })?;
+        Ok(values)
     }
 
     /// The weighted contributions of a step, for a momentum that takes them one by one.
@@ -233,14 +245,16 @@ impl Synchronizer {
         let FragmentId { module, index } = order.fragment;
         let specs = self.layout.fragment(module.level, index)?.specs.clone();
         let outer = self.outer.of_level(module.level);
-        let momentum = async {
-            let Some(object) = &order.momentum else { return Ok(None) };
-            Ok::<_, TrainError>(Some(self.store.get(object).await?))
+        let read = |object: &ObjectRef, specs| {
+            let (store, object) = (self.store.clone(), object.clone());
+            // Tasks of their own: reading one does not wait for the other's decoding.
+            tokio::spawn(async move { read_module(&store, &object, specs).await })
         };
-        let weights = read_module(&self.store, &order.weights, specs.clone());
-        let (weights, momentum) = tokio::try_join!(weights, momentum)?;
+        let weights = read(&order.weights, specs.clone());
+        let momentum = order.momentum.as_ref().map(|object| read(object, OuterState::specs(&outer, &specs)));
+        let weights = joined(weights.await)??;
         let state = match momentum {
-            Some(bytes) => OuterState::decode(&outer, &specs, &bytes)?,
+            Some(momentum) => OuterState::decode(&outer, &specs, joined(momentum.await)??.values),
             None => OuterState::start(&outer, weights.values.len()),
         };
         Ok(StepInputs { specs, outer, weights, state })
@@ -300,18 +314,12 @@ impl Synchronizer {
             }
         };
         let SteppedFragment { weights, state, change, norm } = stepped;
-        // The values are freed before their files are stored, which takes longer than all else.
-        let encoded = blocking(move || {
-            let file = module_files::encode(&weights)?;
-            drop(weights);
-            Ok::<_, PathError>((file, state.encode(&outer, &specs)?))
-        });
-        let (weights, state) = encoded.await??;
+        let (weights, state) = (module_files::encode_parts(weights)?, state.encode(&outer, &specs)?);
         let [of_weights, of_momentum, of_change] =
             [names::weights, names::momentum, names::change].map(|name| name(module, index, version, fence));
         let change = async {
             let Some(bytes) = change else { return Ok(None) };
-            store.put_replacing(&of_change, bytes.into()).await.map(Some)
+            store.put_replacing(&of_change, [bytes.into()]).await.map(Some)
         };
         let (weights, momentum, change) = tokio::try_join!(
             store.put_replacing(&of_weights, weights),

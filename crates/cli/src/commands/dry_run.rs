@@ -65,8 +65,7 @@ fn describe(plan: &DryRun) -> String {
     );
     if plan.kept_states > 0 {
         let kept = human::bytes(plan.kept_states);
-        let _ =
-            writeln!(text, "a worker keeps {kept} of states of its other paths, beyond 256 MiB on its disk");
+        let _ = writeln!(text, "a worker keeps {kept} of states of its other paths on its disk");
     }
     let _ = writeln!(
         text,

@@ -114,8 +114,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "train.held_paths",
         "paths",
-        "Paths whose states a worker keeps, 8 bytes per parameter each: up to 256 MiB of them in memory besides that of its last \
-         lease, the others in unnamed files on the disk of its cache. Of paths with equal progress a worker receives those that \
+        "Paths whose states a worker keeps, 8 bytes per parameter each: that of its current path in memory, the others in unnamed \
+         files on the disk of its cache. Of paths with equal progress a worker receives those that \
          it holds first. With at least the number of paths divided by the number of workers, states travel only with each \
          `train.state_every`th lease.",
     ),

@@ -3,6 +3,7 @@
 //! Each piece is a request of its own. A broken connection costs only the pieces that were not acknowledged, and the
 //! session repeats these. The pieces of an object arrive in one allocation, each at its place, and the hash of the whole
 //! object is verified. The pieces of an object come from the run's store where a link leads there.
+//! `upload.rs` uploads results.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,21 +11,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use dipaco_store::ObjectRef;
-use dipaco_sync::{FragmentId, LeaseKey};
+use dipaco_sync::FragmentId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::blocking::blocking;
 use crate::client::ClientError;
-use crate::client::backoff::Backoff;
 use crate::client::links::{LinkedObject, Links};
 use crate::client::pace::Pace;
 use crate::client::routes::{Routes, needs_the_coordinator};
 use crate::client::session::{LONG_CALL_TIMEOUT, Session};
-use dipaco_protocol::{
-    ContentDigest, FetchSource, LeaseResult, PIECE_BYTES, PIECES_AT_ONCE, Request, Response,
-};
+use dipaco_protocol::{ContentDigest, FetchSource, PIECE_BYTES, PIECES_AT_ONCE, Request, Response};
 
 /// Downloads a worker's inputs and uploads its results, below a bandwidth.
 pub struct Transfer {
@@ -33,11 +31,11 @@ pub struct Transfer {
     /// One permit for each piece that may be in flight, in both directions together.
     slots: Arc<Semaphore>,
     /// Held while the pieces of one outer gradient are sent off, so that the gradients go one after the other.
-    turn: tokio::sync::Mutex<()>,
+    pub(super) turn: tokio::sync::Mutex<()>,
     incoming: Mutex<Pace>,
-    outgoing: Mutex<Pace>,
+    pub(super) outgoing: Mutex<Pace>,
     downloaded: AtomicU64,
-    uploaded: AtomicU64,
+    pub(super) uploaded: AtomicU64,
     /// Origin of the paces' time.
     started: Instant,
 }
@@ -76,15 +74,6 @@ impl Origin {
     pub(crate) fn peer(session: &Arc<Session>, source: FetchSource) -> Self {
         Self { session: session.clone(), source, link: None }
     }
-}
-
-/// A result on its way to one peer.
-#[derive(Clone)]
-struct UploadTarget {
-    session: Arc<Session>,
-    lease: LeaseKey,
-    item: LeaseResult,
-    digest: ContentDigest,
 }
 
 impl Transfer {
@@ -281,104 +270,12 @@ impl Transfer {
         }
     }
 
-    /// Uploads a result of a lease. Returns when the receiver has all of it: the fragment's synchronizer for an outer
-    /// gradient, the synchronizer of one of the path's fragments for a state. While the receiver has no room, the result is
-    /// sent again after a pause.
-    ///
-    /// # Errors
-    /// When the lease is lost, the result is refused, or the coordinator can't be reached.
-    pub async fn upload(
-        self: &Arc<Self>,
-        lease: LeaseKey,
-        item: LeaseResult,
-        content: Bytes,
-    ) -> Result<(), ClientError> {
-        let (content, digest) = blocking(move || {
-            let digest = ContentDigest::of(&content);
-            (content, digest)
-        })
-        .await?;
-        let coordinator = self.routes.coordinator().clone();
-        let to_coordinator = UploadTarget { session: coordinator, lease, item, digest };
-        let mut backoff = Backoff::default();
-        loop {
-            let reason = match self.upload_once(&to_coordinator, &content).await {
-                Err(ClientError::NoRoom { reason }) => reason,
-                uploaded => return uploaded,
-            };
-            tracing::warn!(path = %lease.path, item = item.name(), reason, "a result is sent again");
-            backoff.pause(self.routes.coordinator().cancelled()).await?;
-        }
-    }
-
-    /// Uploads a result to its synchronizer, or to the coordinator.
-    async fn upload_once(
-        self: &Arc<Self>,
-        to_coordinator: &UploadTarget,
-        content: &Bytes,
-    ) -> Result<(), ClientError> {
-        let UploadTarget { lease, item, .. } = *to_coordinator;
-        if let Some(fragment) = self.routes.fragment_of(lease.path, item)
-            && let Some(session) = self.routes.synchronizer(fragment).await?
-        {
-            let to_synchronizer = UploadTarget { session, ..to_coordinator.clone() };
-            match self.upload_to(to_synchronizer, content).await {
-                Err(error) if needs_the_coordinator(&error) => self.routes.avoid(fragment, &error).await,
-                uploaded => return uploaded,
-            }
-        }
-        self.upload_to(to_coordinator.clone(), content).await
-    }
-
-    async fn upload_to(self: &Arc<Self>, upload: UploadTarget, content: &Bytes) -> Result<(), ClientError> {
-        let mut next = 0;
-        let mut done = false;
-        let mut in_flight = JoinSet::new();
-        // The pieces of one outer gradient go before the pieces of the next: the outer step can take the first gradient
-        // early, and few gradients are incomplete at a time. No outer step waits for a state, and a state is large, so
-        // its pieces go in parallel with those of the gradients.
-        let mut turn = match upload.item {
-            LeaseResult::OuterGradient { .. } => Some(self.turn.lock().await),
-            LeaseResult::State => None,
-        };
-        loop {
-            while in_flight.len() < PIECES_AT_ONCE
-                && let Some(length) = upload.digest.piece(next)
-            {
-                let (transfer, upload, offset) = (self.clone(), upload.clone(), next);
-                // Offsets within a slice fit its index type.
-                let begin = usize::try_from(offset).unwrap_or(usize::MAX);
-                let piece = content.slice(begin..begin + usize::try_from(length).unwrap_or(usize::MAX));
-                in_flight.spawn(async move { transfer.submit(upload, offset, piece).await });
-                next += PIECE_BYTES;
-            }
-            // The last piece is on its way: the next gradient may use the slots that become free.
-            if upload.digest.piece(next).is_none() {
-                drop(turn.take());
-            }
-            let Some(stored) = in_flight.join_next().await else { break };
-            done |= stored??;
-        }
-        if done { Ok(()) } else { Err(ClientError::UnexpectedAnswer { request: "submit" }) }
-    }
-
-    /// Uploads a piece; returns whether the result is complete with it.
-    async fn submit(&self, upload: UploadTarget, offset: u64, piece: Bytes) -> Result<bool, ClientError> {
-        let UploadTarget { session, lease, item, digest } = upload;
-        let length = piece.len() as u64;
-        let _slot = self.begin(&self.outgoing, length).await?;
-        let request = Request::Submit { lease, item, digest, offset };
-        let complete = match session.call(&request, Some(piece), LONG_CALL_TIMEOUT).await? {
-            Response::PieceStored => false,
-            Response::Wait { reason } => return Err(ClientError::NoRoom { reason }),
-            answer => expect_done(answer, "submit").map(|()| true)?,
-        };
-        self.uploaded.fetch_add(length, Ordering::Relaxed);
-        Ok(complete)
-    }
-
     /// Waits for a slot, and until the line is free for so many bytes.
-    async fn begin(&self, pace: &Mutex<Pace>, bytes: u64) -> Result<OwnedSemaphorePermit, ClientError> {
+    pub(super) async fn begin(
+        &self,
+        pace: &Mutex<Pace>,
+        bytes: u64,
+    ) -> Result<OwnedSemaphorePermit, ClientError> {
         // The slot comes first: a reserved time on the line must not pass while the piece waits for a slot.
         let slot = self.slots.clone().acquire_owned().await.map_err(|_| ClientError::cancelled())?;
         let wait = pace.lock().unwrap_or_else(PoisonError::into_inner).wait(self.started.elapsed(), bytes);

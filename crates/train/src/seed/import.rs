@@ -34,7 +34,7 @@ pub async fn import_seed(
             return Err(SeedError::OtherSeed);
         }
     }
-    let weights = store.put_replacing(&names::imported_weights(&hash), bytes).await?;
+    let weights = store.put_replacing(&names::imported_weights(&hash), [bytes]).await?;
     let record = SeedRecord {
         origin: hash,
         step: 0,

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use dipaco_path::{OuterGradient, PathState, PathWeights, TrainedLease};
 use dipaco_sync::fragment_ids_of;
+use dipaco_topology::PathId;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -54,7 +55,8 @@ impl Worker {
             return Err(reason
                 .map_or_else(WorkerError::training_cancelled, |reason| WorkerError::LeaseLost { reason }));
         };
-        let Completion { state, uploading } = self.complete(&active, trained, gradients, heartbeat).await?;
+        let Completion { state, file, uploading } =
+            self.complete(&active, trained, gradients, heartbeat).await?;
         let mut uploading = Some(uploading);
         let next = loop {
             tokio::select! {
@@ -67,7 +69,10 @@ impl Worker {
                 }
             }
         };
-        self.keep(&active, state, next.as_ref()).await;
+        if active.lease.trains() {
+            self.states.insert(active.key(), state, file);
+        }
+        self.settle(active.lease.path, next.as_ref()).await;
         let uploading = self.tolerate_loss(&active, uploading.unwrap_or_else(nothing), next.as_ref());
         Ok(CarriedOut { next, uploading })
     }
@@ -158,19 +163,16 @@ impl Worker {
         })
     }
 
-    /// Keeps the state that a lease leaves, and the global weights that the next leases need.
-    async fn keep(&mut self, active: &ActiveLease, state: PathState, next: Option<&PrefetchedLease>) {
-        let path = active.lease.path;
-        if active.lease.trains() {
-            self.states.insert(active.key(), state);
-        }
+    /// Keeps the states and the global weights that the next leases need, after a lease of `path`.
+    async fn settle(&mut self, path: PathId, next: Option<&PrefetchedLease>) {
         let next = next.map(|next| next.active.lease.path);
         self.states.settle(next).await;
         let fragments = self.prefetch.session.plan().sync.fragments;
-        // A path whose state is on the disk comes back later than the others.
-        let used = self.states.paths_in_memory().chain([path]).chain(next);
-        let used = used.flat_map(|path| fragment_ids_of(&self.topology, fragments, path)).collect();
-        self.prefetch.weights.keep(&used).await;
+        let of_path = |path| fragment_ids_of(&self.topology, fragments, path);
+        let needed = of_path(next.unwrap_or(path)).into_iter().collect();
+        // The paths of the newest states come back first.
+        let others = self.states.leases().into_iter().rev().flat_map(|lease| of_path(lease.path));
+        self.prefetch.weights.keep(needed, others).await;
     }
 
     /// Lets the worker go on with leases of other paths when this lease is lost during its upload.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dipaco_path::{MomentSpecs, OuterGradient, PathState, TrainedLease};
+use dipaco_path::{OuterGradient, PathState, TrainedLease};
 use dipaco_protocol::{LeaseReport, LeaseResult, Request};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -12,9 +12,9 @@ use super::background::Background;
 use super::heartbeat::Heartbeat;
 use super::observer::LeaseStage;
 use super::prefetch::{ActiveLease, Prefetch};
+use super::state_file::StateFile;
 use super::{Counts, Worker, WorkerError};
-use crate::blocking::blocking;
-use crate::client::{LONG_CALL_TIMEOUT, LeaseKey, expect_done};
+use crate::client::{LONG_CALL_TIMEOUT, LeaseKey, UploadContent, expect_done};
 
 /// The upload of a lease's outer gradients.
 pub(super) struct GradientUpload {
@@ -28,7 +28,9 @@ pub(super) struct GradientUpload {
 /// A trained lease whose results are on their way.
 pub(super) struct Completion {
     /// The path's state at the end of the lease.
-    pub(super) state: PathState,
+    pub(super) state: Arc<PathState>,
+    /// The state in a file, if it is uploaded from there.
+    pub(super) file: Option<StateFile>,
     /// Ends when the coordinator has recorded the lease as complete.
     pub(super) uploading: Background<()>,
 }
@@ -51,7 +53,16 @@ impl Worker {
         // The upload of the gradients ends when the closed queue is empty.
         drop(queue);
         let uploads_state = active.lease.trains() && active.lease.uploads_state;
-        let (state, encoded) = if uploads_state { self.encode(state).await? } else { (state, None) };
+        let state = Arc::new(state);
+        // Before the next lease changes it. A file takes no memory while the state is on its way.
+        let (file, content) = if uploads_state {
+            match self.state_folder.write(&state).await {
+                Some(file) => (Some(file.clone()), Some(file.into())),
+                None => (None, Some(self.state_folder.encode(&state).await?.into())),
+            }
+        } else {
+            (None, None)
+        };
         self.prefetch.reached(active.key(), LeaseStage::Encoded);
         let results = Results {
             prefetch: self.prefetch.clone(),
@@ -61,18 +72,8 @@ impl Worker {
             report,
             heartbeat,
         };
-        let uploading = Box::pin(results.upload(uploading, previous_completed, encoded));
-        Ok(Completion { state, uploading })
-    }
-
-    /// Encodes a state before the next lease changes it.
-    async fn encode(&self, state: PathState) -> Result<(PathState, Option<Vec<u8>>), WorkerError> {
-        let session = self.prefetch.session.clone();
-        let encoding = blocking(move || {
-            let encoded = state.encode(&MomentSpecs::of_plan(session.plan())?)?;
-            Ok::<_, WorkerError>((state, Some(encoded)))
-        });
-        encoding.await?
+        let uploading = Box::pin(results.upload(uploading, previous_completed, content));
+        Ok(Completion { state, file, uploading })
     }
 }
 
@@ -92,15 +93,15 @@ impl Results {
         self,
         gradients: Background<()>,
         previous_completed: CancellationToken,
-        state: Option<Vec<u8>>,
+        state: Option<UploadContent>,
     ) -> Result<(), WorkerError> {
         let Self { prefetch, lease, counts, trains, mut report, heartbeat } = self;
         let uploading_state = async {
             // `gradients` includes the completion of the lease before. If that fails, this never goes on, and `try_join!`
             // ends with the failure.
             previous_completed.cancelled().await;
-            if let Some(encoded) = state {
-                prefetch.transfer.upload(lease, LeaseResult::State, encoded.into()).await?;
+            if let Some(content) = state {
+                prefetch.transfer.upload(lease, LeaseResult::State, content).await?;
             }
             Ok(())
         };

@@ -16,6 +16,9 @@ use crate::blocking::blocking;
 use crate::client::Transfer;
 use dipaco_protocol::{FragmentWeights, PIECES_AT_ONCE};
 
+/// Bytes of weights that are kept besides those of the next lease.
+const OTHERS: usize = 128 << 20;
+
 /// Global weights of a fragment and the object that holds them.
 #[derive(Clone)]
 struct CachedFragment {
@@ -82,9 +85,21 @@ impl FragmentCache {
         })
     }
 
-    /// Drops the weights of all other fragments.
-    pub(super) async fn keep(&self, used: &BTreeSet<FragmentId>) {
-        self.cached.lock().await.retain(|fragment, _| used.contains(fragment));
+    /// Drops the weights of all fragments but the needed ones, and as many of the others, in their order, as fit into
+    /// [`OTHERS`].
+    pub(super) async fn keep(&self, needed: BTreeSet<FragmentId>, others: impl Iterator<Item = FragmentId>) {
+        let mut cached = self.cached.lock().await;
+        let (mut kept, mut room) = (needed, OTHERS);
+        for fragment in others.filter(|fragment| cached.contains_key(fragment)) {
+            let bytes = cached.get(&fragment).map_or(0, |cached| size_of_val(cached.values.as_slice()));
+            if kept.contains(&fragment) {
+                continue;
+            }
+            let Some(left) = room.checked_sub(bytes) else { break };
+            room = left;
+            kept.insert(fragment);
+        }
+        cached.retain(|fragment, _| kept.contains(fragment));
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) async fn upload_gradients(
             let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens };
             let transfer = transfer.clone();
             in_flight.spawn(async move {
-                transfer.upload(lease, item, encoded.into()).await?;
+                transfer.upload(lease, item, encoded).await?;
                 Ok::<_, ClientError>(send.fragment)
             });
         }

@@ -1,30 +1,21 @@
 //! The states of the paths that a worker trained last.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use dipaco_path::{MomentSpecs, PathState};
+use dipaco_path::PathState;
 use dipaco_sync::Fence;
 use dipaco_topology::PathId;
 
 use super::WorkerError;
-use super::state_file::StateFile;
-use crate::blocking::blocking;
+use super::state_file::{StateFile, StateFolder};
 use crate::client::LeaseKey;
-
-/// Bytes of the states in memory besides that of the last lease. Further states lie on the disk.
-const IN_MEMORY: u64 = 256 << 20;
 
 /// Path states, the most recent at the end. A path that comes back to this worker needs no download of its state, and no
 /// repetition of the steps since the last stored state.
 pub(super) struct KeptStates {
     /// `train.held_paths`.
     capacity: usize,
-    /// Most bytes of states in memory besides that of the last lease.
-    in_memory: u64,
-    moments: Arc<MomentSpecs>,
-    /// The folder on whose disk states lie.
-    folder: PathBuf,
+    folder: StateFolder,
     states: Vec<KeptState>,
 }
 
@@ -36,25 +27,21 @@ struct KeptState {
 
 /// Where a state lies.
 enum StatePlace {
-    Memory(Arc<PathState>),
+    /// In memory, and in a file if the lease uploaded it.
+    Memory(Arc<PathState>, Option<StateFile>),
+    /// In a file alone.
     Disk(StateFile),
 }
 
 impl KeptStates {
-    /// Keeps `capacity` states, the older ones on the disk of `folder`.
-    pub(super) fn new(capacity: usize, moments: MomentSpecs, folder: PathBuf) -> Self {
-        Self { capacity, in_memory: IN_MEMORY, moments: Arc::new(moments), folder, states: Vec::new() }
+    /// Keeps `capacity` states in `folder`. That of the next path stays in memory.
+    pub(super) fn new(capacity: usize, folder: StateFolder) -> Self {
+        Self { capacity, folder, states: Vec::new() }
     }
 
     /// The leases that left the kept states.
     pub(super) fn leases(&self) -> Vec<LeaseKey> {
         self.states.iter().map(|kept| kept.lease).collect()
-    }
-
-    /// The paths whose states are in memory.
-    pub(super) fn paths_in_memory(&self) -> impl Iterator<Item = PathId> {
-        let in_memory = |kept: &&KeptState| matches!(kept.place, StatePlace::Memory(_));
-        self.states.iter().filter(in_memory).map(|kept| kept.lease.path)
     }
 
     /// Drops the state of a path.
@@ -76,54 +63,39 @@ impl KeptStates {
         let KeptState { lease, place } = self.states.remove(at);
         match place {
             _ if left_by != Some(lease.fence) => Ok(None),
-            StatePlace::Memory(state) => Ok(Some(Arc::unwrap_or_clone(state))),
-            StatePlace::Disk(file) => {
-                let (moments, folder) = (self.moments.clone(), self.folder.clone());
-                blocking(move || file.read(&moments, &folder)).await?.map(Some)
-            }
+            StatePlace::Memory(state, _) => Ok(Some(Arc::unwrap_or_clone(state))),
+            StatePlace::Disk(file) => self.folder.read(file).await.map(Some),
         }
     }
 
-    /// Keeps the state that a lease left.
-    pub(super) fn insert(&mut self, lease: LeaseKey, state: PathState) {
-        self.states.push(KeptState { lease, place: StatePlace::Memory(Arc::new(state)) });
+    /// Keeps the state that a lease left, and its file if there is one.
+    pub(super) fn insert(&mut self, lease: LeaseKey, state: Arc<PathState>, file: Option<StateFile>) {
+        self.states.push(KeptState { lease, place: StatePlace::Memory(state, file) });
     }
 
-    /// Drops the oldest states that exceed the capacity, and moves others to the disk, the oldest first, until those in memory
-    /// are few enough. The state of `next`, the path of the next lease, and that of the last lease stay where they are. States
-    /// that the disk does not take stay in memory.
+    /// Drops the oldest states that exceed the capacity, and moves the others to the disk. The state of `next`, the path of the
+    /// next lease, stays where it is, and without a next lease all do. States that the disk does not take stay in memory.
     pub(super) async fn settle(&mut self, next: Option<PathId>) {
         while self.states.len() > self.capacity
             && let Some(oldest) = self.states.iter().position(|kept| Some(kept.lease.path) != next)
         {
             drop(self.states.remove(oldest));
         }
-        while let Some((at, state)) = self.oldest_beyond(next) {
-            let (moments, folder) = (self.moments.clone(), self.folder.clone());
-            let written = blocking(move || StateFile::write(&state, &moments, &folder)).await;
-            match written.map_err(WorkerError::from).and_then(|written| written) {
-                Ok(file) => self.states[at].place = StatePlace::Disk(file),
-                Err(error) => {
-                    tracing::warn!(%error, "the states of this worker's paths stay in memory");
-                    return;
-                }
+        let Some(next) = next else { return };
+        for KeptState { lease, place } in &mut self.states {
+            let StatePlace::Memory(state, file) = place else { continue };
+            if lease.path == next {
+                continue;
+            }
+            let file = match file.take() {
+                Some(file) => Some(file),
+                None => self.folder.write(state).await,
+            };
+            match file {
+                Some(file) => *place = StatePlace::Disk(file),
+                None => return,
             }
         }
-    }
-
-    /// The oldest state that has to leave the memory, and its place; `None` if those in memory are few enough. The newest state
-    /// and that of the next lease do not count.
-    fn oldest_beyond(&self, next: Option<PathId>) -> Option<(usize, Arc<PathState>)> {
-        let newest = self.states.last().map(|newest| newest.lease.path);
-        let mut others = self.states.iter().enumerate().filter_map(|(at, kept)| match &kept.place {
-            StatePlace::Memory(state) if ![newest, next].contains(&Some(kept.lease.path)) => {
-                Some((at, state))
-            }
-            _ => None,
-        });
-        let (at, oldest) = others.next()?;
-        let bytes = oldest.bytes() + others.map(|(_, state)| state.bytes()).sum::<u64>();
-        (bytes > self.in_memory).then(|| (at, oldest.clone()))
     }
 }
 
@@ -143,15 +115,23 @@ mod tests {
         PathState { step, ..PathState::start(&moments()) }
     }
 
-    fn states(capacity: usize, in_memory: u64, folder: PathBuf) -> KeptStates {
-        KeptStates { in_memory, ..KeptStates::new(capacity, moments(), folder) }
+    fn states(capacity: usize, folder: &str) -> KeptStates {
+        KeptStates::new(capacity, StateFolder::new(folder.into(), moments()))
+    }
+
+    /// The paths whose states are in memory.
+    fn in_memory(states: &KeptStates) -> Vec<PathId> {
+        let in_memory = |kept: &&KeptState| matches!(kept.place, StatePlace::Memory(..));
+        states.states.iter().filter(in_memory).map(|kept| kept.lease.path).collect()
     }
 
     #[tokio::test]
     async fn the_oldest_states_leave_but_not_that_of_the_next_path() {
-        let mut states = states(2, u64::MAX, PathBuf::new());
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().to_str().unwrap();
+        let mut states = states(2, folder);
         for path in 0..3 {
-            states.insert(lease(path), state(0));
+            states.insert(lease(path), state(0).into(), None);
         }
         states.settle(Some(PathId(0))).await;
         assert_eq!(states.leases(), [lease(0), lease(2)]);
@@ -162,8 +142,8 @@ mod tests {
         assert_eq!(states.take(PathId(2), Some(Fence(13))).await.unwrap(), None);
         assert!(states.leases().is_empty());
         // The next path's state stays even without room for any state.
-        let mut none = self::states(0, u64::MAX, PathBuf::new());
-        none.insert(lease(1), state(0));
+        let mut none = self::states(0, folder);
+        none.insert(lease(1), state(0).into(), None);
         none.settle(Some(PathId(1))).await;
         assert_eq!(none.leases(), [lease(1)]);
         none.settle(None).await;
@@ -171,16 +151,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn older_states_lie_on_the_disk_and_come_back() {
+    async fn states_lie_on_the_disk_and_come_back() {
         let folder = tempfile::tempdir().unwrap();
-        let one = state(0).bytes();
-        let mut states = states(9, one, folder.path().to_owned());
+        let mut states = states(9, folder.path().to_str().unwrap());
         for path in 0..5 {
-            states.insert(lease(path), state(path.into()));
+            let state = Arc::new(state(path.into()));
+            // A lease that uploaded its state has written it.
+            let file = if path == 2 { states.folder.write(&state).await } else { None };
+            states.insert(lease(path), state, file);
             states.settle(Some(PathId(0))).await;
         }
-        // The newest, that of the next lease, and one more.
-        assert_eq!(states.paths_in_memory().collect::<Vec<_>>(), [0, 3, 4].map(PathId));
+        assert_eq!(in_memory(&states), [PathId(0)]);
         for path in [1, 2, 3, 0, 4] {
             let fence = Some(Fence(path + 10));
             let path = PathId(u32::try_from(path).unwrap());
@@ -190,12 +171,12 @@ mod tests {
 
     #[tokio::test]
     async fn states_stay_in_memory_when_the_disk_takes_none() {
-        let mut states = states(9, 0, "/proc/nothing".into());
+        let mut states = states(9, "/proc/nothing");
         for path in 0..3 {
-            states.insert(lease(path), state(path.into()));
-            states.settle(None).await;
+            states.insert(lease(path), state(path.into()).into(), None);
+            states.settle(Some(PathId(9))).await;
         }
-        assert_eq!(states.paths_in_memory().count(), 3);
+        assert_eq!(in_memory(&states), [0, 1, 2].map(PathId));
         assert_eq!(states.take(PathId(0), Some(Fence(10))).await.unwrap(), Some(state(0)));
     }
 }

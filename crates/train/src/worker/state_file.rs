@@ -1,54 +1,81 @@
-//! A path state in a file of a worker.
+//! Path states in files of a worker.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path as FilePath;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 
-use dipaco_files::FileError;
 use dipaco_path::{MomentSpecs, PathState};
 
 use super::WorkerError;
+use crate::blocking::blocking;
+use crate::client::{ContentFile, UploadContent};
 
-/// An encoded path state in an unnamed file. The file disappears with this or with the process.
-#[derive(Debug)]
-pub(super) struct StateFile {
-    file: File,
-    bytes: u64,
-    hash: blake3::Hash,
+/// The folder on whose disk a worker's states lie.
+#[derive(Clone)]
+pub(super) struct StateFolder {
+    moments: Arc<MomentSpecs>,
+    folder: PathBuf,
 }
+
+impl StateFolder {
+    /// `folder` need not exist. The states have these moments.
+    pub(super) fn new(folder: PathBuf, moments: MomentSpecs) -> Self {
+        Self { moments: Arc::new(moments), folder }
+    }
+
+    /// Writes a state to a new file; `None` with a warning if the disk does not take it.
+    pub(super) async fn write(&self, state: &Arc<PathState>) -> Option<StateFile> {
+        let (state, StateFolder { moments, folder }) = (state.clone(), self.clone());
+        let written = blocking(move || StateFile::write(&state, &moments, &folder)).await;
+        let written = written.map_err(WorkerError::from).and_then(|written| written);
+        written
+            .inspect_err(|error| tracing::warn!(%error, "the states of this worker's paths stay in memory"))
+            .ok()
+    }
+
+    /// Reads the state of a file.
+    ///
+    /// # Errors
+    /// When the disk fails, or gives back other bytes.
+    pub(super) async fn read(&self, file: StateFile) -> Result<PathState, WorkerError> {
+        let moments = self.moments.clone();
+        blocking(move || file.read(&moments)).await?
+    }
+
+    /// The bytes of a state's file.
+    ///
+    /// # Errors
+    /// When the state has other moments.
+    pub(super) async fn encode(&self, state: &Arc<PathState>) -> Result<Vec<u8>, WorkerError> {
+        let (state, moments) = (state.clone(), self.moments.clone());
+        Ok(blocking(move || state.encode(&moments)).await??)
+    }
+}
+
+/// An encoded path state in an unnamed file. The file disappears with the last copy of this or with the process.
+#[derive(Clone, Debug)]
+pub(super) struct StateFile(Arc<ContentFile>);
 
 impl StateFile {
     /// Writes a state to a new file on the disk of `folder`.
     ///
     /// # Errors
     /// When the state has other moments, or the disk fails or is full.
-    pub(super) fn write(
-        state: &PathState,
-        moments: &MomentSpecs,
-        folder: &FilePath,
-    ) -> Result<Self, WorkerError> {
-        let encoded = state.encode(moments)?;
-        std::fs::create_dir_all(folder).map_err(FileError::new("create the folder", folder))?;
-        let mut file =
-            tempfile::tempfile_in(folder).map_err(FileError::new("create a temporary file in", folder))?;
-        file.write_all(&encoded).map_err(FileError::new("write a path's state to the disk of", folder))?;
-        Ok(Self { file, bytes: encoded.len() as u64, hash: blake3::hash(&encoded) })
+    fn write(state: &PathState, moments: &MomentSpecs, folder: &FilePath) -> Result<Self, WorkerError> {
+        Ok(Self(Arc::new(ContentFile::write(folder, state.encoded_parts(moments)?)?)))
     }
 
     /// Reads the state.
     ///
     /// # Errors
     /// When the disk fails, or gives back other bytes.
-    pub(super) fn read(mut self, moments: &MomentSpecs, folder: &FilePath) -> Result<PathState, WorkerError> {
-        let failed = || FileError::new("read a path's state from the disk of", folder);
-        let mut encoded = Vec::with_capacity(usize::try_from(self.bytes).unwrap_or_default());
-        self.file.seek(SeekFrom::Start(0)).map_err(failed())?;
-        self.file.read_to_end(&mut encoded).map_err(failed())?;
-        if blake3::hash(&encoded) != self.hash {
-            let other = std::io::Error::other("the disk gave back other bytes than were written");
-            return Err(failed()(other).into());
-        }
-        Ok(PathState::decode(&encoded, moments)?)
+    fn read(&self, moments: &MomentSpecs) -> Result<PathState, WorkerError> {
+        Ok(PathState::decode(&self.0.content()?, moments)?)
+    }
+}
+
+impl From<StateFile> for UploadContent {
+    fn from(state: StateFile) -> Self {
+        Self::File(state.0)
     }
 }
 
@@ -74,21 +101,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_state_comes_back_and_damage_is_seen() {
+    fn a_state_comes_back() {
         let moments = moments();
         let mut state = PathState { step: 7, position: 9, ..PathState::start(&moments) };
         state.first[3] = 0.5;
         let folder = tempfile::tempdir().unwrap();
-        let cache = folder.path().join("cache");
-        let write = || StateFile::write(&state, &moments, &cache).unwrap();
-        assert_eq!(write().read(&moments, &cache).unwrap(), state);
-        assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0, "the files have no names");
-        let mut damaged = write();
-        damaged.file.seek(SeekFrom::End(-1)).unwrap();
-        damaged.file.write_all(&[1]).unwrap();
-        let error = format!("{:?}", damaged.read(&moments, &cache).unwrap_err());
-        assert!(error.contains("other bytes"), "{error}");
-        let error = StateFile::write(&state, &moments, FilePath::new("/proc/nothing")).unwrap_err();
-        assert!(error.to_string().contains("/proc/nothing"), "{error}");
+        let file = StateFile::write(&state, &moments, folder.path()).unwrap();
+        assert_eq!(file.read(&moments).unwrap(), state);
+        assert_eq!(file.0.content().unwrap(), state.encode(&moments).unwrap());
     }
 }

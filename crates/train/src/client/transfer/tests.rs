@@ -6,14 +6,15 @@ use std::time::{Duration, SystemTime};
 
 use dipaco_config::RunConfig;
 use dipaco_net::{Clock, Exchange, Limits, NetError, RunAuthority, Server};
-use dipaco_sync::{Fence, LeaseSecret};
+use dipaco_sync::{Fence, LeaseKey, LeaseSecret};
 use dipaco_topology::PathId;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::TrainError;
 use crate::client::session::Identity;
-use dipaco_protocol::{ObjectLink, WorkerPlan};
+use crate::client::{ContentFile, UploadContent};
+use dipaco_protocol::{LeaseResult, ObjectLink, WorkerPlan};
 
 const HOUR: Duration = Duration::from_secs(3600);
 fn lease() -> LeaseKey {
@@ -36,8 +37,8 @@ pub(crate) struct Script {
     pub(crate) checks: Mutex<usize>,
     /// The result that each uploaded piece belongs to, in the order of arrival.
     pub(crate) uploaded: Mutex<Vec<LeaseResult>>,
-    /// Offsets of the pieces that are stored.
-    pub(crate) stored: Mutex<BTreeSet<(LeaseResult, u64)>>,
+    /// The stored pieces, by their offset.
+    pub(crate) stored: Mutex<BTreeMap<(LeaseResult, u64), Bytes>>,
     /// Numbers of stored pieces at which there is no room for another; the last entry is the first time.
     pub(crate) no_room: Mutex<Vec<usize>>,
 }
@@ -52,14 +53,14 @@ pub(crate) fn content(pieces: u64, rest: u64) -> Bytes {
 
 impl Script {
     /// Stores a piece of a result. Without room for it all pieces are lost.
-    fn store(&self, item: LeaseResult, digest: &ContentDigest, offset: u64) -> Response {
+    fn store(&self, item: LeaseResult, digest: &ContentDigest, offset: u64, piece: Bytes) -> Response {
         let (mut stored, mut no_room) = (lock(&self.stored), lock(&self.no_room));
         if no_room.pop_if(|pieces| *pieces == stored.len()).is_some() {
             stored.clear();
             return Response::Wait { reason: "no room".to_owned() };
         }
-        stored.insert((item, offset));
-        let pieces = stored.iter().filter(|(of, _)| *of == item).count() as u64;
+        stored.insert((item, offset), piece);
+        let pieces = stored.keys().filter(|(of, _)| *of == item).count() as u64;
         let all = pieces == digest.bytes.div_ceil(PIECE_BYTES);
         if all { Response::Done } else { Response::PieceStored }
     }
@@ -89,7 +90,7 @@ impl Script {
                 assert_eq!(Some(piece.len() as u64), digest.piece(offset));
                 let mut uploaded = lock(&self.uploaded);
                 uploaded.push(item);
-                (self.store(item, &digest, offset), None, Some(offset))
+                (self.store(item, &digest, offset, piece), None, Some(offset))
             }
             Request::Link { .. } => {
                 *lock(&self.links_asked) += 1;
@@ -176,6 +177,18 @@ async fn an_upload_continues_after_each_cut_with_the_unacknowledged_pieces() {
     assert_eq!(*lock(&script.repeated), 0, "an acknowledged piece was sent again");
     assert_eq!(server.traffic().payload_received, content.len() as u64);
     assert!(lock(&script.cuts).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn content_of_a_file_is_uploaded() {
+    let content = content(9, 77);
+    let script = Arc::new(Script::default());
+    let (_server, transfer) = connect(&script).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = ContentFile::write(folder.path(), content.chunks(1 << 20)).unwrap();
+    let file = UploadContent::File(Arc::new(file));
+    transfer.upload(lease(), LeaseResult::State, file).await.unwrap();
+    assert!(lock(&script.stored).values().flatten().eq(&content));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

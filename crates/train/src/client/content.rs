@@ -1,0 +1,156 @@
+//! Content that a worker uploads: in memory, or in a file of the worker.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use dipaco_files::FileError;
+use dipaco_protocol::ContentDigest;
+
+use crate::TrainError;
+use crate::blocking::blocking;
+
+/// Content to be uploaded.
+#[derive(Clone, Debug)]
+pub enum UploadContent {
+    /// In memory.
+    Memory(Bytes),
+    /// In a file.
+    File(Arc<ContentFile>),
+}
+
+impl From<Bytes> for UploadContent {
+    fn from(bytes: Bytes) -> Self {
+        Self::Memory(bytes)
+    }
+}
+
+impl From<Vec<u8>> for UploadContent {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Memory(bytes.into())
+    }
+}
+
+impl UploadContent {
+    /// Hash and length.
+    pub(super) async fn digest(&self) -> Result<ContentDigest, TrainError> {
+        match self {
+            Self::Memory(bytes) => {
+                let bytes = bytes.clone();
+                blocking(move || ContentDigest::of(&bytes)).await
+            }
+            Self::File(file) => Ok(file.digest.clone()),
+        }
+    }
+
+    /// The piece of `length` bytes at `offset`.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub(super) async fn piece(&self, offset: u64, length: u64) -> Result<Bytes, TrainError> {
+        match self {
+            Self::Memory(bytes) => {
+                // Offsets within a slice fit its index type.
+                let [begin, end] =
+                    [offset, offset + length].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
+                Ok(bytes.slice(begin..end))
+            }
+            Self::File(file) => {
+                let file = file.clone();
+                Ok(blocking(move || file.read(offset, length)).await??.into())
+            }
+        }
+    }
+}
+
+/// Content in an unnamed file, with its hash. The file disappears with this or with the process.
+#[derive(Debug)]
+pub struct ContentFile {
+    /// The lock belongs to the place from which is read.
+    file: Mutex<File>,
+    /// The folder on whose disk the file lies.
+    folder: PathBuf,
+    digest: ContentDigest,
+}
+
+impl ContentFile {
+    /// Writes parts, one after the other, to a new file on the disk of `folder`.
+    ///
+    /// # Errors
+    /// When the disk fails or is full.
+    pub(crate) fn write(
+        folder: &Path,
+        parts: impl IntoIterator<Item = impl AsRef<[u8]>>,
+    ) -> Result<Self, FileError> {
+        std::fs::create_dir_all(folder).map_err(FileError::new("create the folder", folder))?;
+        let mut file =
+            tempfile::tempfile_in(folder).map_err(FileError::new("create a temporary file in", folder))?;
+        let (mut hasher, mut bytes) = (blake3::Hasher::new(), 0);
+        for part in parts {
+            let part = part.as_ref();
+            hasher.update(part);
+            bytes += part.len() as u64;
+            file.write_all(part).map_err(FileError::new("write a temporary file in", folder))?;
+        }
+        let digest = ContentDigest { hash: hasher.finalize().to_hex().to_string(), bytes };
+        Ok(Self { file: Mutex::new(file), folder: folder.to_owned(), digest })
+    }
+
+    /// The whole content.
+    ///
+    /// # Errors
+    /// When the disk fails, or gives back other bytes.
+    pub(crate) fn content(&self) -> Result<Vec<u8>, FileError> {
+        let content = self.read(0, self.digest.bytes)?;
+        if ContentDigest::of(&content) != self.digest {
+            return Err(
+                self.failed(std::io::Error::other("the disk gave back other bytes than were written"))
+            );
+        }
+        Ok(content)
+    }
+
+    fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, FileError> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut piece = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
+        let read = file
+            .seek(SeekFrom::Start(offset))
+            .and_then(|_| (&mut *file).take(length).read_to_end(&mut piece));
+        match read {
+            Ok(read) if read as u64 == length => Ok(piece),
+            Ok(_) => Err(self.failed(std::io::ErrorKind::UnexpectedEof.into())),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    fn failed(&self, error: std::io::Error) -> FileError {
+        FileError::new("read a temporary file in", &self.folder)(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_comes_back_and_damage_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = folder.path().join("cache");
+        let write = || ContentFile::write(&cache, [&b"first"[..], b"", b"and last"]).unwrap();
+        let file = write();
+        assert_eq!(file.content().unwrap(), b"firstand last");
+        assert_eq!(file.digest, ContentDigest::of(b"firstand last"));
+        assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0, "the files have no names");
+        assert_eq!(file.read(3, 4).unwrap(), b"stan");
+        assert!(file.read(3, 11).is_err());
+        let damaged = write();
+        damaged.file.lock().unwrap().seek(SeekFrom::Start(2)).unwrap();
+        damaged.file.lock().unwrap().write_all(b"x").unwrap();
+        let error = format!("{:?}", damaged.content().unwrap_err());
+        assert!(error.contains("other bytes"), "{error}");
+        let error = ContentFile::write(Path::new("/proc/nothing"), [b"x"]).unwrap_err();
+        assert!(error.to_string().contains("/proc/nothing"), "{error}");
+    }
+}
