@@ -268,4 +268,56 @@ fn a_plan_names_the_epochs_of_a_shard_and_refuses_what_the_law_does_not_know() {
     assert!(plan["plan"]["levels"][0]["refused"].as_str().unwrap().contains("35M to 10B"), "{plan}");
     assert_eq!(run(&["plan", "--down", "5"]).0, 2);
     assert_eq!(run(&["plan", "--speed", "0"]).0, 2);
+    assert_eq!(run(&["plan", "--measured-run", "dense"]).0, 2);
+}
+
+#[test]
+fn a_plan_predicts_from_measured_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("run.toml");
+    std::fs::write(&config, "[run]\nname = \"planned\"\n[train]\nrounds = 40\n").unwrap();
+    let config = config.to_str().unwrap();
+    let (_, out, _) = run(&["plan", "--config", config, "--json"]);
+    let plan: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let parameters = plan["sizes"]["parameters"]["path"].as_u64().unwrap();
+    let tokens = plan["plan"]["training"]["path_tokens"].as_u64().unwrap();
+    let cell = |paths: u64, tokens: u64| {
+        let loss = 9.0 * (paths as f64).powf(-0.04) * (tokens as f64).powf(-0.05);
+        serde_json::json!({
+            "run": "grid", "seed": 1, "key": format!("{paths}-{tokens}"),
+            "facts": {
+                "paths": paths, "modules": 1, "path_parameters": parameters, "all_parameters": 1, "steps": tokens,
+                "step_tokens": 1, "seconds": 1.0,
+            },
+            "measurements": [{ "perplexity": loss.exp(), "tokens_counted": 5, "documents": 1 }],
+        })
+    };
+    let cells = [
+        cell(1, tokens / 4),
+        cell(16, tokens / 4),
+        cell(1, tokens * 4),
+        cell(16, tokens * 2),
+        cell(2, tokens),
+    ];
+    let results = folder.path().join("grid.json");
+    let whole = serde_json::json!({
+        "name": "grid", "title": "", "baseline": "grid", "program": "", "command": "", "missing": [], "cells": cells,
+    });
+    std::fs::write(&results, whole.to_string()).unwrap();
+    let measured = ["--measured", results.to_str().unwrap()];
+    let (code, out, err) = run(&[&["plan", "--config", config][..], &measured].concat());
+    assert_eq!(code, 0, "{err}");
+    let loss = 9.0 * 4f64.powf(-0.04) * (tokens as f64).powf(-0.05);
+    assert!(out.contains("5 measured runs of 5 sizes: as paths to the -0.040"), "{out}");
+    assert!(out.contains(&format!("this run: loss {loss:.3} (")), "{loss} {out}");
+    std::fs::write(config, "[run]\nname = \"planned\"\n[train]\nrounds = 4000\n").unwrap();
+    let (code, out, _) = run(&[&["plan", "--config", config][..], &measured].concat());
+    assert_eq!(code, 0);
+    assert!(
+        out.contains("no prediction for this run") && out.contains("outside of the measured runs"),
+        "{out}"
+    );
+    let (code, _, err) = run(&["plan", "--config", config, "--measured", config]);
+    assert_eq!(code, 1);
+    assert!(err.contains("no results of `dipaco experiment`"), "{err}");
 }

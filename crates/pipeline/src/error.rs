@@ -13,6 +13,7 @@ use crate::authority_error::AuthorityError;
 use crate::export_error::ExportError;
 use crate::extend_error::ExtendError;
 use crate::label_error::LabelError;
+use crate::measured_runs::MeasuredRunsError;
 use crate::serve_memory::ServerTooLarge;
 
 /// Why a step failed.
@@ -305,6 +306,9 @@ pub enum PipelineError {
     /// Labels of documents.
     #[error(transparent)]
     Labels(#[from] LabelError),
+    /// No law can be fitted to the results of experiments.
+    #[error(transparent)]
+    MeasuredRuns(#[from] MeasuredRunsError),
     /// Exported files that were read again.
     #[error(transparent)]
     Export(#[from] ExportError),

@@ -54,6 +54,7 @@ mod label_error;
 pub mod labels;
 pub mod limits;
 pub mod machine_memory;
+pub mod measured_runs;
 pub mod memory_nodes;
 pub mod phases;
 pub mod plan;

@@ -5,11 +5,12 @@ use dipaco_plan::{Plan, PlannedLevel, Setting, WorkerFleet, WorkerLink};
 
 use crate::dry_run::DryRun;
 use crate::error::PipelineError;
+use crate::measured_runs::measured_law;
 use crate::prepared::token_file;
 use crate::run_directory::RunDirectory;
 
 /// What the user knows about the run besides its configuration.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct PlanInputs {
     /// Training tokens of the corpus. Without it those of the run's token file count, if there is one.
     pub corpus_tokens: Option<u64>,
@@ -17,12 +18,17 @@ pub struct PlanInputs {
     pub tokens_per_second: Option<f64>,
     /// The link of each worker.
     pub link: Option<WorkerLink>,
+    /// Files with results of experiments, to whose runs a law is fitted; empty for no law.
+    pub measured: Vec<std::path::PathBuf>,
+    /// Names of these runs; empty for all.
+    pub measured_runs: Vec<String>,
 }
 
 /// The plan of a run, whose sizes and traffic `sizes` holds.
 ///
 /// # Errors
-/// [`PipelineError::Shards`] when the run's token file is damaged.
+/// [`PipelineError::Shards`] when the run's token file is damaged, and [`PipelineError::MeasuredRuns`] when no law can be fitted to
+/// the measured runs.
 pub fn plan(
     run: &RunDirectory,
     config: &RunConfig,
@@ -44,6 +50,10 @@ pub fn plan(
         paths_per_module: level.paths_per_module,
         outer_rate: outer_rate(config, number, level.paths_per_module),
     });
+    let measured = match inputs.measured.as_slice() {
+        [] => None,
+        files => Some(measured_law(files, &inputs.measured_runs)?),
+    };
     // The mean where the number changes.
     let rounds_of_paths =
         config.train.paths_per_round.rounds_of_paths(sizes.paths.into(), config.train.rounds);
@@ -60,6 +70,7 @@ pub fn plan(
         overlap: config.routing.overlap,
         corpus_tokens,
         workers,
+        measured,
     }))
 }
 

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::law::{self, OutOfRange, Prediction, TOKENS_PER_PARAMETER};
+use crate::measured::{MeasuredLaw, MeasuredPrediction, RunSize};
 use crate::time::{TimePlan, WorkerFleet};
 
 /// Share of the seed in the steps of the paper: 24,000 of 88,000 (arXiv:2403.10616 figure 8).
@@ -52,6 +53,8 @@ pub struct Setting {
     pub corpus_tokens: Option<u64>,
     /// The workers; absent if their speed is not known.
     pub workers: Option<WorkerFleet>,
+    /// The law of runs that the user has measured.
+    pub measured: Option<MeasuredLaw>,
 }
 
 /// The amount of training.
@@ -93,6 +96,17 @@ pub struct LevelPlan {
     pub refused: Option<String>,
 }
 
+/// What measured runs tell of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MeasuredPlan {
+    /// The law of these runs.
+    pub law: MeasuredLaw,
+    /// The law's prediction; absent outside of the measured runs.
+    pub prediction: Option<MeasuredPrediction>,
+    /// The reason why there is no prediction.
+    pub refused: Option<String>,
+}
+
 /// The cost of a training, and the settings that the literature advises.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
@@ -104,6 +118,8 @@ pub struct Plan {
     pub levels: Vec<LevelPlan>,
     /// One dense model of a path's size, trained data-parallel; absent where the law says nothing.
     pub dense: Option<Prediction>,
+    /// The prediction of measured runs; absent if none are given.
+    pub measured: Option<MeasuredPlan>,
     /// The time; absent if the speed of the workers is not known.
     pub time: Option<TimePlan>,
     /// Settings that are far from those of the literature, each with the reason.
@@ -135,11 +151,18 @@ impl Plan {
             let paths = setting.paths_per_round;
             TimePlan::new(paths, setting.rounds, setting.inner_steps, setting.step_tokens, workers)
         });
+        let measured = setting.measured.clone().map(|law| {
+            let size = RunSize { parameters: setting.parameters, paths: setting.paths, tokens: path_tokens };
+            let predicted = law.predict(size);
+            let refused = predicted.as_ref().err().map(ToString::to_string);
+            MeasuredPlan { law, prediction: predicted.ok(), refused }
+        });
         let mut plan = Self {
             training,
             shard,
             levels,
             dense: law::data_parallel(parameters).ok(),
+            measured,
             time,
             warnings: Vec::new(),
         };
@@ -249,6 +272,7 @@ mod tests {
             overlap: 1,
             corpus_tokens: Some(156_000_000_000),
             workers: None,
+            measured: None,
         }
     }
 

@@ -1,13 +1,14 @@
 //! `dipaco plan`: prints what a training will take, and the settings of the literature beside those of the run.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use dipaco_pipeline::dry_run::DryRun;
 use dipaco_pipeline::plan::{PlanInputs, plan};
 use dipaco_pipeline::vocabulary::of_run;
-use dipaco_plan::{Plan, TimePlan, WorkerLink};
+use dipaco_plan::{MeasuredPlan, Plan, TimePlan, WorkerLink};
 use dipaco_telemetry::{Align, Table, human};
 
 use crate::error::CliError;
@@ -19,9 +20,11 @@ Examples:
   dipaco plan --config configs/paper/8x8.toml --corpus-tokens 156000000000
   dipaco plan --run runs/mine --workers 8 --speed 12000 --down 100 --up 20
   dipaco plan --config my.toml --json
+  dipaco plan --config my.toml --measured out/steps-400.json --measured out/steps-1600.json
 
 The scaling laws are those of arXiv:2503.09799. They were fitted to dense models of 35M to 2.4B parameters with up to 8
-replicas. Paths through a module are taken as replicas, which is an extrapolation. Outside of its data the law says nothing.";
+replicas. Paths through a module are taken as replicas, which is an extrapolation. Outside of its data the law says nothing.
+--measured fits a law to runs of your own, on your text: loss by parameters, paths and training tokens of a path.";
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanOptions {
@@ -42,6 +45,12 @@ pub(crate) struct PlanOptions {
     /// Bandwidth from each worker in Mbit/s.
     #[arg(long, requires = "down", value_name = "MBIT", value_parser = positive)]
     up: Option<f64>,
+    /// Results of an experiment (NAME.json), to whose runs a law of the loss is fitted; may be given several times.
+    #[arg(long, value_name = "FILE")]
+    measured: Vec<PathBuf>,
+    /// Name of a run in these results; may be given several times. The default is all runs.
+    #[arg(long, requires = "measured", value_name = "NAME")]
+    measured_run: Vec<String>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -58,7 +67,13 @@ pub(crate) fn run(options: &PlanOptions) -> Result<(), CliError> {
     let sized = of_run(&run, &config)?;
     let sizes = DryRun::new(&sized.config, sized.source, options.workers as usize, 1, None)?;
     let link = options.down.zip(options.up).map(|(down, up)| WorkerLink { down: down * 1e6, up: up * 1e6 });
-    let inputs = PlanInputs { corpus_tokens: options.corpus_tokens, tokens_per_second: options.speed, link };
+    let inputs = PlanInputs {
+        corpus_tokens: options.corpus_tokens,
+        tokens_per_second: options.speed,
+        link,
+        measured: options.measured.clone(),
+        measured_runs: options.measured_run.clone(),
+    };
     let plan = plan(&run, &sized.config, &sizes, inputs)?;
     if options.json {
         return output::print_json(&serde_json::json!({ "sizes": sizes, "plan": plan }));
@@ -103,6 +118,7 @@ fn describe(sizes: &DryRun, plan: &Plan) -> String {
     } else if let Some(refused) = plan.levels.iter().find_map(|level| level.refused.as_ref()) {
         let _ = writeln!(text, "\nno prediction: {refused}");
     }
+    text += &plan.measured.as_ref().map_or_else(String::new, describe_measured);
     text += &plan.time.as_ref().map_or_else(String::new, |time| describe_time(sizes, time));
     for warning in &plan.warnings {
         let _ = write!(text, "\nwarning: {warning}");
@@ -110,6 +126,33 @@ fn describe(sizes: &DryRun, plan: &Plan) -> String {
     if !plan.warnings.is_empty() {
         text.push('\n');
     }
+    text
+}
+
+fn describe_measured(measured: &MeasuredPlan) -> String {
+    let MeasuredPlan { law, prediction, refused } = measured;
+    let exponents = law.quantities.iter().filter_map(|quantity| Some((quantity.name, quantity.exponent?)));
+    let exponents = exponents.map(|(name, exponent)| format!("{name} to the {exponent:.3}"));
+    let mut text = format!(
+        "\nloss of {} measured runs of {} sizes: as {}; off by {:.1} % at most for a size that is left out\n",
+        law.runs,
+        law.sizes,
+        exponents.collect::<Vec<_>>().join(", "),
+        100.0 * law.error,
+    );
+    let _ = match prediction {
+        Some(predicted) => writeln!(
+            text,
+            "this run: loss {:.3} ({:.3} to {:.3}), perplexity {:.1} ({:.1} to {:.1})",
+            predicted.loss,
+            predicted.loss_at_least,
+            predicted.loss_at_most,
+            predicted.loss.exp(),
+            predicted.loss_at_least.exp(),
+            predicted.loss_at_most.exp(),
+        ),
+        None => writeln!(text, "no prediction for this run: {}", refused.as_deref().unwrap_or_default()),
+    };
     text
 }
 

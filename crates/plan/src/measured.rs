@@ -1,0 +1,332 @@
+//! A power law of the loss, fitted to measured runs.
+//!
+//! `L = A N^n P^p D^d`, with N parameters of a path, P paths, and D training tokens of a path after the seed. It is the form of
+//! the joint law of arXiv:2503.09799 (table 10) with paths in the place of replicas, and with the tokens, which are always 20 N
+//! there. The fit minimises the squares of the errors of log L.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Serialize;
+use thiserror::Error;
+
+/// A measured run. All runs of a fit have the same text, vocabulary and way to evaluate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MeasuredRun {
+    /// The run's size.
+    pub size: RunSize,
+    /// Validation loss in nats per token.
+    pub loss: f64,
+}
+
+/// The quantities on which the loss depends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RunSize {
+    /// N, parameters of a path.
+    pub parameters: u64,
+    /// P, number of paths.
+    pub paths: u64,
+    /// D, training tokens of a path after the seed.
+    pub tokens: u64,
+}
+
+impl RunSize {
+    fn values(self) -> [u64; QUANTITIES] {
+        [self.parameters, self.paths, self.tokens]
+    }
+
+    /// The factors of the exponents in log L.
+    fn logarithms(self) -> [f64; QUANTITIES] {
+        self.values().map(|value| (value.max(1) as f64).ln())
+    }
+}
+
+const QUANTITIES: usize = 3;
+/// The quantities in the order of [`RunSize`].
+const NAMES: [&str; QUANTITIES] = ["parameters of a path", "paths", "training tokens of a path"];
+
+/// Measured runs to which no law can be fitted.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum FitError {
+    /// The runs differ too little.
+    #[error(
+        "a law of {differing} differing quantities needs at least {needed} sizes of runs, and {found} are measured: measure more"
+    )]
+    TooFew {
+        /// Number of quantities that differ between the runs.
+        differing: usize,
+        /// Least number of sizes.
+        needed: usize,
+        /// Number of measured sizes.
+        found: usize,
+    },
+    /// Quantities change together.
+    #[error(
+        "the measured runs do not tell the quantities apart, because these change together: measure other sizes"
+    )]
+    Together,
+    /// A loss that has no logarithm.
+    #[error("a measured loss is {0}, and a loss is a number above 0")]
+    Loss(f64),
+}
+
+/// A quantity of the law.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MeasuredQuantity {
+    /// Its name.
+    pub name: &'static str,
+    /// Its exponent; absent if all runs have the same value.
+    pub exponent: Option<f64>,
+    /// Least measured value.
+    pub least: u64,
+    /// Largest measured value.
+    pub most: u64,
+}
+
+/// A size outside of the measured runs.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[error("{value} {} are outside of the measured runs, which have {}", quantity.name, Range(quantity))]
+pub struct OutsideOfRuns {
+    /// The quantity.
+    pub quantity: MeasuredQuantity,
+    /// Its value.
+    pub value: u64,
+}
+
+struct Range<'a>(&'a MeasuredQuantity);
+
+impl fmt::Display for Range<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MeasuredQuantity { least, most, .. } = self.0;
+        if least == most { write!(f, "{least}") } else { write!(f, "{least} to {most}") }
+    }
+}
+
+/// The power law of measured runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MeasuredLaw {
+    /// Number of runs.
+    pub runs: usize,
+    /// Number of sizes of runs.
+    pub sizes: usize,
+    /// N, P and D.
+    pub quantities: [MeasuredQuantity; QUANTITIES],
+    /// Largest relative error for a size when the law is fitted to the other sizes.
+    pub error: f64,
+    /// log A, and the exponents.
+    #[serde(skip)]
+    coefficients: Coefficients,
+}
+
+/// The prediction for a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct MeasuredPrediction {
+    /// Validation loss in nats per token.
+    pub loss: f64,
+    /// The loss less the largest error of the law.
+    pub loss_at_least: f64,
+    /// The loss plus the largest error of the law.
+    pub loss_at_most: f64,
+}
+
+impl MeasuredLaw {
+    /// Fits the law. A quantity that is the same in all runs has no exponent.
+    ///
+    /// # Errors
+    /// When there are too few sizes, when quantities change together, or when a loss is not above 0.
+    pub fn fit(runs: &[MeasuredRun]) -> Result<Self, FitError> {
+        if let Some(run) = runs.iter().find(|run| !(run.loss.is_finite() && run.loss > 0.0)) {
+            return Err(FitError::Loss(run.loss));
+        }
+        let sizes: BTreeSet<RunSize> = runs.iter().map(|run| run.size).collect();
+        let range = |place: usize| {
+            let values = || sizes.iter().filter_map(|size| size.values().get(place).copied());
+            (values().min().unwrap_or(0), values().max().unwrap_or(0))
+        };
+        let ranges: [_; QUANTITIES] = std::array::from_fn(range);
+        let differs = ranges.map(|(least, most)| least < most);
+        let differing = differs.iter().filter(|differs| **differs).count();
+        // As many as there are coefficients, one more for an error, and one that can be left out.
+        let needed = differing + 3;
+        if sizes.len() < needed {
+            return Err(FitError::TooFew { differing, needed, found: sizes.len() });
+        }
+        let coefficients = Coefficients::of(runs, differs).ok_or(FitError::Together)?;
+        let mut error: f64 = 0.0;
+        for &left_out in &sizes {
+            let (own, others): (Vec<_>, Vec<_>) = runs.iter().copied().partition(|run| run.size == left_out);
+            // A size may be the only one that tells two quantities apart.
+            let Some(law) = Coefficients::of(&others, differs) else { continue };
+            let measured = own.iter().map(|run| run.loss.ln()).sum::<f64>() / own.len() as f64;
+            error = error.max((law.log_loss(left_out) - measured).abs().exp_m1());
+        }
+        let quantities = std::array::from_fn(|place| {
+            let ((least, most), exponent) = (ranges[place], coefficients.exponents[place]);
+            MeasuredQuantity { name: NAMES[place], exponent: differs[place].then_some(exponent), least, most }
+        });
+        Ok(Self { runs: runs.len(), sizes: sizes.len(), quantities, error, coefficients })
+    }
+
+    /// The prediction for a run of this size.
+    ///
+    /// # Errors
+    /// When a quantity is outside of the measured ones.
+    pub fn predict(&self, size: RunSize) -> Result<MeasuredPrediction, OutsideOfRuns> {
+        for (quantity, value) in self.quantities.iter().zip(size.values()) {
+            if !(quantity.least..=quantity.most).contains(&value) {
+                return Err(OutsideOfRuns { quantity: quantity.clone(), value });
+            }
+        }
+        let loss = self.coefficients.log_loss(size).exp();
+        let within = 1.0 + self.error;
+        Ok(MeasuredPrediction { loss, loss_at_least: loss / within, loss_at_most: loss * within })
+    }
+}
+
+/// log L as a linear function of the logarithms of the quantities, around their means.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Coefficients {
+    means: [f64; QUANTITIES],
+    constant: f64,
+    exponents: [f64; QUANTITIES],
+}
+
+impl Coefficients {
+    /// The least squares; `None` if the runs do not determine them. Quantities that do not differ have the exponent 0.
+    fn of(runs: &[MeasuredRun], differs: [bool; QUANTITIES]) -> Option<Self> {
+        let count = runs.len() as f64;
+        let mut means = [0.0; QUANTITIES];
+        for run in runs {
+            means.iter_mut().zip(run.size.logarithms()).for_each(|(mean, value)| *mean += value / count);
+        }
+        let constant = runs.iter().map(|run| run.loss.ln() / count).sum::<f64>();
+        // The normal equations of the differences from the means.
+        let mut matrix = [[0.0; QUANTITIES]; QUANTITIES];
+        let mut right = [0.0; QUANTITIES];
+        for run in runs {
+            let mut from_mean = run.size.logarithms();
+            from_mean.iter_mut().zip(means).zip(differs).for_each(|((value, mean), differs)| {
+                *value = if differs { *value - mean } else { 0.0 };
+            });
+            for ((row, right), value) in matrix.iter_mut().zip(&mut right).zip(from_mean) {
+                row.iter_mut().zip(from_mean).for_each(|(entry, other)| *entry += value * other);
+                *right += value * (run.loss.ln() - constant);
+            }
+        }
+        for place in (0..QUANTITIES).filter(|&place| !differs[place]) {
+            matrix[place][place] = 1.0;
+        }
+        Some(Self { means, constant, exponents: solve(matrix, right)? })
+    }
+
+    fn log_loss(&self, size: RunSize) -> f64 {
+        let terms = size.logarithms().into_iter().zip(self.means).zip(self.exponents);
+        self.constant + terms.map(|((value, mean), exponent)| exponent * (value - mean)).sum::<f64>()
+    }
+}
+
+/// Solves a system of equations by elimination; `None` if it has no single solution.
+fn solve(
+    mut matrix: [[f64; QUANTITIES]; QUANTITIES],
+    mut right: [f64; QUANTITIES],
+) -> Option<[f64; QUANTITIES]> {
+    let scale = matrix.iter().flatten().fold(0.0, |most: f64, entry| most.max(entry.abs()));
+    for pivot in 0..QUANTITIES {
+        let size = |row: &usize| matrix[*row][pivot].abs();
+        let largest = (pivot..QUANTITIES).max_by(|one, other| size(one).total_cmp(&size(other)))?;
+        matrix.swap(pivot, largest);
+        right.swap(pivot, largest);
+        if matrix[pivot][pivot].abs() <= 1e-9 * scale {
+            return None;
+        }
+        for row in (0..QUANTITIES).filter(|&row| row != pivot) {
+            let factor = matrix[row][pivot] / matrix[pivot][pivot];
+            let pivots = matrix[pivot];
+            matrix[row].iter_mut().zip(pivots).for_each(|(entry, above)| *entry -= factor * above);
+            right[row] -= factor * right[pivot];
+        }
+    }
+    Some(std::array::from_fn(|place| right[place] / matrix[place][place]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(paths: u64, steps: u64, perplexity: f64) -> MeasuredRun {
+        let size = RunSize { parameters: 1_377_408, paths, tokens: 512 * steps };
+        MeasuredRun { size, loss: perplexity.ln() }
+    }
+
+    /// Means of the runs of `docs/results/quality.md`.
+    fn measured() -> Vec<MeasuredRun> {
+        let table = [
+            (1, 400, 168.26),
+            (4, 400, 133.19),
+            (16, 400, 88.09),
+            (64, 400, 78.94),
+            (256, 400, 66.83),
+            (1, 1600, 82.94),
+            (16, 1600, 50.24),
+            (1, 6400, 51.23),
+        ];
+        table.into_iter().map(|(paths, steps, perplexity)| run(paths, steps, perplexity)).collect()
+    }
+
+    #[test]
+    fn a_law_is_found_again() {
+        let law = |size: RunSize| {
+            let [n, p, d] = size.values().map(|value| value as f64);
+            19.0 * n.powf(-0.06) * p.powf(-0.04) * d.powf(-0.1)
+        };
+        let mut runs = Vec::new();
+        for (parameters, paths, tokens) in
+            [(10, 1, 100), (1000, 1, 100), (10, 16, 900), (50, 4, 100), (70, 64, 7000), (10, 1, 5000)]
+        {
+            let size = RunSize { parameters: 1000 * parameters, paths, tokens: 1000 * tokens };
+            runs.push(MeasuredRun { size, loss: law(size) });
+        }
+        let fitted = MeasuredLaw::fit(&runs).unwrap();
+        let exponents = fitted.quantities.clone().map(|quantity| quantity.exponent.unwrap());
+        for (found, expected) in exponents.into_iter().zip([-0.06, -0.04, -0.1]) {
+            assert!((found - expected).abs() < 1e-9, "{exponents:?}");
+        }
+        assert!(fitted.error < 1e-9);
+        let size = RunSize { parameters: 200_000, paths: 8, tokens: 2_000_000 };
+        assert!((fitted.predict(size).unwrap().loss - law(size)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_run_of_ours_is_predicted_within_two_percent() {
+        let law = MeasuredLaw::fit(&measured()).unwrap();
+        // Not among the runs of the fit.
+        let prediction = law.predict(run(64, 1600, 1.0).size).unwrap();
+        let measured = 43.45f64.ln();
+        assert!((prediction.loss / measured - 1.0).abs() < 0.02, "{prediction:?} for {measured}");
+        assert!((prediction.loss_at_least..prediction.loss_at_most).contains(&measured));
+        assert_eq!(law.quantities[0].exponent, None);
+    }
+
+    #[test]
+    fn nothing_is_said_outside_of_the_runs() {
+        let law = MeasuredLaw::fit(&measured()).unwrap();
+        let size = |parameters, paths, tokens| law.predict(RunSize { parameters, paths, tokens });
+        let error = size(1_377_408, 512, 512 * 1000).unwrap_err().to_string();
+        assert!(error.contains("512 paths") && error.contains("1 to 256"), "{error}");
+        assert!(size(1_377_409, 4, 512 * 1000).unwrap_err().to_string().contains("have 1377408"));
+        assert!(size(1_377_408, 4, 100).is_err());
+        assert!(size(1_377_408, 4, 512 * 6401).is_err());
+    }
+
+    #[test]
+    fn too_few_runs_are_refused() {
+        let few = [run(1, 400, 168.0), run(1, 400, 170.0), run(4, 400, 133.0), run(4, 400, 132.0)];
+        let too_few = Err(FitError::TooFew { differing: 1, needed: 4, found: 2 });
+        assert_eq!(MeasuredLaw::fit(&few), too_few);
+        // More paths always with more steps.
+        let grown = |power: u32| run(4u64.pow(power), 400 * 4u64.pow(power), 90.0 - f64::from(power));
+        let together: Vec<_> = (0..6).map(grown).collect();
+        assert_eq!(MeasuredLaw::fit(&together), Err(FitError::Together));
+        assert_eq!(MeasuredLaw::fit(&[run(1, 400, 1.0)]), Err(FitError::Loss(0.0)));
+    }
+}
