@@ -9,8 +9,9 @@ use dipaco_path::PathData;
 use dipaco_protocol::WorkerPlan;
 use dipaco_shards::{TokenFileWriter, TokenSet, TokenSetManifest};
 use dipaco_sync::{EmbeddingMean, SyncConfig, Weighting};
+use dipaco_telemetry::Events;
 use dipaco_topology::PathId;
-use dipaco_train::work;
+use dipaco_train::{WorkerOptions, work};
 use support::{Run, config, tokens};
 use tokio_util::sync::CancellationToken;
 
@@ -253,6 +254,21 @@ async fn states_that_stay_with_workers_stay_there_when_the_run_ends() {
         training.paths.iter().all(|path| path.measured && path.state.is_none() && path.replay.is_empty())
     );
     assert_eq!(run.store.list("paths").await.unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_whose_disk_takes_no_state_keeps_and_uploads_states_from_memory() {
+    let mut config = config();
+    (config.train.state_every, config.train.held_paths) = (2, 4);
+    let (expected, _) = weights_and_bytes(config.clone(), 1).await;
+    let run = Run::seeded(config).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let cache = "/proc/nothing".into();
+    let shards = Some(run.folder.path().to_owned());
+    let options = WorkerOptions { shards, cache, ..run.worker(&token, "w") };
+    assert_eq!(work(options, CancellationToken::new()).await.unwrap().leases, 4 * 3);
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    assert_eq!(run.weights().await, expected);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -90,12 +90,9 @@ impl FragmentCache {
     pub(super) async fn keep(&self, needed: BTreeSet<FragmentId>, others: impl Iterator<Item = FragmentId>) {
         let mut cached = self.cached.lock().await;
         let (mut kept, mut room) = (needed, OTHERS);
-        for fragment in others.filter(|fragment| cached.contains_key(fragment)) {
-            let bytes = cached.get(&fragment).map_or(0, |cached| size_of_val(cached.values.as_slice()));
-            if kept.contains(&fragment) {
-                continue;
-            }
-            let Some(left) = room.checked_sub(bytes) else { break };
+        for fragment in others {
+            let Some(found) = cached.get(&fragment).filter(|_| !kept.contains(&fragment)) else { continue };
+            let Some(left) = room.checked_sub(size_of_val(found.values.as_slice())) else { break };
             room = left;
             kept.insert(fragment);
         }
