@@ -77,4 +77,6 @@ pub use step::{Positions, StepSequence, Stepper};
 pub use step_pages::StepPages;
 pub use weight_reader::WeightReader;
 pub use weight_stream::WeightStream;
-pub use weights::{ModuleView, ModuleWeights, into_little_endian, little_endian, safetensors_parts};
+pub use weights::{
+    ModuleView, ModuleWeights, into_little_endian, little_endian, safetensors_parts, tensors_of,
+};

@@ -67,12 +67,7 @@ impl ModuleWeights {
 
     /// Returns each tensor with its elements, in the order of `specs`.
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, &[f32])> {
-        let mut rest = self.values.as_slice();
-        self.specs.iter().map(move |spec| {
-            let (tensor, after) = rest.split_at(spec.parameters().min(rest.len()));
-            rest = after;
-            (spec, tensor)
-        })
+        tensors_of(&self.specs, &self.values)
     }
 
     /// Writes a safetensors file of f32 values with this entry as its `__metadata__`.
@@ -104,6 +99,18 @@ impl ModuleWeights {
         }
         Self::new(specs, values)
     }
+}
+
+/// Each tensor with its values, which lie one after the other. A tensor without enough of them gets those that are left.
+pub fn tensors_of<'a, 'v>(
+    specs: &'a [TensorSpec],
+    mut values: &'v [f32],
+) -> impl Iterator<Item = (&'a TensorSpec, &'v [f32])> {
+    specs.iter().map(move |spec| {
+        let (tensor, rest) = values.split_at(spec.parameters().min(values.len()));
+        values = rest;
+        (spec, tensor)
+    })
 }
 
 /// Checks that a file has exactly these tensors, of their shapes and f32. Returns their indices in the order of the file.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use dipaco_model::{ModuleWeights, TensorSpec, little_endian, parameters, safetensors_parts};
+use dipaco_model::{ModuleWeights, TensorSpec, little_endian, parameters, safetensors_parts, tensors_of};
 use dipaco_sync::{Ahead, Schedule};
 use dipaco_topology::PathId;
 
@@ -148,7 +148,7 @@ impl PathState {
                 parts.map(move |(name, part)| (kept_spec(name, level, fragment, part.len()), part.as_slice()))
             })
             .collect();
-        let tensors = tensors(first, &self.first).chain(tensors(second, &self.second));
+        let tensors = tensors_of(first, &self.first).chain(tensors_of(second, &self.second));
         let tensors = tensors.chain(kept.iter().map(|(spec, values)| (spec, *values)));
         let place = state_header::place(self.step, self.position)?;
         let tensors = tensors.map(|(spec, values)| (spec, little_endian(values)));
@@ -177,18 +177,6 @@ impl PathState {
         }
         Ok(Self { step, position, first, second, kept })
     }
-}
-
-/// Each tensor with its values, which lie one after the other.
-fn tensors<'a, 'v>(
-    specs: &'a [TensorSpec],
-    mut values: &'v [f32],
-) -> impl Iterator<Item = (&'a TensorSpec, &'v [f32])> {
-    specs.iter().map(move |spec| {
-        let (tensor, rest) = values.split_at(spec.parameters().min(values.len()));
-        values = rest;
-        (spec, tensor)
-    })
 }
 
 #[cfg(test)]

@@ -314,13 +314,8 @@ impl Weights {
         for (object, fragment) in objects.iter().zip(fragments) {
             let length = usize::try_from(object.bytes).unwrap_or(usize::MAX);
             let mut stream = WeightStream::new(fragment.specs.clone(), length);
-            let (mut parts, mut read) = (self.store.parts(object), Ok(()));
-            while let Some(part) = self.runtime.block_on(parts.next())? {
-                // The rest is read for its hash: damage to the object explains the error best.
-                if read.is_ok() {
-                    read = stream.read(&part, |spec, values| packer.add(&spec.name, values));
-                }
-            }
+            let pack = |part: &[u8]| stream.read(part, |spec, values| packer.add(&spec.name, values));
+            let read = self.runtime.block_on(self.store.parts(object).read(pack))?;
             read.and_then(|()| stream.finish())?;
         }
         Ok(packer.finish()?)

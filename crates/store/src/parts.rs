@@ -50,6 +50,24 @@ impl<'a> ObjectParts<'a> {
         }
         Ok(None)
     }
+
+    /// Gives each part to `take` until it fails. The rest is read for its hash, because damage to the object explains the failure
+    /// best. Returns the failure of `take`.
+    ///
+    /// # Errors
+    /// As [`ObjectParts::next`].
+    pub async fn read<E>(
+        mut self,
+        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<Result<(), E>, StoreError> {
+        let mut read = Ok(());
+        while let Some(part) = self.next().await? {
+            if read.is_ok() {
+                read = take(&part);
+            }
+        }
+        Ok(read)
+    }
 }
 
 #[cfg(test)]

@@ -15,14 +15,8 @@ pub(crate) async fn read_module(
     specs: Arc<[TensorSpec]>,
 ) -> Result<ModuleWeights, TrainError> {
     let length = usize::try_from(object.bytes).unwrap_or(usize::MAX);
-    let (mut reader, mut read) = (WeightReader::new(specs, length), Ok(()));
-    let mut parts = store.parts(object);
-    while let Some(part) = parts.next().await? {
-        // The rest is read for its hash: damage to the object explains the error best.
-        if read.is_ok() {
-            read = reader.read(&part);
-        }
-    }
+    let mut reader = WeightReader::new(specs, length);
+    let read = store.parts(object).read(|part| reader.read(part)).await?;
     let module = read.and_then(|()| reader.finish());
     Ok(module.map_err(|source| PathError::ModuleFile { name: object.name.clone(), source })?)
 }

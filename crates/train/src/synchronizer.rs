@@ -212,14 +212,9 @@ impl Synchronizer {
         }
         let length = self.layout.fragment(fragment.module.level, fragment.index)?.values();
         let mut decoder = Decoder::new(object.bytes, length);
-        let (mut values, mut read) = (Vec::with_capacity(length), Ok(()));
-        let mut parts = self.store.parts(object);
-        while let Some(part) = parts.next().await? {
-            // The rest is read for its hash: damage to the object explains the error best.
-            if read.is_ok() {
-                read = decoder.read(&part, |group| values.extend_from_slice(group));
-            }
-        }
+        let mut values = Vec::with_capacity(length);
+        let decode = |part: &[u8]| decoder.read(part, |group| values.extend_from_slice(group));
+        let read = self.store.parts(object).read(decode).await?;
         let module = fragment.module;
         let decoded = read.and_then(|()| decoder.finish());
         decoded.map_err(|why| PathError::OuterGradient { module, path, why })?;

@@ -143,8 +143,8 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     let plan = session.plan();
     let topology = plan.topology()?;
     let layout = Layout::of_plan(plan, &topology)?;
-    let state_folder = StateFolder::new(options.cache.clone(), MomentSpecs::of_plan(plan)?);
-    let states = KeptStates::new(plan.train.held_paths, state_folder.clone());
+    let folder = StateFolder::new(options.cache.clone(), MomentSpecs::of_plan(plan)?);
+    let states = KeptStates::new(plan.train.held_paths, folder);
     let transfer = Arc::new(Transfer::new(session.clone(), options.bandwidth));
     let shards = ShardCache::new(transfer.clone(), options.shards, options.cache);
     let weights = FragmentCache::new(transfer.clone(), layout);
@@ -154,7 +154,6 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
         topology,
         cancel,
         states,
-        state_folder,
         memory: TrainerMemory::default(),
         prefetch_time: Duration::ZERO,
         counts: Arc::default(),
@@ -192,7 +191,6 @@ struct Worker {
     topology: Topology,
     cancel: CancellationToken,
     states: KeptStates,
-    state_folder: StateFolder,
     /// Memory of the last training, for the next one.
     memory: TrainerMemory,
     /// Duration of the last prefetch.

@@ -5,6 +5,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use dipaco_model::little_endian;
+
 use crate::TrainError;
 
 /// Memory for the values of all contributions, in bytes. Above it, they lie in a file.
@@ -108,10 +110,9 @@ impl GatheredContributions {
 }
 
 fn write(file: &mut File, values: &[f32]) -> std::io::Result<()> {
-    // A buffer at a time: the bytes of all values at once would double the memory.
+    // A buffer at a time: where the bytes are a copy, those of all values at once would double the memory.
     for values in values.chunks(SLICE_BYTES / size_of::<f32>()) {
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        file.write_all(&bytes)?;
+        file.write_all(&little_endian(values))?;
     }
     Ok(())
 }

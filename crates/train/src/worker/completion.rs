@@ -56,9 +56,9 @@ impl Worker {
         let state = Arc::new(state);
         // Before the next lease changes it. A file takes no memory while the state is on its way.
         let (file, content) = if uploads_state {
-            match self.state_folder.write(&state).await {
+            match self.states.folder().write(&state).await {
                 Some(file) => (Some(file.clone()), Some(file.into())),
-                None => (None, Some(self.state_folder.encode(&state).await?.into())),
+                None => (None, Some(self.states.folder().encode(&state).await?.into())),
             }
         } else {
             (None, None)

@@ -39,6 +39,11 @@ impl KeptStates {
         Self { capacity, folder, states: Vec::new() }
     }
 
+    /// The folder of the states.
+    pub(super) fn folder(&self) -> &StateFolder {
+        &self.folder
+    }
+
     /// The leases that left the kept states.
     pub(super) fn leases(&self) -> Vec<LeaseKey> {
         self.states.iter().map(|kept| kept.lease).collect()
