@@ -145,7 +145,7 @@ impl SimulatedWorker {
                         Err(error) => return Err(error),
                     }
                 }
-                LeaseOffer::Wait(_) => {
+                LeaseOffer::Wait(_) | LeaseOffer::Unfit(_) => {
                     report.waits += 1;
                     wait_ms = WAIT_MS;
                 }

@@ -331,6 +331,15 @@ impl Ledger {
         leases
     }
 
+    /// Ends the leases of a process that does not come back, unfinished, deletes their results, and forgets the states that it
+    /// holds. Returns the leases.
+    pub fn part_with(&mut self, process: &ProcessId) -> Vec<Lease> {
+        let ProcessId { token, name, .. } = process;
+        let released = self.release(token, Some(name), |worker| worker == process);
+        self.state.part_with(process);
+        released
+    }
+
     /// Ends the leases whose deadline has passed, and deletes their results. Returns the leases.
     pub fn expire(&mut self, now: Duration) -> Vec<Lease> {
         let expired = self.state.expire(now);

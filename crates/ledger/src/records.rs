@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dipaco_sync::{Contribution, FragmentId, PathProgress, TrainingProgress};
+use dipaco_sync::{Contribution, CountedNorms, FragmentId, PathProgress, TrainingProgress};
 use dipaco_topology::PathId;
 
 use crate::names::{self, Owner};
@@ -27,6 +27,7 @@ pub(crate) struct TrainingObjects {
     pub(crate) fragments: BTreeMap<FragmentId, FragmentObjects>,
     pub(crate) paths: Vec<PathObjects>,
     pub(crate) numerics: Option<String>,
+    pub(crate) numerics_token: Option<String>,
 }
 
 /// The objects of a fragment. [`FragmentRecord`] describes the fields.
@@ -36,7 +37,7 @@ pub(crate) struct FragmentObjects {
     pub(crate) momentum: Option<ObjectRef>,
     pub(crate) changes: Vec<ChangeRecord>,
     pub(crate) kept: Vec<KeptVersion>,
-    pub(crate) norms: Vec<f64>,
+    pub(crate) norms: CountedNorms,
     /// Outer gradients that wait for an outer step.
     pub(crate) gradients: BTreeMap<Contribution, CountedGradient>,
 }
@@ -171,7 +172,8 @@ impl TrainingObjects {
             if let Some(module) = modules.last_mut() {
                 let FragmentObjects { weights, momentum, changes, kept, norms, gradients: _ } =
                     objects.clone();
-                let record = FragmentRecord { version, weights, momentum, changes, kept, norms };
+                let (norm_paths, norms) = norms.iter().unzip();
+                let record = FragmentRecord { version, weights, momentum, changes, kept, norms, norm_paths };
                 module.fragments.push(record);
             }
         }
@@ -205,6 +207,7 @@ impl TrainingObjects {
             modules,
             paths: self.paths.iter().zip(&progress.paths).zip(gradients).map(path).collect(),
             numerics: self.numerics.clone(),
+            numerics_token: self.numerics_token.clone(),
         })
     }
 }
@@ -221,7 +224,8 @@ impl TrainingRecord {
         let mut fragments = BTreeMap::new();
         for ModuleRecord { module, fragments: records } in self.modules {
             for (index, record) in (0..).zip(records) {
-                let FragmentRecord { version, weights, momentum, changes, kept, norms } = record;
+                let FragmentRecord { version, weights, momentum, changes, kept, norms, norm_paths } = record;
+                let norms = norm_paths.into_iter().zip(norms).collect();
                 let fragment = FragmentId { module, index };
                 progress.versions.insert(fragment, version);
                 let gradients = BTreeMap::new();
@@ -249,9 +253,19 @@ impl TrainingRecord {
             }
         }
         progress.pending.values_mut().for_each(|pending| pending.sort_unstable());
-        let Self { origin, rounds, inner_steps, boundaries, phase, shards, numerics, .. } = self;
-        let objects =
-            TrainingObjects { origin, rounds, inner_steps, boundaries, shards, fragments, paths, numerics };
+        let Self { origin, rounds, inner_steps, boundaries, phase, shards, numerics, numerics_token, .. } =
+            self;
+        let objects = TrainingObjects {
+            origin,
+            rounds,
+            inner_steps,
+            boundaries,
+            shards,
+            fragments,
+            paths,
+            numerics,
+            numerics_token,
+        };
         Ok(Divided { progress, phase: phase as usize, objects })
     }
 }

@@ -170,6 +170,9 @@ pub struct TrainingRecord {
     /// Fingerprint of the arithmetic of the first device whose outer gradient counts; absent before that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numerics: Option<String>,
+    /// Name of the token with which that device contributed; absent in a manifest of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numerics_token: Option<String>,
 }
 
 /// The training data of a path.
@@ -213,6 +216,9 @@ pub struct FragmentRecord {
     pub kept: Vec<KeptVersion>,
     /// Norms of the last outer gradients that count, the newest last. New norms are compared with them.
     pub norms: Vec<f64>,
+    /// The path of each norm. Norms without one are of an earlier version, and are forgotten.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub norm_paths: Vec<PathId>,
 }
 
 /// Change of a fragment's weights from one version to the next.
@@ -231,7 +237,15 @@ impl FragmentRecord {
     /// A fragment before its first outer step.
     #[must_use]
     pub fn first(weights: ObjectRef) -> Self {
-        Self { version: 0, weights, momentum: None, changes: Vec::new(), kept: Vec::new(), norms: Vec::new() }
+        Self {
+            version: 0,
+            weights,
+            momentum: None,
+            changes: Vec::new(),
+            kept: Vec::new(),
+            norms: Vec::new(),
+            norm_paths: Vec::new(),
+        }
     }
 
     /// Weights at a kept version.

@@ -56,7 +56,7 @@ fn the_device_that_contributes_first_decides_and_not_the_one_that_asks_first() {
     let refused = complete(&mut ledger, &uploaded);
     assert!(matches!(refused, LeaseCompletion::OtherNumerics(_)), "{refused:?}");
     let reason = ledger.check_numerics("x").unwrap_err().to_string();
-    assert!(reason.contains("(x)") && reason.contains("(y)"), "{reason}");
+    assert!(reason.contains("(x)") && reason.contains("(y)") && reason.contains("token \"c\""), "{reason}");
     assert!(ledger.check_numerics("y").is_ok());
     // It holds after a restart.
     let manifest = written(&mut ledger);
@@ -84,4 +84,39 @@ fn contributions_of_all_devices_name_their_device() {
         let record: &ContributorRecord = &training.paths[lease.path.index()].contributors[token];
         assert_eq!(record.numerics, [numerics.to_owned()].into());
     }
+}
+
+#[test]
+fn the_revocation_of_the_token_that_set_the_fingerprint_lets_another_set_it() {
+    let mut ledger = take_over(start());
+    let forged = lease(&mut ledger, "forger", "forged");
+    assert!(matches!(upload(&mut ledger, &forged), Recording::Recorded));
+    assert!(matches!(complete(&mut ledger, &forged), LeaseCompletion::Accepted { .. }));
+    let manifest = written(&mut ledger);
+    assert_eq!(manifest.training.as_ref().unwrap().numerics_token.as_deref(), Some("forger"));
+    // After a restart of the coordinator too.
+    let mut ledger = take_over(manifest);
+    let revoked = |name: &str| [name.to_owned()].into();
+    assert_eq!(ledger.forget_numerics(&revoked("other")), None);
+    assert!(ledger.check_numerics("honest").is_err());
+    assert_eq!(ledger.forget_numerics(&revoked("forger")).as_deref(), Some("forger"));
+    assert_eq!(ledger.numerics(), None);
+    assert_eq!(ledger.forget_numerics(&revoked("forger")), None, "it is forgotten once");
+    let honest = lease(&mut ledger, "honest", "honest");
+    assert!(matches!(upload(&mut ledger, &honest), Recording::Recorded));
+    assert!(matches!(complete(&mut ledger, &honest), LeaseCompletion::Accepted { .. }));
+    assert_eq!(ledger.numerics(), Some("honest"));
+    assert!(ledger.check_numerics("forged").is_err());
+    let training = written(&mut ledger).training.unwrap();
+    assert_eq!(training.numerics_token.as_deref(), Some("honest"));
+}
+
+#[test]
+fn a_fingerprint_of_an_earlier_version_has_no_token_and_holds() {
+    let mut manifest = start();
+    manifest.training.as_mut().unwrap().numerics = Some("y".into());
+    let mut ledger = take_over(manifest);
+    assert_eq!(ledger.forget_numerics(&["a".to_owned()].into()), None);
+    let reason = ledger.check_numerics("x").unwrap_err().to_string();
+    assert!(!reason.contains("token"), "{reason}");
 }

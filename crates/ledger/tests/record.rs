@@ -10,7 +10,7 @@ use dipaco_ledger::{
     RunManifest, ShardRecord, StoredRun, TrainingRecord,
 };
 use dipaco_sync::{LeaseLimits, Numerics, Rescale, Schedule, Scheme, Weighting};
-use dipaco_topology::{ModuleId, Topology, TopologyConfig};
+use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 
 fn topology() -> Topology {
     Topology::new(&TopologyConfig { replicas: 2, ..TopologyConfig::dense(1) }, 1).unwrap()
@@ -83,6 +83,7 @@ fn training() -> TrainingRecord {
         changes: vec![ChangeRecord { from: "hash".into(), version: 1, object: object("change") }],
         kept: vec![KeptVersion { version: 0, weights: object("kept") }],
         norms: vec![1.0, 2.0],
+        norm_paths: vec![PathId(0), PathId(1)],
     };
     let shard = |path: u32| ShardRecord {
         file: format!("{path}"),
@@ -100,6 +101,7 @@ fn training() -> TrainingRecord {
         modules: vec![ModuleRecord { module, fragments: vec![fragment] }],
         paths: vec![PathRecord { gradients: vec![gradient], ..path(6, 2) }, path(3, 1)],
         numerics: Some("device".into()),
+        numerics_token: Some("token".into()),
     }
 }
 

@@ -50,6 +50,8 @@ pub struct WorkerHistory {
     pub connected: bool,
     /// True from the end of a lease, for want of a word about it, until its next event.
     pub silent: bool,
+    /// Fingerprint of the arithmetic of its device.
+    pub numerics: String,
     /// Reason for which it left.
     pub reason: String,
     /// Complete leases.
@@ -113,13 +115,20 @@ impl RunHistory {
         })
     }
 
+    /// Number of connected workers whose devices have another fingerprint than this one.
+    #[must_use]
+    pub fn with_other_numerics(&self, fingerprint: &str) -> usize {
+        self.workers.values().filter(|worker| worker.connected && worker.numerics != fingerprint).count()
+    }
+
     /// Adds an event.
     pub fn add(&mut self, record: EventRecord) {
         self.cost = self.meter.add(&record);
         let EventRecord { time, event } = record;
         match event {
-            Event::WorkerJoined { worker, .. } => {
+            Event::WorkerJoined { worker, numerics } => {
                 let worker = self.worker(worker, &time);
+                worker.numerics = numerics;
                 (worker.connected, worker.silent, worker.reason) = (true, false, String::new());
             }
             Event::WorkerLeft { worker, reason } => {
@@ -228,6 +237,17 @@ mod tests {
 
     fn round(round: u64, loss: f64) -> Event {
         Event::RoundCompleted { round, loss, seconds: 1.0, wire_bytes: None }
+    }
+
+    #[test]
+    fn connected_workers_with_another_fingerprint_are_counted() {
+        let of = |worker: &str, numerics: &str| Event::WorkerJoined {
+            worker: worker.to_owned(),
+            numerics: numerics.to_owned(),
+        };
+        let left = Event::WorkerLeft { worker: "c".to_owned(), reason: String::new() };
+        let history = history([of("a", "x"), of("b", "y"), of("c", "y"), of("d", "y"), left]);
+        assert_eq!([history.with_other_numerics("x"), history.with_other_numerics("y")], [2, 1]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use quinn::Connection;
 use tokio::sync::Semaphore;
@@ -12,6 +13,9 @@ use crate::traffic::Counters;
 use crate::transport::code;
 use crate::wire::{self, Transfer, Welcome};
 use crate::{Exchange, Limits, NetError, RareWarning, Traffic};
+
+/// Time in which a live peer answers a keep-alive packet.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// State that all connections of a server share.
 pub(crate) struct Shared {
@@ -168,6 +172,15 @@ impl PeerConnection {
     /// Waits for the end of the connection and returns the reason.
     pub async fn closed(&self) -> NetError {
         wire::closed(&self.shown, self.connection.closed().await)
+    }
+
+    /// True if nothing comes from the peer for longer than a live one is silent: a little more than
+    /// [`Limits::keep_alive`], after which it answers a packet of this end.
+    pub async fn is_silent(&self) -> bool {
+        let received = || self.connection.stats().udp_rx.datagrams;
+        let before = received();
+        tokio::time::sleep(self.shared.limits.keep_alive.saturating_add(ANSWER)).await;
+        received() == before
     }
 
     /// Closes the connection with a reason for the peer.

@@ -39,6 +39,19 @@ pub enum PathError {
         /// The loss of that step, in nats per token.
         loss: f32,
     },
+    /// The loss and the gradients are finite, but weights or moments that follow from them are not, or are larger than those
+    /// of any path that trains.
+    #[error(
+        "training of path {path} diverged in inner step {step} or before: {problem}; lower the learning rate, or clip gradients"
+    )]
+    DivergedResult {
+        /// The path.
+        path: PathId,
+        /// The last inner step, counted from 0 over the run.
+        step: u64,
+        /// The value, and where it is.
+        problem: String,
+    },
     /// The header of a path's state is missing, or has another version.
     #[error(
         "the file is no path state of version {expected}: another version of dipaco wrote it, or it is damaged"
@@ -166,6 +179,15 @@ pub enum PathError {
 }
 
 impl PathError {
+    /// The inner step, counted from 0 over the run, in which the training of a path diverged; `None` for any other error.
+    #[must_use]
+    pub fn diverged_at(&self) -> Option<u64> {
+        match *self {
+            Self::Diverged { step, .. } | Self::DivergedResult { step, .. } => Some(step),
+            _ => None,
+        }
+    }
+
     /// True if the machine has no GPU or no driver for one, as opposed to a GPU that fails.
     #[must_use]
     pub fn is_no_gpu(&self) -> bool {

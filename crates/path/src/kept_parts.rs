@@ -4,7 +4,20 @@ use dipaco_protocol::WorkerPlan;
 use dipaco_sync::Schedule;
 use dipaco_topology::PathId;
 
+use crate::moment_bounds::within;
 use crate::state::{BASE, LEAD, OWN, RESIDUAL};
+
+/// Largest magnitude of a value of a part, and of an outer gradient that joins one.
+///
+/// Nothing in a state bounds the weights of a model, nor what was lost of its outer gradients. Those of models that train
+/// are below 1,000. A sum or difference of a few values of this magnitude, and its squared norm in f64, is far from the
+/// largest number, so a path that goes on from them diverges at worst, and its worker reports that.
+pub(crate) const LARGEST_VALUE: f32 = 1e6;
+
+/// The first value of a vector that is larger than [`LARGEST_VALUE`] or not finite, with its place.
+pub(crate) fn beyond_largest(values: &[f32]) -> Option<(usize, f32)> {
+    values.iter().copied().enumerate().find(|&(_, value)| !within(value, LARGEST_VALUE))
+}
 
 /// The parts of a fragment's state that a path keeps after a lease, as its scheme decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,6 +12,7 @@ use crate::device::TrainDevice;
 use crate::inner_step::InnerConfig;
 use crate::kept_parts::KeptParts;
 use crate::state::PathState;
+use crate::trained_state::problem_of;
 use crate::trainer::Trainer;
 use crate::trainer_memory::TrainerMemory;
 use crate::weights::{LocalModule, PathWeights};
@@ -202,5 +203,11 @@ pub fn train_lease(
     }
     let kept = weights.keep(plan, path, &mut trainer, to)?;
     let state = PathState { kept, ..trainer.end(memory)? };
+    // The coordinator would refuse the state, and this worker could not go on from it either.
+    if to > from
+        && let Some(problem) = problem_of(plan, &weights.topology, &state)
+    {
+        return Err(PathError::DivergedResult { path, step: state.step.saturating_sub(1), problem });
+    }
     Ok(Some(TrainedLease { last, state, report }))
 }

@@ -6,9 +6,10 @@ use dipaco_protocol::WorkerPlan;
 use dipaco_topology::{Part, Topology};
 
 use crate::PathError;
+use crate::moment_bounds::MomentKind;
 
 /// Beginning of the name of a first moment in a state's file.
-const FIRST: &str = "first/";
+pub(crate) const FIRST: &str = "first/";
 /// Beginning of the name of a second moment.
 pub(crate) const SECOND: &str = "second/";
 
@@ -71,6 +72,11 @@ impl MomentSpecs {
     #[must_use]
     pub fn second(&self) -> &[TensorSpec] {
         &self.second
+    }
+
+    /// The kind of the first moments of a tensor.
+    pub(crate) fn kind_of_first(&self, spec: &TensorSpec) -> MomentKind {
+        if muon_matrix(self.optimizer, spec).is_some() { MomentKind::Momentum } else { MomentKind::First }
     }
 
     /// Number of moments of both kinds.

@@ -162,7 +162,7 @@ impl PathState {
     pub fn decode(bytes: &[u8], moments: &MomentSpecs) -> Result<Self, PathError> {
         let header = StateHeader::read(std::iter::once(bytes), u64::MAX)?;
         let specs = header.specs(moments);
-        let StateHeader { step, position, kept: places } = header;
+        let StateHeader { step, position, kept: places, .. } = header;
         let mut first = ModuleWeights::from_safetensors(bytes, specs.into())?.values;
         let [firsts, seconds] = [moments.first(), moments.second()].map(parameters);
         let mut rest = first.split_off(firsts + seconds).into_iter();

@@ -1,14 +1,16 @@
 //! The check of a path's state that a stranger brings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use dipaco_model::{TensorSpec, WeightStream, parameters, trained_specs};
 use dipaco_protocol::WorkerPlan;
 use dipaco_topology::{PathId, Topology};
 
-use crate::kept_parts::KeptParts;
+use crate::kept_parts::{KeptParts, beyond_largest};
 use crate::layout::Layout;
-use crate::moment_specs::SECOND;
+use crate::moment_bounds::{MomentBounds, MomentCheck, MomentKind};
+use crate::moment_specs::{FIRST, SECOND};
+use crate::piece_cursor::PieceCursor;
 use crate::state_header::StateHeader;
 use crate::{MomentSpecs, PathError};
 
@@ -16,6 +18,8 @@ use crate::{MomentSpecs, PathError};
 const ENTRY_BYTES: u64 = 512;
 /// Bytes of the rest of a state's header, at most.
 const REST_BYTES: u64 = 4096;
+/// First moments that are read a second time at once, beside their second moments.
+const PAIRS: usize = 1 << 12;
 
 /// Largest length in bytes of a path's state in a run with this plan and topology: the moments of its optimizer, and the
 /// parts of fragments that its scheme may keep.
@@ -35,9 +39,11 @@ fn header_bytes(plan: &WorkerPlan, topology: &Topology, moments: &MomentSpecs) -
 
 /// Checks a path's state at the end of a lease that ends at `step`: tensors, shapes and values, and the progress that
 /// only this lease leaves. A worker trains from the state without a further look, so a state that no training makes
-/// would end one honest worker after another.
+/// would end the training of one honest worker after another. The moments keep [`MomentBounds`], and the other values are at
+/// most [`LARGEST_VALUE`](crate::kept_parts::LARGEST_VALUE).
 ///
-/// The state lies in `pieces`. One of its tensors at a time is copied, and none before the header is that of the lease.
+/// The state lies in `pieces`. A few of its values at a time are copied, and none before the header is that of the lease. The
+/// first moments are read twice, the other values once.
 ///
 /// # Errors
 /// When the state differs from every state that the lease can leave.
@@ -54,7 +60,7 @@ pub fn check_state<'a>(
     let header = StateHeader::read(pieces.clone(), header_bytes(plan, &topology, &moments))?;
     check_progress(plan, path, step, &header)?;
     check_kept(plan, layout, &topology, (path, step), &header.kept)?;
-    check_values(header.specs(&moments), pieces)
+    check_values(plan, &moments, &header, pieces)
 }
 
 /// Checks the step and the data position.
@@ -107,36 +113,98 @@ fn check_kept(
     Ok(())
 }
 
-/// Checks that the file has exactly these tensors, and their values: finite, and second moments of at least 0.
+/// Checks that the file has exactly the tensors of its header and these moments, and their values.
 fn check_values<'a>(
-    specs: Vec<TensorSpec>,
+    plan: &WorkerPlan,
+    moments: &MomentSpecs,
+    header: &StateHeader,
     pieces: impl Iterator<Item = &'a [u8]> + Clone,
 ) -> Result<(), PathError> {
-    let mut stream = WeightStream::new(specs.into(), pieces.clone().map(<[u8]>::len).sum());
-    let (mut before, mut wrong) = (0, None);
+    let length = pieces.clone().map(<[u8]>::len).sum();
+    let mut stream = WeightStream::new(header.specs(moments).into(), length);
+    let mut check = ValueCheck {
+        moments: MomentCheck::new(MomentBounds::new(&plan.train.adamw, header.step)),
+        momenta: moments
+            .first()
+            .iter()
+            .filter(|spec| moments.kind_of_first(spec) == MomentKind::Momentum)
+            .map(|spec| spec.name.as_str())
+            .collect(),
+        firsts: &header.firsts,
+        cursor: PieceCursor::new(pieces.clone()),
+        first: Vec::new(),
+        before: 0,
+    };
+    let mut wrong = None;
     for piece in pieces {
-        stream.read_values(piece, |spec, first, values| {
+        stream.read_values(piece, |spec, begin, values| {
             if wrong.is_none() {
-                wrong = wrong_value(spec, first, values, before);
+                wrong = check.wrong(spec, begin, values);
             }
-            before += values.len();
             Ok(())
         })?;
         if let Some(wrong) = wrong.take() {
             return Err(wrong);
         }
     }
-    Ok(stream.finish()?)
+    stream.finish()?;
+    check.moments.end().map_or(Ok(()), |problem| Err(other(problem)))
 }
 
-/// The error of the first wrong value among those of a tensor from its value `first` on. The file has `before` values before them.
-fn wrong_value(spec: &TensorSpec, first: usize, values: &[f32], before: usize) -> Option<PathError> {
-    if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-        return Some(PathError::MomentNotFinite { position: before + at });
+/// The check of a file's values, as they come.
+struct ValueCheck<'a, 'b, I> {
+    moments: MomentCheck,
+    /// Tensors that take Muon's steps.
+    momenta: HashSet<&'b str>,
+    /// Bytes of the file before the first moments of each tensor.
+    firsts: &'b HashMap<String, usize>,
+    /// Where the first moments of the current second moments are read again.
+    cursor: PieceCursor<'a, I>,
+    /// Memory for these first moments.
+    first: Vec<f32>,
+    /// Values of the file so far.
+    before: usize,
+}
+
+impl<'a, I: Iterator<Item = &'a [u8]> + Clone> ValueCheck<'a, '_, I> {
+    /// The error of the first wrong value among those of a tensor from its value `begin` on.
+    fn wrong(&mut self, spec: &TensorSpec, begin: usize, values: &[f32]) -> Option<PathError> {
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Some(PathError::MomentNotFinite { position: self.before + at });
+        }
+        self.before += values.len();
+        let problem = if let Some(tensor) = spec.name.strip_prefix(SECOND) {
+            let problem = self.moments.add(MomentKind::Second, tensor, begin, values);
+            problem.or_else(|| self.wrong_pair(tensor, begin, values))
+        } else if let Some(tensor) = spec.name.strip_prefix(FIRST) {
+            let muon = self.momenta.contains(tensor);
+            let kind = if muon { MomentKind::Momentum } else { MomentKind::First };
+            self.moments.add(kind, tensor, begin, values)
+        } else {
+            let beyond = beyond_largest(values);
+            beyond.map(|(at, value)| format!("value {} of {} is {value:e}", begin + at, spec.name))
+        };
+        problem.map(other)
     }
-    let tensor = spec.name.strip_prefix(SECOND)?;
-    let at = first + values.iter().position(|moment| *moment < 0.0)?;
-    Some(other(format!("second moment {at} of {tensor} is negative")))
+
+    /// The first violation among pairs of a tensor's second moments with its first ones, which lie elsewhere in the file.
+    fn wrong_pair(&mut self, tensor: &str, begin: usize, second: &[f32]) -> Option<String> {
+        let Some(&place) = self.firsts.get(tensor) else {
+            return Some(format!("{tensor} has second moments and no first ones"));
+        };
+        let mut begin = begin;
+        for second in second.chunks(PAIRS) {
+            if !self.cursor.read(place.saturating_add(4 * begin), second.len(), &mut self.first) {
+                return Some(format!("the first moments of {tensor} are cut"));
+            }
+            let problem = self.moments.pairs(tensor, begin, &self.first, second);
+            if problem.is_some() {
+                return problem;
+            }
+            begin += second.len();
+        }
+        None
+    }
 }
 
 fn other(problem: String) -> PathError {

@@ -1,12 +1,13 @@
 //! The header of a state's file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use dipaco_model::TensorSpec;
 use dipaco_topology::Part;
 use safetensors::tensor::Metadata;
 use serde::{Deserialize, Serialize};
 
+use crate::moment_specs::FIRST;
 use crate::state::PARTS;
 use crate::{MomentSpecs, PathError};
 
@@ -33,6 +34,8 @@ pub(crate) struct StateHeader {
     pub(crate) position: u64,
     /// Name and number of values of each part of a fragment's state, by level and fragment.
     pub(crate) kept: BTreeMap<(u16, u32), Vec<(&'static str, usize)>>,
+    /// Bytes of the file before the first moments of each tensor, as the header tells.
+    pub(crate) firsts: HashMap<String, usize>,
 }
 
 impl StateHeader {
@@ -49,7 +52,8 @@ impl StateHeader {
             let problem = format!("its header has {length} bytes, that of a state at most {most}");
             return Err(PathError::OtherState { problem });
         }
-        let json: Vec<u8> = bytes.take(usize::try_from(length).map_err(|_| damaged())?).collect();
+        let length = usize::try_from(length).map_err(|_| damaged())?;
+        let json: Vec<u8> = bytes.take(length).collect();
         let header: Metadata = serde_json::from_slice(&json).map_err(|_| damaged())?;
         let place = header.metadata().as_ref();
         let place = place.and_then(|metadata| serde_json::from_str(metadata.get(PLACE)?).ok());
@@ -67,7 +71,12 @@ impl StateHeader {
                 }
             }
         }
-        Ok(Self { step, position, kept })
+        let begin = LENGTH.saturating_add(length);
+        let firsts = tensors.iter().filter_map(|(name, info)| {
+            let tensor = name.strip_prefix(FIRST)?.to_owned();
+            Some((tensor, begin.saturating_add(info.data_offsets.0)))
+        });
+        Ok(Self { step, position, kept, firsts: firsts.collect() })
     }
 
     /// The tensors of the file: the moments, and then the parts of the fragments in their order.

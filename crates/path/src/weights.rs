@@ -10,7 +10,7 @@ use dipaco_sync::{Ahead, FragmentId, OuterRule};
 use dipaco_topology::{PathId, Topology};
 
 use crate::PathError;
-use crate::kept_parts::KeptParts;
+use crate::kept_parts::{KeptParts, beyond_largest};
 use crate::layout::Layout;
 use crate::state::{FragmentState, PathState};
 use crate::trainer::Trainer;
@@ -129,6 +129,9 @@ impl PathWeights {
 
     /// Encodes the outer gradient of a fragment. If `another` follows before the path takes over global weights, the trainer's
     /// weights become its base.
+    ///
+    /// # Errors
+    /// When the path has diverged, or does not train the fragment.
     pub(crate) fn send(
         &mut self,
         plan: &WorkerPlan,
@@ -156,6 +159,11 @@ impl PathWeights {
         // arXiv:2508.15706: the loss of earlier encodings joins this outer gradient, and the loss of this one is kept.
         for (value, residual) in gradient.iter_mut().zip(state.residual.iter().flatten()) {
             *value += outer.error_feedback * residual;
+        }
+        // The step after which a weight is too large or not finite still has a finite loss and gradient.
+        if let Some((at, value)) = beyond_largest(&gradient) {
+            let problem = format!("value {at} of the outer gradient of fragment {fragment} is {value:e}");
+            return Err(PathError::DivergedResult { path, step: trainer.steps().saturating_sub(1), problem });
         }
         let wrong = |why| PathError::OuterGradient { module: fragment.module, path, why };
         let encoded = dipaco_codec::encode(&gradient, outer.compression).map_err(wrong)?;

@@ -5,6 +5,7 @@ use dipaco_config::RunConfig;
 use dipaco_fuzz::rand::Rng;
 use dipaco_fuzz::{Campaign, CaseRng, Reached};
 use dipaco_model::{ModelConfig, parameters, path_specs};
+use dipaco_optim::{AdamWMoments, AdamWStep, adamw_step};
 use dipaco_protocol::WorkerPlan;
 use dipaco_sync::Ahead;
 use dipaco_topology::{PathId, TopologyConfig};
@@ -13,6 +14,9 @@ use dipaco_path::{FragmentState, Layout, MomentSpecs, PathError, PathState, chec
 
 /// Inner steps at the end of the lease that brings the state.
 const STEP: u64 = 4;
+
+/// Learning rate of the step after it.
+const LEARNING_RATE: f32 = 1e-3;
 
 /// Bytes of the pieces in which the state lies: less than its header has, and no multiple of a value.
 const PIECE: usize = 1001;
@@ -39,7 +43,9 @@ fn plan(blocks: usize, width: usize) -> WorkerPlan {
 fn valid(rng: &mut CaseRng, plan: &WorkerPlan) -> Vec<u8> {
     let values = parameters(&path_specs(&plan.model));
     let mut numbers = |least: f32| (0..values).map(|_| rng.random_range(least..1.0)).collect::<Vec<f32>>();
-    let (first, second) = (numbers(-1.0), numbers(0.0));
+    // Second moments whose sum is that of gradients of a norm of 0.4 after the first step, and first moments that fit them.
+    let second: Vec<f32> = numbers(0.0).iter().map(|moment| 0.01 * moment / values as f32).collect();
+    let first = numbers(-1.0).iter().zip(&second).map(|(part, second)| 0.5 * part * second.sqrt()).collect();
     // The next lease takes over global weights, so the state keeps none of the path's own.
     let residual = Some(numbers(-1.0));
     let ahead = Ahead { weights: numbers(-1.0), momentum: numbers(-1.0), sent: numbers(-1.0) };
@@ -52,6 +58,17 @@ fn valid(rng: &mut CaseRng, plan: &WorkerPlan) -> Vec<u8> {
     state.encode(&MomentSpecs::of_plan(plan).unwrap()).unwrap()
 }
 
+/// The largest change of a weight in the next step, without a gradient.
+fn furthest(plan: &WorkerPlan, mut state: PathState) -> f32 {
+    let gradient = vec![0.0; state.first.len()];
+    let mut weights = gradient.clone();
+    let learning_rate = f64::from(LEARNING_RATE);
+    let step = AdamWStep { number: STEP + 1, learning_rate, gradient_scale: 1.0, decay: false };
+    let moments = AdamWMoments { first: &mut state.first, second: &mut state.second };
+    adamw_step(&mut weights, &gradient, moments, &step, &plan.train.adamw);
+    weights.into_iter().map(f32::abs).fold(0.0, f32::max)
+}
+
 #[test]
 fn damaged_states_are_refused_or_read() {
     let plan = plan(1, 4);
@@ -60,6 +77,7 @@ fn damaged_states_are_refused_or_read() {
         Ok(()) => {
             let state = PathState::decode(bytes, &MomentSpecs::of_plan(&plan).unwrap()).unwrap();
             assert!(state.step == STEP && state.second.iter().all(|moment| *moment >= 0.0));
+            assert!(furthest(&plan, state) < 3.0 * LEARNING_RATE);
             Reached::Accepted
         }
         Err(PathError::StateFormat { .. }) => Reached::Outside,

@@ -128,6 +128,7 @@ mod tests {
             modules: Vec::new(),
             paths: steps.iter().map(path).collect(),
             numerics: None,
+            numerics_token: None,
         }
     }
 

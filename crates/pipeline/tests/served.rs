@@ -43,6 +43,7 @@ impl TrainedRun {
                 changes: Vec::new(),
                 kept,
                 norms: Vec::new(),
+                norm_paths: Vec::new(),
             };
             modules.push(ModuleRecord { module, fragments: vec![fragment] });
         }
@@ -60,6 +61,7 @@ impl TrainedRun {
             modules,
             paths: vec![path; topology.paths() as usize],
             numerics: None,
+            numerics_token: None,
         };
         let manifest = RunManifest { training: Some(training), ..RunManifest::new("run".to_owned()) };
         store.replace(&manifest, ManifestSequence::NONE).await.unwrap();

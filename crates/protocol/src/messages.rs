@@ -232,6 +232,11 @@ pub enum Response {
         /// The reason.
         reason: String,
     },
+    /// Answers [`Request::Lease`]: the worker's device computes other bits than those that count. This may change; ask again.
+    Unfit {
+        /// The reason, and what to do.
+        reason: String,
+    },
     /// Answers [`Request::Lease`]: the run is complete. Answers [`Request::Follow`]: no lease follows.
     Finished,
     /// Confirms a request that is carried out.

@@ -74,7 +74,7 @@ pub enum Peers {
     Mixed,
     /// All peers are honest.
     Honest,
-    /// In every run at least one peer and at most a third of the peers lies; of two peers one may lie.
+    /// In every run between one peer and half as many as the honest workers lie, rounded up: one of two peers, two of five.
     SomeLie,
 }
 

@@ -42,7 +42,7 @@ impl Holders {
 
     /// Records the held paths of a worker that asks for a lease. Returns the paths whose holders changed.
     pub(crate) fn asks(&mut self, now: Duration, worker: &ProcessId, held: &[PathId]) -> Vec<PathId> {
-        let mut changed = self.forget_predecessors(worker);
+        let mut changed = Vec::new();
         self.note(now, worker);
         let newest = |path: &PathId| self.trained.get(path).is_none_or(|last| last == worker);
         let held: BTreeSet<_> = held.iter().copied().filter(newest).collect();
@@ -83,18 +83,6 @@ impl Holders {
             changed.extend(self.forget_worker(&worker));
         }
         changed
-    }
-
-    /// Forgets the earlier processes of a worker. Returns their held paths.
-    fn forget_predecessors(&mut self, worker: &ProcessId) -> Vec<PathId> {
-        let of_worker =
-            ProcessId { instance: 0, ..worker.clone() }..=ProcessId { instance: u64::MAX, ..worker.clone() };
-        let known: Vec<_> = self.heard.range(of_worker).map(|(known, _)| known.clone()).collect();
-        known
-            .iter()
-            .filter(|known| worker.replaces(known))
-            .flat_map(|known| self.forget_worker(known))
-            .collect()
     }
 
     /// Forgets a worker until it asks again. Returns its held paths.
@@ -233,17 +221,17 @@ mod tests {
     }
 
     #[test]
-    fn a_new_process_of_a_worker_replaces_the_old_one() {
+    fn a_new_process_of_a_worker_takes_nothing_from_the_old_one_until_that_is_forgotten() {
         let mut holders = Holders::default();
         let path = PathId(3);
         holders.bind(path, true);
         let old = ProcessId { instance: 7, ..named("a") };
         holders.asks(Duration::ZERO, &old, &[path]);
         assert_eq!(holders.other(path, &named("b")), Some(&old));
-        // Another token under the same name changes nothing.
-        holders.asks(Duration::ZERO, &ProcessId { token: "other".into(), ..named("a") }, &[]);
+        // Whoever has the token may give the name.
+        assert!(holders.asks(Duration::ZERO, &ProcessId { instance: 8, ..named("a") }, &[]).is_empty());
         assert_eq!(holders.other(path, &named("b")), Some(&old));
-        assert_eq!(holders.asks(Duration::ZERO, &ProcessId { instance: 8, ..named("a") }, &[]), [path]);
+        assert_eq!(holders.forget_worker(&old), [path]);
         assert_eq!(holders.other(path, &named("b")), None);
         assert!(!holders.knows(&old));
     }

@@ -61,7 +61,7 @@ pub use fold::{EmbeddingMean, Fold, FoldError, FoldRule, FoldTensor, Weighting, 
 pub use fragment_id::{FragmentId, fragment_ids, fragment_ids_of};
 pub use fragments::{FragmentsError, Pattern, TensorSize, cut};
 pub use grace::Grace;
-pub use guard::{Guard, OutOfProportion};
+pub use guard::{CountedNorms, Guard, OutOfProportion};
 pub use lease::{Fence, Lease, LeaseError, LeaseTask, ScheduledReceive, ScheduledSend};
 pub use lease_claim::{LeaseClaim, LeaseKey, LeaseSecret};
 pub use lease_limits::{LeaseLimits, LeaseRequest};

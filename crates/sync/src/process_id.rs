@@ -12,7 +12,8 @@ pub struct ProcessId {
     pub token: String,
     /// Name of the worker or synchronizer. Holders of different tokens may choose the same name.
     pub name: String,
-    /// Random number that tells a process from its successor under the same token and name.
+    /// Random number that tells a process from others under the same token and name. Only the process and the coordinator
+    /// know it.
     pub instance: u64,
 }
 
@@ -27,12 +28,6 @@ impl ProcessId {
     #[must_use]
     pub fn is_kin_of(&self, other: &Self) -> bool {
         (&self.token, &self.name) == (&other.token, &other.name)
-    }
-
-    /// True if `other` is an earlier or later process of the same worker or synchronizer.
-    #[must_use]
-    pub fn replaces(&self, other: &Self) -> bool {
-        self.is_kin_of(other) && self.instance != other.instance
     }
 }
 

@@ -8,13 +8,18 @@ use crate::ProcessId;
 const FASTEST: f64 = 16.0;
 
 /// Inner steps per second of each measured worker. The fastest and the median are known without a look at all.
+///
+/// The median is that of the tokens, each with the median of its workers: whoever holds one token may work under any number
+/// of names, and has one voice.
 #[derive(Debug, Default)]
 pub(crate) struct Speeds {
     of: BTreeMap<ProcessId, f64>,
-    /// The slower half by speed, with the median as its last. It has as many as `faster`, or one more.
-    slower: BTreeSet<(u64, ProcessId)>,
-    /// The faster half.
-    faster: BTreeSet<(u64, ProcessId)>,
+    /// All workers by speed.
+    all: BTreeSet<(u64, ProcessId)>,
+    /// The workers of each token.
+    of_tokens: BTreeMap<String, Halves<ProcessId>>,
+    /// The tokens by the median of their workers.
+    tokens: Halves<String>,
 }
 
 impl Speeds {
@@ -24,24 +29,37 @@ impl Speeds {
             return;
         }
         self.forget(worker);
-        let place = (order(speed), worker.clone());
-        if self.slower.last().is_none_or(|median| place <= *median) {
-            self.slower.insert(place);
-        } else {
-            self.faster.insert(place);
-        }
         self.of.insert(worker.clone(), speed);
-        self.balance();
+        self.all.insert((order(speed), worker.clone()));
+        self.change_token(&worker.token, |workers| workers.insert(order(speed), worker.clone()));
     }
 
     /// Forgets a worker.
     pub(crate) fn forget(&mut self, worker: &ProcessId) {
-        if let Some((worker, speed)) = self.of.remove_entry(worker) {
-            let place = (order(speed), worker);
-            if !self.slower.remove(&place) {
-                self.faster.remove(&place);
-            }
-            self.balance();
+        if let Some(speed) = self.of.remove(worker) {
+            let place = (order(speed), worker.clone());
+            self.all.remove(&place);
+            self.change_token(&worker.token, |workers| workers.remove(&place));
+        }
+    }
+
+    /// Changes the workers of a token, and moves the token to its new place.
+    fn change_token(&mut self, token: &str, change: impl FnOnce(&mut Halves<ProcessId>)) {
+        let workers = self.of_tokens.entry(token.to_owned()).or_default();
+        let before = workers.median();
+        change(workers);
+        let after = workers.median();
+        if after.is_none() {
+            self.of_tokens.remove(token);
+        }
+        if before == after {
+            return;
+        }
+        if let Some(speed) = before {
+            self.tokens.remove(&(speed, token.to_owned()));
+        }
+        if let Some(speed) = after {
+            self.tokens.insert(speed, token.to_owned());
         }
     }
 
@@ -53,19 +71,57 @@ impl Speeds {
     /// Speed of the fastest worker, and at most [`FASTEST`] times the median; 1 without a measured worker. Workers state
     /// their seconds themselves: an impossible speed must not shorten the leases of all others to one step.
     pub(crate) fn fastest(&self) -> f64 {
-        match (self.median(), last(&self.faster)) {
+        let fastest = self.all.last().map(|&(bits, _)| f64::from_bits(bits));
+        match (self.median(), fastest) {
             (Some(median), Some(fastest)) => fastest.min(FASTEST * median),
-            (Some(only), None) | (None, Some(only)) => only,
-            (None, None) => 1.0,
+            _ => 1.0,
         }
     }
 
-    /// The median speed, the lower one of an even number; `None` without a measured worker.
+    /// The median speed of the tokens, the lower one of an even number; `None` without a measured worker.
     pub(crate) fn median(&self) -> Option<f64> {
-        last(&self.slower)
+        self.tokens.median().map(f64::from_bits)
+    }
+}
+
+/// Speeds in order, divided in the middle.
+#[derive(Debug)]
+struct Halves<K> {
+    /// The slower half, with the median as its last. It has as many as `faster`, or one more.
+    slower: BTreeSet<(u64, K)>,
+    faster: BTreeSet<(u64, K)>,
+}
+
+impl<K> Default for Halves<K> {
+    fn default() -> Self {
+        Self { slower: BTreeSet::new(), faster: BTreeSet::new() }
+    }
+}
+
+impl<K: Ord> Halves<K> {
+    fn insert(&mut self, speed: u64, key: K) {
+        let place = (speed, key);
+        if self.slower.last().is_none_or(|median| place <= *median) {
+            self.slower.insert(place);
+        } else {
+            self.faster.insert(place);
+        }
+        self.balance();
     }
 
-    /// Moves workers between the halves until each has its size.
+    fn remove(&mut self, place: &(u64, K)) {
+        if !self.slower.remove(place) {
+            self.faster.remove(place);
+        }
+        self.balance();
+    }
+
+    /// The median, the lower one of an even number; `None` without speeds.
+    fn median(&self) -> Option<u64> {
+        self.slower.last().map(|&(speed, _)| speed)
+    }
+
+    /// Moves speeds between the halves until each has its size.
     fn balance(&mut self) {
         while self.slower.len() > self.faster.len() + 1
             && let Some(place) = self.slower.pop_last()
@@ -80,11 +136,6 @@ impl Speeds {
     }
 }
 
-/// The highest speed of a half.
-fn last(half: &BTreeSet<(u64, ProcessId)>) -> Option<f64> {
-    half.last().map(|&(bits, _)| f64::from_bits(bits))
-}
-
 /// A number whose order is that of positive speeds: their bits.
 fn order(speed: f64) -> u64 {
     speed.to_bits()
@@ -95,12 +146,22 @@ mod tests {
     use super::*;
     use crate::drops::hash;
 
+    fn lower_median(mut speeds: Vec<f64>) -> Option<f64> {
+        speeds.sort_by(f64::total_cmp);
+        speeds.get(speeds.len().saturating_sub(1) / 2).copied()
+    }
+
     /// The definition, by a look at all speeds.
     fn fastest(speeds: &BTreeMap<ProcessId, f64>) -> f64 {
-        let mut speeds: Vec<f64> = speeds.values().copied().collect();
-        speeds.sort_by(f64::total_cmp);
-        let median = speeds.get(speeds.len().saturating_sub(1) / 2).copied();
-        speeds.last().map_or(1.0, |&fastest| median.map_or(fastest, |median| fastest.min(FASTEST * median)))
+        let mut of_tokens = BTreeMap::<_, Vec<f64>>::new();
+        speeds.iter().for_each(|(worker, &speed)| of_tokens.entry(&worker.token).or_default().push(speed));
+        let median = lower_median(of_tokens.into_values().filter_map(lower_median).collect());
+        let fastest = speeds.values().copied().max_by(f64::total_cmp);
+        fastest.map_or(1.0, |fastest| median.map_or(fastest, |median| fastest.min(FASTEST * median)))
+    }
+
+    fn worker(token: &str, name: &str) -> ProcessId {
+        ProcessId { token: token.into(), ..ProcessId::local(name) }
     }
 
     #[test]
@@ -109,7 +170,7 @@ mod tests {
         let mut all = BTreeMap::new();
         for draw in 0..3_000 {
             let state = hash([5, draw]);
-            let worker = ProcessId::local(&((state >> 33) % 24).to_string());
+            let worker = worker(&((state >> 20) % 5).to_string(), &((state >> 33) % 8).to_string());
             if (state >> 40).is_multiple_of(3) {
                 speeds.forget(&worker);
                 all.remove(&worker);
@@ -123,6 +184,23 @@ mod tests {
             assert_eq!(speeds.of(&worker), all.get(&worker).copied());
         }
         assert!(!all.is_empty());
+    }
+
+    #[test]
+    fn the_names_of_one_token_have_one_voice() {
+        let mut speeds = Speeds::default();
+        for (token, speed) in [("a", 1.0), ("b", 2.0)] {
+            speeds.note(&worker(token, "honest"), speed);
+        }
+        for name in 0..1_000 {
+            speeds.note(&worker("liar", &name.to_string()), 1e12);
+        }
+        assert_eq!((speeds.median(), speeds.fastest()), (Some(2.0), 2.0 * FASTEST));
+        for name in 0..1_000 {
+            speeds.forget(&worker("liar", &name.to_string()));
+        }
+        assert_eq!((speeds.median(), speeds.fastest()), (Some(1.0), 2.0));
+        assert_eq!(speeds.of_tokens.len(), 2, "tokens without measured workers take no room");
     }
 
     #[test]

@@ -102,7 +102,7 @@ async fn main() -> Result<(), Failure> {
         let asked = session.ask(&Request::Lease { held: Vec::new(), wait_ms: 15_000 }).await;
         let lease = match asked {
             Ok(LeaseOffer::Lease(lease)) => *lease,
-            Ok(LeaseOffer::Wait(_)) => continue,
+            Ok(LeaseOffer::Wait(_) | LeaseOffer::Unfit(_)) => continue,
             Ok(LeaseOffer::Finished) | Err(dipaco_train::client::ClientError::Complete) => return Ok(()),
             Err(error) => return Err(error.into()),
         };

@@ -54,7 +54,7 @@ async fn main() -> Result<(), Failure> {
         let asked = session.ask(&Request::Lease { held: Vec::new(), wait_ms: 1_000 }).await;
         let lease = match asked {
             Ok(LeaseOffer::Lease(lease)) => lease,
-            Ok(LeaseOffer::Wait(_)) => continue,
+            Ok(LeaseOffer::Wait(_) | LeaseOffer::Unfit(_)) => continue,
             Ok(LeaseOffer::Finished) | Err(ClientError::Complete) => return Ok(()),
             Err(error) => return Err(error.into()),
         };

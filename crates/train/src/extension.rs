@@ -221,6 +221,7 @@ mod tests {
             modules: Vec::new(),
             paths,
             numerics: None,
+            numerics_token: None,
         };
         let mut manifest = RunManifest { seed: Some(seed), ..RunManifest::new("run".to_owned()) };
         assert!(matches!(check_finished(&manifest), Err(ExtensionError::NotTrained)));

@@ -14,7 +14,7 @@ pub(crate) use connections::{RequestHandler, serve_peers};
 pub use error::HostError;
 pub(crate) use link_issuer::LinkIssuer;
 pub(crate) use peer::{Answer, OTHER_ROLE, Peer, Role, refused};
-pub(crate) use reception::Reception;
+pub(crate) use reception::{Reception, Registration};
 pub(crate) use results::{Admission, ObjectPiece, ResultIntake, ResultReceiver, read_piece};
 pub use revocations::Revocations;
 pub use uploads::{

@@ -185,6 +185,30 @@ async fn a_state_that_no_training_makes_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_state_that_ends_or_freezes_the_training_of_others_is_refused() {
+    let Hostile { run, coordinator, token, liar } = Hostile::started(config()).await;
+    let work = liar.lease().await;
+    let moments = MomentSpecs::of_plan(&WorkerPlan::new(&run.config)).unwrap();
+    let position = work.to * run.config.train.batch as u64;
+    let sound = PathState { step: work.to, position, ..PathState::start(&moments) };
+    // Without a further gradient a step of AdamW makes the weight infinite, or moves it by far more than 1, or not at all
+    // for the rest of the run.
+    for (first, second, why) in
+        [(3e38, 0.0, "first moment"), (1e-3, 0.0, "first moment"), (0.0, 1e38, "second moment")]
+    {
+        // Of the embedding of a token, which a lease may not read.
+        let mut state = sound.clone();
+        (state.first[5], state.second[5]) = (first, second);
+        let encoded = state.encode(&moments).unwrap();
+        let refused = refusal(liar.submit(&work, LeaseResult::State, encoded.into()).await.unwrap());
+        assert!(refused.contains(why), "{why}: {refused}");
+    }
+    liar.ask(&Request::Release, None).await.unwrap();
+    drop(liar);
+    ends_like_an_honest_run(&run, coordinator, &token).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_holds_at_most_two_leases() {
     let run = Run::seeded(config()).await;
     let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;

@@ -3,9 +3,12 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use dipaco_protocol::{LeaseResult, Request, Response};
 use dipaco_telemetry::Events;
-use dipaco_train::WorkerError;
+use dipaco_train::{LeaseObserver, WorkerError, WorkerOptions, work};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -91,4 +94,53 @@ async fn the_only_worker_ends_with_the_divergence() {
     coordinator.await.unwrap().unwrap();
     let training = run.manifest().await.training.unwrap();
     assert!(training.paths.iter().all(|path| path.quarantine.is_none()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_whose_last_inner_step_leaves_no_numbers_reports_it_and_goes_on_with_other_paths() {
+    let mut config = config();
+    // Loss and gradient of the only step of a lease are finite, and each weight after it is not.
+    config.train.inner_steps = 1;
+    config.train.adamw.learning_rate = 1e45;
+    let run = Run::seeded(config).await;
+    let stop = CancellationToken::new();
+    let (coordinator, token) = run.coordinator(Events::off(), stop.clone()).await;
+    let other = Puppet::welcome(&token, "other").await;
+    let kept = other.lease().await;
+    let asked = Arc::new(Notify::new());
+    let noted = asked.clone();
+    let observer = Some(LeaseObserver::new(move |_| noted.notify_one()));
+    let options = WorkerOptions { observer, ..run.worker(&token, "honest") };
+    let worker = tokio::spawn(work(options, CancellationToken::new()));
+    // From its first lease on the coordinator knows that there is another worker.
+    asked.notified().await;
+    // Each other path fails for both, in the order in which they get it.
+    for _ in 0..3 {
+        let work = other.lease().await;
+        assert_ne!(work.path, kept.path);
+        let diverged = Request::Diverged { lease: work.key(), step: work.from };
+        assert_eq!(other.ask(&diverged, None).await.unwrap().0, Response::Done);
+    }
+    // The worker has one more path to try, and ends because every path has failed for everybody.
+    let diverged = Request::Diverged { lease: kept.key(), step: kept.from };
+    assert_eq!(other.ask(&diverged, None).await.unwrap().0, Response::Done);
+    let ended = worker.await.unwrap();
+    let is_reported = |error: &WorkerError| match error {
+        WorkerError::Diverged { step, source, .. } => {
+            *step == 0 && source.to_string().contains("of the outer gradient of fragment")
+        }
+        _ => false,
+    };
+    assert!(ended.as_ref().is_err_and(is_reported), "{ended:?}");
+    stop.cancel();
+    drop(other);
+    coordinator.await.unwrap().unwrap();
+    let training = run.manifest().await.training.unwrap();
+    let failed = training.paths.iter().filter_map(|path| path.quarantine.as_ref());
+    let of_both = failed.filter(|record| {
+        let mut workers = record.workers.clone();
+        workers.sort();
+        workers == ["honest", "other"]
+    });
+    assert_eq!(of_both.count(), 3);
 }

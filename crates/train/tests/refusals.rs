@@ -209,10 +209,10 @@ async fn the_first_device_that_contributes_decides_and_not_the_first_that_joins(
     assert!(matches!(answer, Response::Welcome { .. }), "{answer:?}");
     let forged = forger.lease().await;
     let worker = run.spawn_worker(&token, "worker");
-    // It waits for further leases until the worker has contributed.
+    // It asks for further leases until the worker has contributed. Until then it holds a path, so the run does not end.
     let reason = loop {
-        match forger.ask(&Request::Lease { held: Vec::new(), wait_ms: 15_000 }, None).await.unwrap().0 {
-            Response::Refused { reason } => break reason,
+        match forger.ask(&Request::Lease { held: Vec::new(), wait_ms: 0 }, None).await.unwrap().0 {
+            Response::Unfit { reason } => break reason,
             Response::Lease(_) | Response::Wait { .. } => {}
             other => panic!("{other:?}"),
         }
@@ -223,14 +223,40 @@ async fn the_first_device_that_contributes_decides_and_not_the_first_that_joins(
         number: forged.sends[0].number,
         tokens: 1,
     };
-    let late =
-        refusal(submit(&forger, &forged, item, encode(&[1.0], Compression::F32).unwrap().into()).await);
-    assert_eq!(late, reason);
+    let late = submit(&forger, &forged, item, encode(&[1.0], Compression::F32).unwrap().into()).await;
+    assert!(matches!(late, Response::Lost { .. }), "{late:?}");
     let again = Puppet::silent(&token).await.with_numerics(OTHER);
-    assert_eq!(refusal(again.hello("again", dipaco_train::BUILD).await), reason);
+    let answer = again.hello("again", dipaco_train::BUILD).await;
+    assert!(matches!(answer, Response::Welcome { .. }), "{answer:?}");
     forger.ask(&Request::Release, None).await.unwrap();
+    drop((forger, again));
     assert!(coordinator.await.unwrap().unwrap().finished);
     worker.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn honest_workers_wait_for_the_revocation_of_a_forged_fingerprint() {
+    let run = Run::seeded(config()).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let forger = Puppet::silent(&run.token_of("forger", &token)).await.with_numerics(OTHER);
+    forger.hello("forger", dipaco_train::BUILD).await;
+    let forged = forger.lease().await;
+    forger.carry_out(&run, &forged, 0.001).await;
+    // An honest worker, and a puppet that hears what such a worker hears.
+    let worker = run.spawn_worker(&token, "worker");
+    let puppet = Puppet::welcome(&token, "puppet").await;
+    let ask = Request::Lease { held: Vec::new(), wait_ms: 0 };
+    let Response::Unfit { reason } = puppet.ask(&ask, None).await.unwrap().0 else { panic!("a lease") };
+    for part in [OTHER, "train.numerics", "token \"forger\"", "dipaco token revoke"] {
+        assert!(reason.contains(part), "{reason}");
+    }
+    assert!(!worker.is_finished());
+    assert_eq!(run.manifest().await.training.unwrap().numerics_token.as_deref(), Some("forger"));
+    drop(puppet);
+    Revocations::of(&run.folder.path().join("revoked")).revoke("forger").unwrap();
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    assert_eq!(worker.await.unwrap().unwrap().leases, 4 * 3 - 1);
+    assert_eq!(run.manifest().await.training.unwrap().numerics_token.as_deref(), Some("test"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

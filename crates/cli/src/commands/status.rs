@@ -7,7 +7,7 @@ mod watch;
 use clap::Args;
 use dipaco_config::RunConfig;
 use dipaco_monitor::{EventTail, RunHistory};
-use dipaco_store::{QuarantineRecord, RunManifest};
+use dipaco_store::{QuarantineRecord, RunManifest, TrainingRecord};
 use dipaco_telemetry::{Align, Table, human};
 use serde::Serialize;
 
@@ -105,6 +105,17 @@ fn nothing(run: &RunDirectory) -> String {
     format!("{}: nothing has been trained yet\n", run.root().display())
 }
 
+/// The fingerprint of the run, who set it, and how many workers it keeps out or sets apart.
+fn numerics(history: &RunHistory, training: &TrainingRecord) -> String {
+    let Some(fingerprint) = &training.numerics else { return String::new() };
+    let set_by = training.numerics_token.as_ref().map(|token| format!(", set by the token {token:?}"));
+    let others = match history.with_other_numerics(fingerprint) {
+        0 => String::new(),
+        others => format!("; {others} connected workers have another one"),
+    };
+    format!("numerics: {fingerprint}{}{others}\n", set_by.unwrap_or_default())
+}
+
 /// The status of a run, in words and a table.
 fn describe(history: &RunHistory, config: &RunConfig, manifest: &RunManifest) -> String {
     let mut text = format!("run {} ({})\n", manifest.run, config.run.name);
@@ -132,6 +143,7 @@ fn describe(history: &RunHistory, config: &RunConfig, manifest: &RunManifest) ->
             text += &format!("routing: phase {phase} of 0 to {last}, up to round {}\n", training.phase_end());
         }
         text += &TrainingProgress::new(training, history).to_string();
+        text += &numerics(history, training);
         let right = Align::Right;
         let mut table = Table::new(&[
             ("path", right),

@@ -150,7 +150,7 @@ fn contributions(options: &ContributionsOptions) -> Result<(), CliError> {
 
 /// The contributions in words.
 fn describe(found: &TokenContributions, run: &RunDirectory) -> String {
-    let TokenContributions { token, paths, undone_by_round, kept_rounds } = found;
+    let TokenContributions { token, paths, undone_by_round, kept_rounds, set_numerics } = found;
     if paths.is_empty() {
         return format!("{token}: no contributions\n");
     }
@@ -183,5 +183,8 @@ fn describe(found: &TokenContributions, run: &RunDirectory) -> String {
         ),
         (None, None) => "the run keeps no checkpoint to go back to".to_owned(),
     };
-    format!("{table}{undo}\n")
+    let set = set_numerics.as_ref().map(|numerics| {
+        format!("{token} set the fingerprint {numerics} of the run; its revocation lets the next contribution set it\n")
+    });
+    format!("{table}{undo}\n{}", set.unwrap_or_default())
 }

@@ -70,10 +70,10 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "outer.guard",
         "times",
-        "Refuses an outer gradient whose norm is this many times the median of the last 16 that count for its module, and \
-         refuses its worker, so that a broken machine can't spoil a module. The contributions to an outer step are \
-         compared with each other too: a larger norm is reduced to this many times their median. 0 accepts every norm. \
-         NaN and infinity are always refused.",
+        "Refuses an outer gradient whose norm is this many times the median of the last ones that count for its module, in \
+         which each path has one voice, so that a broken machine can't spoil a module. Its worker goes on with other paths. \
+         The contributions to an outer step are compared with each other too: a larger norm is reduced to this many times \
+         their median. 0 accepts every norm. NaN and infinity are always refused.",
     ),
     key(
         "outer.broadcast",

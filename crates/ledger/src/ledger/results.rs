@@ -1,8 +1,8 @@
 //! Results of leases in the ledger.
 
 use dipaco_sync::{
-    Commit, Contribution, EarlyContribution, ExpectedSend, FragmentId, Guard, LeaseClaim, LeaseError,
-    LeaseKey, LeaseTask, OutOfProportion,
+    Commit, Contribution, EarlyContribution, ExpectedSend, FragmentId, LeaseClaim, LeaseError, LeaseKey,
+    LeaseTask, OutOfProportion,
 };
 
 use super::{FailureDecision, Ledger, TrainingFailure};
@@ -213,8 +213,9 @@ impl Ledger {
             return Ok(Decision::CountsWithLease);
         };
         let fragment = send.send.fragment;
-        let counted = self.objects.fragments.get(&fragment).map_or(&[][..], |objects| &objects.norms);
-        self.guard.check(fragment, counted, received.norm)?;
+        if let Some(objects) = self.objects.fragments.get(&fragment) {
+            self.guard.check(fragment, &objects.norms, received.norm)?;
+        }
         match self.state.contribute(send) {
             Commit::Accepted(Some(counted)) => Ok(Decision::Counts(fragment, counted)),
             Commit::Accepted(None) => Ok(Decision::CountsWithLease),
@@ -236,7 +237,7 @@ impl Ledger {
         self.news.insert(fragment);
         let slot = self.slot(fragment);
         let objects = self.objects.fragment_mut(fragment)?;
-        Guard::remember(&mut objects.norms, *norm);
+        objects.norms.remember(path, *norm);
         let gradient = CountedGradient { object: object.clone(), norm: *norm, token: token.to_owned() };
         objects.gradients.insert(contribution, gradient);
         let path = self.objects.path_mut(path)?;
@@ -257,7 +258,10 @@ impl Ledger {
         if contributor.numerics.len() < ContributorRecord::DEVICES {
             contributor.numerics.insert(numerics.to_owned());
         }
-        self.objects.numerics.get_or_insert_with(|| numerics.to_owned());
+        if self.objects.numerics.is_none() {
+            self.objects.numerics = Some(numerics.to_owned());
+            self.objects.numerics_token = Some(token.to_owned());
+        }
         Ok(())
     }
 }

@@ -39,6 +39,7 @@ pub(crate) fn start_of(paths: u32, levels: u16) -> RunManifest {
         changes: Vec::new(),
         kept: Vec::new(),
         norms: Vec::new(),
+        norm_paths: Vec::new(),
     };
     let path = PathRecord {
         sent: vec![0; levels.into()],
@@ -63,6 +64,7 @@ pub(crate) fn start_of(paths: u32, levels: u16) -> RunManifest {
             .collect(),
         paths: vec![path; paths as usize],
         numerics: None,
+        numerics_token: None,
     };
     RunManifest { training: Some(training), ..RunManifest::new("run".into()) }
 }

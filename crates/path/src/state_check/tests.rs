@@ -7,6 +7,7 @@ use dipaco_sync::Ahead;
 use dipaco_topology::TopologyConfig;
 
 use super::*;
+use crate::trained_state::problem_of;
 use crate::{FragmentState, PathState};
 
 /// Inner steps at the end of the lease that brings the state.
@@ -107,5 +108,97 @@ fn wrong_values_are_refused_wherever_they_lie() {
             let error = checked(&plan, &state).1.unwrap_err().to_string();
             assert!(error.contains(why), "{why}: {error}");
         }
+    }
+}
+
+/// Asserts that a state is refused for this reason, by the coordinator and by the worker that has trained it.
+fn is_refused(plan: &WorkerPlan, state: &PathState, why: &str) {
+    let topology = plan.topology().unwrap();
+    let layout = Layout::of_plan(plan, &topology).unwrap();
+    let bytes = state.encode(&MomentSpecs::of_plan(plan).unwrap()).unwrap();
+    for size in [1 << 12, 1001] {
+        let error = check_state(plan, &layout, PathId(0), STEP, bytes.chunks(size)).unwrap_err().to_string();
+        assert!(error.contains(why), "{why}: {error}");
+    }
+    let problem = problem_of(plan, &topology, state).unwrap();
+    assert!(problem.contains(why), "{why}: {problem}");
+}
+
+#[test]
+fn moments_that_throw_a_weight_out_of_the_numbers_or_freeze_it_are_refused() {
+    let plan = plan(|_| {});
+    let sound = state(&plan);
+    let last = sound.second.len() - 1;
+    for at in [0, 1, 1023, 1024, last / 2, last] {
+        for (first, second, why) in [
+            (3e38, 0.0, "first moment"),
+            (0.1, 0.0, "with a second moment of 0"),
+            (1e-6, 0.0, "with a second moment of 0"),
+            (0.0, 1e38, "second moment"),
+            (0.0, 0.5, "second moment"),
+        ] {
+            let mut state = sound.clone();
+            (state.first[at], state.second[at]) = (first, second);
+            is_refused(&plan, &state, why);
+        }
+    }
+}
+
+#[test]
+fn moments_that_are_possible_for_one_weight_and_not_for_all_are_refused() {
+    let plan = plan(|_| {});
+    let mut state = state(&plan);
+    state.second.fill(1e-3);
+    is_refused(&plan, &state, "the sum of its second moments");
+    let values = state.second.len() as f32;
+    state.second.fill(1e-3 / values);
+    checked(&plan, &state).1.unwrap();
+    assert_eq!(problem_of(&plan, &plan.topology().unwrap(), &state), None);
+}
+
+#[test]
+fn the_momentum_of_muon_is_bounded_without_second_moments() {
+    let plan = plan(|plan| plan.train.optimizer = Optimizer::Muon);
+    let moments = MomentSpecs::of_plan(&plan).unwrap();
+    let is_muons = |spec: &&TensorSpec| moments.kind_of_first(spec) == MomentKind::Momentum;
+    let muons = moments.first().iter().position(|spec| is_muons(&spec)).unwrap();
+    let begin = parameters(&moments.first()[..muons]);
+    let sound = state(&plan);
+    let mut momentum = sound.clone();
+    momentum.first[begin] = 0.9;
+    checked(&plan, &momentum).1.unwrap();
+    assert_eq!(problem_of(&plan, &plan.topology().unwrap(), &momentum), None);
+    momentum.first[begin] = 3e38;
+    is_refused(&plan, &momentum, "momentum 0 of");
+    momentum.first[begin..begin + 4].fill(0.9);
+    is_refused(&plan, &momentum, "the sum of its squares of the momentum");
+    // AdamW's tensors beside it keep their own bounds.
+    let mut pair = sound;
+    pair.first[0] = 0.1;
+    is_refused(&plan, &pair, "with a second moment of 0");
+}
+
+#[test]
+fn parts_of_fragments_beyond_the_weights_of_any_model_are_refused() {
+    let plan = plan(|plan| {
+        (plan.sync.overlap_steps, plan.sync.eager, plan.outer.error_feedback) = (STEP, true, 1.0);
+    });
+    let values = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap().fragment(0, 0).unwrap().values();
+    let part = |value: f32| [&[0.5, value][..], &vec![0.5; values - 2]].concat();
+    let lead = |weights, momentum, sent| {
+        let [weights, momentum, sent] = [weights, momentum, sent].map(part);
+        let ahead = Some(Ahead { weights, momentum, sent });
+        FragmentState { ahead, ..FragmentState::default() }
+    };
+    let residual = FragmentState { residual: Some(part(-3e38)), ..FragmentState::default() };
+    for (kept, why) in [
+        (residual, "value 1 of residual/0/0"),
+        (lead(2e6, 0.0, 0.0), "value 1 of ahead/0/0"),
+        (lead(0.0, -2e6, 0.0), "value 1 of ahead-momentum/0/0"),
+        (lead(0.0, 0.0, 2e6), "value 1 of ahead-sent/0/0"),
+    ] {
+        let mut state = state(&plan);
+        state.kept.insert((0, 0), kept);
+        is_refused(&plan, &state, why);
     }
 }

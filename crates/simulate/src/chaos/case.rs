@@ -153,7 +153,7 @@ impl Case {
         };
         let mut workers: Vec<_> = (0..random.random_range(1..=5)).map(|_| worker(random)).collect();
         let faults = faults(random);
-        // At most a third of all peers lie, and half of two.
+        // At most half as many as the honest workers, rounded up: one of two peers, two of five.
         let most = workers.len().div_ceil(2);
         let liars = match peers {
             Peers::Honest => 0,

@@ -4,7 +4,7 @@
 //! result, puts it into the store, and records it. An answer leaves after the write of the manifest that contains its
 //! change. Objects are deleted after that write.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use dipaco_ledger::{
@@ -151,8 +151,10 @@ pub(crate) enum Handled {
 pub(crate) struct SimulatedCoordinator {
     pub(crate) ledger: Ledger,
     pub(super) bug: Option<Bug>,
-    /// The newest process of each worker.
-    processes: BTreeMap<(String, String), u64>,
+    /// The processes with an open connection.
+    connected: BTreeSet<ProcessId>,
+    /// The processes whose connections have ended.
+    ended: BTreeSet<ProcessId>,
     /// Number of granted leases; their secrets follow from it.
     granted: u64,
     /// The last change of the ledger that is on the disk.
@@ -197,7 +199,8 @@ impl SimulatedCoordinator {
         Ok(Self {
             ledger: ledger.map_err(|error| error.to_string())?,
             bug,
-            processes: BTreeMap::new(),
+            connected: BTreeSet::new(),
+            ended: BTreeSet::new(),
             granted: 0,
             written: 0,
             timer: None,
@@ -208,20 +211,27 @@ impl SimulatedCoordinator {
         })
     }
 
-    /// Returns whether a process may still send requests: the connection of a process that has a successor is closed.
-    /// The leases of an earlier process of the same worker end.
+    /// Returns whether a process has an open connection. The first request opens it, and the process succeeds those under its
+    /// token and name whose connections have ended.
     fn greets(&mut self, process: &ProcessId) -> bool {
-        let worker = (process.token.clone(), process.name.clone());
-        let newest = self.processes.insert(worker.clone(), process.instance);
-        if let Some(newest) = newest.filter(|newest| process.instance < *newest) {
-            self.processes.insert(worker, newest);
+        if self.ended.contains(process) {
             return false;
         }
-        if newest != Some(process.instance) {
-            let ProcessId { token, name, .. } = process;
-            self.ledger.release(token, Some(name), |other| process.replaces(other));
+        if self.connected.insert(process.clone()) {
+            for gone in self.ended.iter().filter(|ended| ended.is_kin_of(process)) {
+                self.ledger.part_with(gone);
+            }
         }
         true
+    }
+
+    /// The connection of a killed process ends. If another process of its worker is here, nobody waits for it.
+    pub(super) fn connection_ends(&mut self, process: &ProcessId) {
+        self.connected.remove(process);
+        self.ended.insert(process.clone());
+        if self.connected.iter().any(|other| other.is_kin_of(process)) {
+            self.ledger.part_with(process);
+        }
     }
 
     /// The claim of a process to a lease that it names.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use dipaco_sync::ProcessId;
+
 use super::Bug;
 use super::coordinator::{
     ChaosAnswer, ChaosRequest, Handled, Requester, SimulatedCoordinator, StoringResult,
@@ -34,6 +36,13 @@ impl ChaosWorld<'_> {
             Handled::AnswerOnDisk(reply) => self.answer_on_disk(answer(reply)),
             Handled::Store(result) => self.store_result(*result)?,
         }
+        self.go_on()
+    }
+
+    /// The transport notices that a process is silent, and ends its connection.
+    pub(super) fn connection_ends(&mut self, process: &ProcessId) -> Result<(), String> {
+        let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
+        coordinator.connection_ends(process);
         self.go_on()
     }
 

@@ -6,6 +6,9 @@ use rand::Rng;
 
 use super::world::{ChaosEvent, ChaosWorld, Fault};
 
+/// Time from the death of a process to the end of its connection: often after its successor has come.
+const NOTICED: Duration = Duration::from_millis(800);
+
 impl ChaosWorld<'_> {
     /// Schedules the next fault of a kind.
     pub(super) fn next_fault(&mut self, fault: Fault) {
@@ -30,6 +33,8 @@ impl ChaosWorld<'_> {
             Fault::WorkerDies => {
                 if self.workers[worker].alive {
                     self.workers[worker].alive = false;
+                    let process = self.process(worker, self.workers[worker].incarnation);
+                    self.after(NOTICED, ChaosEvent::ConnectionEnds(process));
                     let pause = self.between(1_000, Duration::from_millis(1_500));
                     self.after(pause, ChaosEvent::WorkerStarts(worker));
                 }

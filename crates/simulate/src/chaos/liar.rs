@@ -13,6 +13,9 @@ use super::coordinator::ChaosRequest;
 use super::object_store::Content;
 use super::toy::{ToyGradient, ToyPathState, VALUES};
 
+/// The token that all honest workers share.
+pub(super) const HONEST: &str = "honest";
+
 /// Leases and overheard requests that a liar remembers.
 const REMEMBERED: usize = 8;
 
@@ -32,12 +35,16 @@ impl Liar {
         Self { process, own: VecDeque::new(), overheard: VecDeque::new() }
     }
 
-    /// The process of its next message. It has two names under its token.
-    pub(crate) fn next_process(&self, random: &mut ChaCha8Rng) -> ProcessId {
-        if random.random_bool(0.5) {
-            return self.process.clone();
+    /// The process that sends a request. It has two names under its token, and it may also have the token of an honest worker
+    /// and take its name. As that it asks for no lease: one token may train all paths alone, and this one trains nothing.
+    pub(crate) fn next_process(&self, random: &mut ChaCha8Rng, request: &ChaosRequest) -> ProcessId {
+        match random.random_range(0..4) {
+            0 if !matches!(request, ChaosRequest::Ask { .. }) => {
+                ProcessId { token: HONEST.to_owned(), ..self.process.clone() }
+            }
+            0 | 1 => self.process.clone(),
+            _ => ProcessId { name: "twin".to_owned(), ..self.process.clone() },
         }
-        ProcessId { name: "twin".to_owned(), ..self.process.clone() }
     }
 
     /// Remembers a granted lease.

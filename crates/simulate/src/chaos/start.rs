@@ -46,6 +46,7 @@ pub(crate) fn first_manifest(case: &Case, store: &mut ObjectStore) -> RunManifes
         modules,
         paths: case.topology.path_ids().map(of).collect(),
         numerics: None,
+        numerics_token: None,
     };
     RunManifest { training: Some(training), ..RunManifest::new("chaos".to_owned()) }
 }

@@ -13,7 +13,7 @@ use super::case::{Case, Habit};
 use super::coordinator::{
     ChaosAnswer, ChaosReply, ChaosRequest, Requester, SimulatedCoordinator, SimulatedDisk, StoringResult,
 };
-use super::liar::Liar;
+use super::liar::{HONEST, Liar};
 use super::object_store::{Content, ObjectStore};
 use super::outer_step::TakenStep;
 use super::played_run::PlayedRun;
@@ -53,6 +53,8 @@ pub(super) enum ChaosEvent {
     /// An event of the coordinator of this incarnation.
     OfCoordinator(u32, CoordinatorEvent),
     Fault(Fault),
+    /// The connection of a killed process ends.
+    ConnectionEnds(ProcessId),
     /// A liar sends a message.
     Lie(usize),
     WorkerStarts(usize),
@@ -255,10 +257,13 @@ impl<'a> ChaosWorld<'a> {
 
     /// The sender of a worker's request.
     fn requester(&self, worker: usize, incarnation: u32, request: u64) -> Requester {
-        let token = if self.lies(worker) { "lying worker" } else { "honest" };
-        let (token, name) = (token.to_owned(), format!("worker-{worker}"));
-        let process = ProcessId { token, name, instance: incarnation.into() };
-        Requester { worker, incarnation, process, request }
+        Requester { worker, incarnation, process: self.process(worker, incarnation), request }
+    }
+
+    /// The identity of a worker's process.
+    pub(super) fn process(&self, worker: usize, incarnation: u32) -> ProcessId {
+        let token = if self.lies(worker) { "lying worker" } else { HONEST };
+        ProcessId { token: token.to_owned(), name: format!("worker-{worker}"), instance: incarnation.into() }
     }
 
     /// A liar sends its next message.
@@ -272,10 +277,10 @@ impl<'a> ChaosWorld<'a> {
         let contributed = self
             .disk
             .training()
-            .is_ok_and(|training| training.paths.iter().any(|path| path.contributors.contains_key("honest")));
+            .is_ok_and(|training| training.paths.iter().any(|path| path.contributors.contains_key(HONEST)));
         let diverges = number == 0 && contributed && self.case.quarantine_after() > 1;
         let request = self.liars[number].lie(self.case, &mut self.random, &leases, diverges);
-        let process = self.liars[number].next_process(&mut self.random);
+        let process = self.liars[number].next_process(&mut self.random, &request);
         let worker = self.workers.len() + number;
         let requester = Requester { worker, incarnation: 0, process, request: u64::MAX };
         self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
@@ -316,6 +321,7 @@ impl<'a> ChaosWorld<'a> {
                 self.handle_of_coordinator(event)
             }
             ChaosEvent::Fault(fault) => self.inject(fault),
+            ChaosEvent::ConnectionEnds(process) => self.connection_ends(&process),
             ChaosEvent::Lie(liar) => {
                 self.lie(liar);
                 Ok(())

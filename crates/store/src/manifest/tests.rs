@@ -38,6 +38,7 @@ fn valid(rng: &mut CaseRng) -> Vec<u8> {
         changes: vec![ChangeRecord { from: "cd".repeat(32), version, object: object("changes/0") }],
         kept: vec![KeptVersion { version: 0, weights: object("modules/1") }],
         norms: vec![0.5, 2.0],
+        norm_paths: vec![PathId(0), PathId(1)],
     };
     let path = |steps: u32| PathRecord {
         steps: steps.into(),
@@ -64,6 +65,7 @@ fn valid(rng: &mut CaseRng) -> Vec<u8> {
         modules: modules.into(),
         paths: [number(), number()].map(path).into(),
         numerics: None,
+        numerics_token: None,
     };
     let checkpoints = vec![CheckpointRecord { round: 1, object: object("checkpoints/1") }];
     let run = RunManifest { training: Some(training), checkpoints, ..RunManifest::new("run".into()) };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dipaco_topology::PathId;
 
 use super::RunState;
-use crate::{Fence, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseLimits};
+use crate::{Fence, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseLimits, ProcessId};
 
 /// A lease may take this many times the time that a worker of the median speed needs for its steps.
 const SLOWEST: f64 = 100.0;
@@ -76,6 +76,13 @@ impl RunState {
         held
     }
 
+    /// Forgets what a worker holds, because its process does not come back. No path waits for it any more.
+    pub fn part_with(&mut self, worker: &ProcessId) {
+        for path in self.holders.forget_worker(worker) {
+            self.look_at(path);
+        }
+    }
+
     /// Ends all leases that were silent or stood still for too long, and returns them. A worker whose lease stood still leaves
     /// the path to others. A worker whose lease was silent is forgotten until it asks again.
     pub fn expire(&mut self, now: Duration) -> Vec<Lease> {
@@ -87,9 +94,7 @@ impl RunState {
                 // Also if only this worker holds the path's newest state.
                 self.holders.bind(lease.path, false);
             } else {
-                for path in self.holders.forget_worker(&lease.worker) {
-                    self.look_at(path);
-                }
+                self.part_with(&lease.worker);
             }
             self.look_at(lease.path);
         }

@@ -46,14 +46,10 @@ pub struct Identity {
 /// The next identity of a server, from its renewal with the coordinator until the server takes it.
 pub type NextIdentity = Arc<std::sync::Mutex<Option<ServerIdentity>>>;
 
-/// A number that no other process of the run has. Time and process number suffice among the processes of one name.
+/// A number that no other process of the run has or can guess: with it, a holder of the same token could end the process's
+/// connection.
 pub(crate) fn instance() -> u64 {
-    let now = SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&now.as_nanos().to_le_bytes()).update(&std::process::id().to_le_bytes());
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
-    u64::from_le_bytes(bytes)
+    rand::random()
 }
 
 /// Answer of the coordinator to a request for a lease.
@@ -62,6 +58,8 @@ pub enum LeaseOffer {
     Lease(Box<GrantedLease>),
     /// No lease now, for this reason.
     Wait(String),
+    /// No lease for this device now, for this reason.
+    Unfit(String),
     /// The run is complete, or no lease follows.
     Finished,
 }
@@ -227,6 +225,7 @@ impl Session {
         match self.call(request, None, SHORT_CALL_TIMEOUT).await? {
             Response::Lease(lease) => Ok(LeaseOffer::Lease(lease)),
             Response::Wait { reason } => Ok(LeaseOffer::Wait(reason)),
+            Response::Unfit { reason } => Ok(LeaseOffer::Unfit(reason)),
             Response::Finished => Ok(LeaseOffer::Finished),
             Response::Lost { reason } => Err(ClientError::LeaseLost { reason }),
             Response::Refused { reason } => Err(ClientError::Refused { reason }),

@@ -21,6 +21,8 @@ pub struct TokenContributions {
     pub undone_by_round: Option<u32>,
     /// Complete rounds of the kept checkpoints.
     pub kept_rounds: Vec<u32>,
+    /// The fingerprint of the run, if the token set it.
+    pub set_numerics: Option<String>,
 }
 
 /// The contributions of the bearer of a token to a path.
@@ -89,7 +91,9 @@ pub async fn contributions_of(
         }
     }
     let kept_rounds = manifest.checkpoints.iter().map(|checkpoint| checkpoint.round).collect();
-    Ok(TokenContributions { token: token.to_owned(), paths, undone_by_round, kept_rounds })
+    let set = training.numerics_token.as_deref() == Some(token);
+    let set_numerics = training.numerics.clone().filter(|_| set);
+    Ok(TokenContributions { token: token.to_owned(), paths, undone_by_round, kept_rounds, set_numerics })
 }
 
 fn of_path(

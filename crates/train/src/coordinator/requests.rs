@@ -17,8 +17,8 @@ use crate::blocking::joined;
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::run_progress::RunProgress;
 use crate::host::{
-    Admission, AdmittedUpload, Answer, LinkIssuer, OTHER_ROLE, Peer, Reception, RequestHandler, ResultIntake,
-    ResultReceiver, Revocations, Role, UploadedPiece, refused,
+    Admission, AdmittedUpload, Answer, LinkIssuer, OTHER_ROLE, Peer, Reception, Registration, RequestHandler,
+    ResultIntake, ResultReceiver, Revocations, Role, UploadedPiece, refused,
 };
 use dipaco_protocol::{FetchSource, Request, Response};
 
@@ -74,29 +74,38 @@ impl RequestHandler for CoordinatorRequests {
         &self.revocations
     }
 
-    /// Ends the waits of synchronizers for orders: their answers name the revoked tokens.
+    /// Ends the waits of synchronizers for orders: their answers name the revoked tokens. Forgets a fingerprint that a revoked
+    /// token has set.
     fn revocations_changed(&self) {
         self.notify_synchronizers();
+        self.forget_numerics();
     }
 
+    /// A device with another fingerprint than the configuration names never may train. Where a contribution has set the
+    /// fingerprint, such a device joins and waits: its token may be revoked, whoever owns the other one.
     fn refuses_device(&self, peer: &Peer) -> Option<String> {
         if peer.role != Role::Worker {
             return None;
         }
         let ledger = self.ledger();
-        if let Err(other) = ledger.check_numerics(&peer.numerics) {
-            return Some(other.to_string());
-        }
+        let waits = match ledger.check_numerics(&peer.numerics) {
+            Err(other) if ledger.names_numerics() => return Some(other.to_string()),
+            Err(other) => Some(other),
+            Ok(()) => None,
+        };
         let first = ledger.numerics().filter(|first| *first != peer.numerics).map(str::to_owned);
         drop(ledger);
         if let Some(first) = first
             && self.reception.may_log(&peer.process)
         {
             let (worker, numerics) = (&peer.process.name, &peer.numerics);
+            let (waits, set_by) = (waits.is_some(), waits.and_then(|other| other.set_by));
             tracing::warn!(
                 worker,
                 numerics,
                 first,
+                set_by,
+                waits,
                 "this worker computes other bits than the first that contributed"
             );
         }
@@ -107,12 +116,12 @@ impl RequestHandler for CoordinatorRequests {
         self.ledger.is_poisoned()
     }
 
-    /// Welcomes a process. Releases the leases of an earlier process under its token and name, because that process is
-    /// gone.
-    async fn welcome(&self, peer: &Peer, returning: bool) -> Result<Answer, CoordinatorError> {
-        if !returning && peer.role == Role::Worker {
-            let ProcessId { token, name, .. } = &peer.process;
-            self.release_all(token, Some(name), |worker| peer.process.replaces(worker));
+    /// Welcomes a process. Releases the leases of the processes that it succeeds.
+    async fn welcome(&self, peer: &Peer, registration: &Registration) -> Result<Answer, CoordinatorError> {
+        for gone in &registration.gone {
+            self.part_with(gone);
+        }
+        if !registration.returning && peer.role == Role::Worker {
             self.progress.event_of_peer(Event::WorkerJoined {
                 worker: peer.process.name.clone(),
                 numerics: peer.numerics.clone(),
@@ -191,11 +200,18 @@ impl RequestHandler for CoordinatorRequests {
     async fn expel(&self, peer: &Peer) -> Result<(), CoordinatorError> {
         self.take_modules_back(&peer.process, "its token has been revoked");
         self.release_all(&peer.process.token, None, |_| true);
+        // Again: a result of it may have begun to count before the revocation.
+        self.forget_numerics();
         Ok(())
     }
 
-    async fn left(&self, peer: &Peer, reason: String) -> Result<(), CoordinatorError> {
+    async fn left(&self, peer: &Peer, reason: String, succeeded: bool) -> Result<(), CoordinatorError> {
         match peer.role {
+            // The worker is still here, as another process.
+            Role::Worker if succeeded => {
+                self.part_with(&peer.process);
+                Ok(())
+            }
             Role::Worker => Ok(self
                 .progress
                 .event_of_peer(Event::WorkerLeft { worker: peer.process.name.clone(), reason })?),
@@ -253,6 +269,19 @@ impl CoordinatorRequests {
         // Fails only when the manifest writer has ended.
         let written = self.written.clone().wait_for(|written| *written >= changes).await.map(|_| ());
         written.map_err(|_| CoordinatorError::Stopped)
+    }
+
+    /// Forgets the fingerprint that a revoked token has set, and wakes the workers that wait for it.
+    fn forget_numerics(&self) {
+        // A list that can't be read ends the coordinator at its next look.
+        let Ok(revoked) = self.revocations.names() else { return };
+        if let Some(token) = self.change(|ledger| ledger.forget_numerics(&revoked)) {
+            tracing::warn!(
+                token,
+                "a revoked token had set the fingerprint of the run: the next contribution sets it again"
+            );
+            self.changed.notify_waiters();
+        }
     }
 
     /// Wakes the processes that take outer steps.

@@ -96,6 +96,7 @@ pub async fn start_training(
         modules,
         paths,
         numerics: None,
+        numerics_token: None,
     });
     // Last: no manifest names the objects above before this write. A start that ends early is repeated, and replaces them.
     let sequence = store.replace(&manifest, sequence).await?;

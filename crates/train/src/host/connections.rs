@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use dipaco_net::{Exchange, NetError, PeerConnection, Server};
 use dipaco_sync::ProcessId;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::host::peer::{Answer, Peer, Role};
-use crate::host::reception::{Reception, Registration};
+use crate::host::reception::{Departure, Reception, Registration};
 use crate::host::results::{self, ResultReceiver};
 use crate::host::revocations::Revocations;
 use crate::host::uploads::UploadedPiece;
@@ -42,11 +42,11 @@ pub(crate) trait RequestHandler: ResultReceiver {
         false
     }
 
-    /// Answers the hello of a process. `returning` is true if the process has said hello before.
+    /// Answers the hello of a process.
     fn welcome(
         &self,
         peer: &Peer,
-        returning: bool,
+        registration: &Registration,
     ) -> impl Future<Output = Result<Answer, Self::Error>> + Send;
 
     /// Answers a request other than [`Request::Submit`].
@@ -59,8 +59,14 @@ pub(crate) trait RequestHandler: ResultReceiver {
     /// Takes leases and modules away from a peer whose token has been revoked.
     fn expel(&self, peer: &Peer) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Notes that a peer has left and that its process has no newer connection.
-    fn left(&self, peer: &Peer, reason: String) -> impl Future<Output = Result<(), Self::Error>> + Send;
+    /// Notes that a peer has left and that its process has no newer connection. `succeeded` is true if another process
+    /// under its token and name is here.
+    fn left(
+        &self,
+        peer: &Peer,
+        reason: String,
+        succeeded: bool,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
 /// Accepts peers and serves each until its connection ends; after the farewell, until all have left.
@@ -98,6 +104,8 @@ struct Greeted {
     peer: Peer,
     /// Cancelled when a newer connection takes the place of this one.
     replaced: CancellationToken,
+    /// Notified when another process joins under the token and name.
+    doubted: Arc<Notify>,
     /// The peer's hello, and the answer to it.
     welcome: (Exchange, Answer),
 }
@@ -113,7 +121,7 @@ async fn serve<H: RequestHandler>(
         Ok(greeted) => greeted?,
         Err(_) => None,
     };
-    let Some(Greeted { peer, replaced, welcome: (hello, welcome) }) = greeted else {
+    let Some(Greeted { peer, replaced, doubted, welcome: (hello, welcome) }) = greeted else {
         if let Some(suppressed) = reception.warnings.due(Instant::now()) {
             tracing::warn!(%address, suppressed, "a peer was turned away: it sent no valid hello");
         }
@@ -134,6 +142,16 @@ async fn serve<H: RequestHandler>(
     // One semaphore a connection: a peer that is slow to send or to receive holds no more memory than these pieces,
     // and takes none from other peers.
     let pieces = Arc::new(Semaphore::new(PIECES_AT_ONCE));
+    // A killed process would hold its leases until the transport gives it up.
+    let dead = async {
+        loop {
+            doubted.notified().await;
+            if connection.is_silent().await {
+                connection.close("another process joined under this name, and this one was silent");
+            }
+        }
+    };
+    tokio::pin!(dead);
     loop {
         tokio::select! {
             exchange = connection.accept_exchange() => {
@@ -154,6 +172,7 @@ async fn serve<H: RequestHandler>(
                 }
             },
             () = replaced.cancelled() => connection.close("the worker has connected again"),
+            () = &mut dead => {}
         }
         if replaced.is_cancelled() {
             break;
@@ -166,11 +185,12 @@ async fn serve<H: RequestHandler>(
     if revoked(&*host, &peer.process.token)?.is_some() {
         host.expel(&peer).await?;
     }
-    // The process of a replaced connection is still here.
-    if !reception.left(&peer, &replaced) {
-        return Ok(());
+    // A request that still waits must not be granted a lease that its successor waits for.
+    exchanges.shutdown().await;
+    match reception.left(&peer, &replaced) {
+        Departure::Returned => Ok(()),
+        departure => host.left(&peer, ended, departure == Departure::Succeeded).await,
     }
-    host.left(&peer, ended).await
 }
 
 /// Reads the first request of a connection, which must be a hello. Returns `None` if the peer is turned away.
@@ -205,11 +225,10 @@ async fn greet<H: RequestHandler>(
         respond(exchange, &Response::Refused { reason }, None).await;
         return Ok(None);
     }
-    // Registered before the welcome: the welcome ends leases of earlier processes under this name, and their
-    // connections must not ask for new ones afterwards.
-    let Registration { returning, replaced } = reception.register(&peer);
-    let welcome = host.welcome(&peer, returning).await?;
-    Ok(Some(Greeted { peer, replaced, welcome: (exchange, welcome) }))
+    let registration = reception.register(&peer);
+    let welcome = host.welcome(&peer, &registration).await?;
+    let Registration { replaced, doubted, .. } = registration;
+    Ok(Some(Greeted { peer, replaced, doubted, welcome: (exchange, welcome) }))
 }
 
 /// The peer that a hello introduces, or the reason to refuse it.

@@ -16,7 +16,7 @@ mod known_processes;
 mod peer_lines;
 
 use known_processes::KnownProcesses;
-pub(crate) use known_processes::Registration;
+pub(crate) use known_processes::{Departure, Registration};
 use peer_lines::PeerLines;
 
 /// State that the connections of a process share.
@@ -35,13 +35,13 @@ impl Reception {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers the connection of a peer and ends those that it succeeds.
+    /// Registers the connection of a peer and ends the earlier one of the same process.
     pub(crate) fn register(&self, peer: &Peer) -> Registration {
         self.known().register(&peer.process)
     }
 
-    /// Notes the end of a connection. Returns false if a newer connection has taken the place of this one.
-    pub(crate) fn left(&self, peer: &Peer, replaced: &CancellationToken) -> bool {
+    /// Notes the end of a connection.
+    pub(crate) fn left(&self, peer: &Peer, replaced: &CancellationToken) -> Departure {
         self.known().left(&peer.process, replaced)
     }
 

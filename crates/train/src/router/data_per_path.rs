@@ -141,6 +141,7 @@ mod tests {
             modules: Vec::new(),
             paths,
             numerics: None,
+            numerics_token: None,
         };
         let large = [shard(3_000, 0), shard(3_000, 0), shard(3_000, 0)];
         let fine = [path((10, 3.0), (10, 3.0)), path((9, 3.0), (10, 3.2)), path((4, 3.0), (10, 3.005))];

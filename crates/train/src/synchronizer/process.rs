@@ -20,9 +20,9 @@ use crate::client::{
     Identity, LONG_CALL_TIMEOUT, NextIdentity, SHORT_CALL_TIMEOUT, Session, TokenSource, instance,
 };
 use crate::host::{
-    Admission, AdmittedUpload, Answer, LinkIssuer, ObjectPiece, Peer, Reception, RequestHandler,
-    ResultIntake, ResultReceiver, Revocations, Upload, UploadedPiece, Uploads, VerifiedGradients, read_piece,
-    refused, serve_peers,
+    Admission, AdmittedUpload, Answer, LinkIssuer, ObjectPiece, Peer, Reception, Registration,
+    RequestHandler, ResultIntake, ResultReceiver, Revocations, Upload, UploadedPiece, Uploads,
+    VerifiedGradients, read_piece, refused, serve_peers,
 };
 use crate::synchronizer::live::{self, ObserveSynchronizer, Tally};
 use crate::synchronizer::{OrdersInFlight, Synchronizer, SynchronizerError};
@@ -281,7 +281,7 @@ impl RequestHandler for SynchronizerProcess {
         &self.revocations
     }
 
-    async fn welcome(&self, _: &Peer, _: bool) -> Result<Answer, SynchronizerError> {
+    async fn welcome(&self, _: &Peer, _: &Registration) -> Result<Answer, SynchronizerError> {
         Ok(self.intake.welcome(self.run.clone())?)
     }
 
@@ -302,7 +302,7 @@ impl RequestHandler for SynchronizerProcess {
         Ok(())
     }
 
-    async fn left(&self, _: &Peer, _: String) -> Result<(), SynchronizerError> {
+    async fn left(&self, _: &Peer, _: String, _: bool) -> Result<(), SynchronizerError> {
         Ok(())
     }
 }

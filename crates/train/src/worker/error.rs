@@ -73,9 +73,10 @@ impl WorkerError {
     /// The error of a lease. A divergence names the lease, because the coordinator decides what becomes of its path.
     pub(super) fn of_lease(self, lease: LeaseKey) -> Self {
         match self {
-            Self::Core(TrainError::Path(source @ PathError::Diverged { step, .. })) => {
-                Self::Diverged { lease, step, source }
-            }
+            Self::Core(TrainError::Path(source)) => match source.diverged_at() {
+                Some(step) => Self::Diverged { lease, step, source },
+                None => source.into(),
+            },
             error => error,
         }
     }

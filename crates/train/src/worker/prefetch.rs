@@ -65,6 +65,7 @@ impl Prefetch {
     /// that left the states which this worker keeps.
     pub(super) async fn lease(&self, held: &[LeaseKey]) -> Result<Option<PrefetchedLease>, WorkerError> {
         let paths: Vec<_> = held.iter().map(|lease| lease.path).collect();
+        let mut told = false;
         loop {
             let ask = Request::Lease { held: paths.clone(), wait_ms: WAIT_MS };
             match self.session.ask(&ask).await? {
@@ -82,6 +83,11 @@ impl Prefetch {
                     }
                 }
                 LeaseOffer::Wait(reason) => tracing::debug!(reason, "waiting"),
+                LeaseOffer::Unfit(reason) => {
+                    if !std::mem::replace(&mut told, true) {
+                        tracing::warn!(reason, "this worker gets no lease; it waits and asks again");
+                    }
+                }
                 LeaseOffer::Finished => return Ok(None),
             }
         }
@@ -101,7 +107,7 @@ impl Prefetch {
                     }
                     inputs => return inputs.map(Some),
                 },
-                Ok(LeaseOffer::Wait(reason)) => {
+                Ok(LeaseOffer::Wait(reason) | LeaseOffer::Unfit(reason)) => {
                     tracing::debug!(%path, reason, "the following lease has to wait");
                 }
                 // The uploads of a lost lease get the same answer, and they report it.

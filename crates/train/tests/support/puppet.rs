@@ -53,10 +53,23 @@ impl Puppet {
         puppet
     }
 
+    /// As [`Puppet::welcome`], with the limits of its end of the connection, as the process `instance` of its name.
+    pub(crate) async fn welcome_as(token: &JoinToken, name: &str, instance: u64, limits: Limits) -> Self {
+        let numerics = dipaco_path::numerics(&TrainDevice::Cpu).unwrap();
+        let puppet = Self(Client::connect(token, SystemTime::now(), limits).await.unwrap(), numerics);
+        let answer = puppet.hello_as(name, instance, dipaco_train::BUILD).await;
+        assert!(matches!(answer, Response::Welcome { .. }), "{answer:?}");
+        puppet
+    }
+
     pub(crate) async fn hello(&self, name: &str, version: &str) -> Response {
+        self.hello_as(name, 1, version).await
+    }
+
+    async fn hello_as(&self, name: &str, instance: u64, version: &str) -> Response {
         let request = Request::Hello {
             worker: name.to_owned(),
-            instance: 1,
+            instance,
             version: version.to_owned(),
             numerics: self.1.clone(),
         };

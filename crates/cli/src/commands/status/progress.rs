@@ -89,6 +89,7 @@ mod tests {
             modules: Vec::new(),
             paths: vec![path; 2],
             numerics: None,
+            numerics_token: None,
         };
         let empty = TrainingProgress::new(&training, &RunHistory::default());
         assert_eq!(empty.to_string(), "training: 20 inner steps of a path, 2,468 tokens\n");

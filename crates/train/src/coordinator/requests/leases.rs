@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dipaco_ledger::Ledger;
+use dipaco_ledger::{Ledger, OtherNumerics};
 use dipaco_sync::{
     Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, LeaseTask, ProcessId, RunState,
 };
@@ -19,6 +19,19 @@ use dipaco_protocol::Response;
 /// A secret that nobody can guess, from the system's random numbers.
 fn lease_secret() -> LeaseSecret {
     LeaseSecret::new(rand::random())
+}
+
+/// What a worker that waits is told of the leases of other processes with its token and name, such as of its killed
+/// predecessor; nothing if there are none.
+fn of_namesakes(state: &RunState, process: &ProcessId) -> String {
+    let ProcessId { token, name, .. } = process;
+    match state.leases_of(token, Some(name)).filter(|lease| lease.worker != *process).count() {
+        0 => String::new(),
+        leases => format!(
+            "; {leases} of the leases belong to another process with this token that is also named {name:?}, and are free \
+             when its connection ends: a few seconds after it was killed"
+        ),
+    }
 }
 
 /// A worker's account of the inner steps of its lease so far.
@@ -58,7 +71,7 @@ impl CoordinatorRequests {
             Ok(ledger.grant(now, &LeaseRequest { worker: &worker, held, secret, numerics: &peer.numerics }))
         };
         let waiting = self.waiting.begin(&peer.process, None);
-        self.offer(peer, wait, &waiting, worth, ask).await
+        self.offer(peer, wait, &waiting, worth, ask, |reason| Response::Unfit { reason }).await
     }
 
     /// Offers the lease that follows a lease that is out, as soon as its weights are there.
@@ -71,11 +84,12 @@ impl CoordinatorRequests {
         let (claim, secret) = (peer.claim(lease), lease_secret());
         let waiting = self.waiting.begin(&peer.process, Some(lease));
         let ask = |ledger: &mut Ledger, now| ledger.follow(now, &claim, secret);
-        self.offer(peer, wait, &waiting, |_| true, ask).await
+        self.offer(peer, wait, &waiting, |_| true, ask, |reason| Response::Lost { reason }).await
     }
 
     /// Keeps a request open until `ask` grants a lease, or a newer request takes its place. After a change `ask` is called
-    /// again if `worth` is true.
+    /// again if `worth` is true. `unfit` makes the answer to a worker whose device may not train now: it is told that it may
+    /// ask again at the end of the wait, and anything else at once.
     async fn offer(
         &self,
         peer: &Peer,
@@ -83,6 +97,7 @@ impl CoordinatorRequests {
         waiting: &WaitingRequest<'_>,
         worth: impl Fn(&RunState) -> bool,
         ask: impl Fn(&mut Ledger, Duration) -> Result<Grant, LeaseError>,
+        unfit: impl Fn(String) -> Response,
     ) -> Result<Answer, CoordinatorError> {
         let deadline = Instant::now() + wait.min(LONGEST_WAIT);
         let mut first = true;
@@ -92,12 +107,14 @@ impl CoordinatorRequests {
             tokio::pin!(changed);
             changed.as_mut().enable();
             let last = Instant::now() >= deadline;
-            {
-                let mut ledger = self.ledger();
-                // Another device may have contributed since the hello.
-                if let Err(other) = ledger.check_numerics(&peer.numerics) {
-                    return Ok(refused(other.to_string()));
+            // Another device may have contributed since the hello.
+            if let Some(other) = self.other_numerics(peer) {
+                let answer = unfit(other.to_string());
+                if last || !matches!(answer, Response::Unfit { .. }) {
+                    return Ok((answer, None));
                 }
+            } else {
+                let mut ledger = self.ledger();
                 if std::mem::take(&mut first) || last || worth(ledger.state()) {
                     match ask(&mut ledger, self.now()) {
                         Ok(Grant::Lease(lease)) => {
@@ -106,7 +123,8 @@ impl CoordinatorRequests {
                         }
                         Ok(Grant::Finished) => return Ok((Response::Finished, None)),
                         Ok(Grant::Wait(reason)) if last => {
-                            return Ok((Response::Wait { reason: reason.to_string() }, None));
+                            let reason = format!("{reason}{}", of_namesakes(ledger.state(), &peer.process));
+                            return Ok((Response::Wait { reason }, None));
                         }
                         Ok(Grant::Wait(_)) => {}
                         Err(error) => return Ok((Response::Lost { reason: error.to_string() }, None)),
@@ -125,6 +143,21 @@ impl CoordinatorRequests {
                 () = tokio::time::sleep_until(deadline) => {}
             }
         }
+    }
+
+    /// The reason why the device of a peer may not train now; `None` if it may. Its leases end: no result of them would count.
+    fn other_numerics(&self, peer: &Peer) -> Option<OtherNumerics> {
+        let other = {
+            let ledger = self.ledger();
+            // Whoever asks after the end of the run is told of the end.
+            if ledger.state().finished() {
+                return None;
+            }
+            ledger.check_numerics(&peer.numerics).err()?
+        };
+        let ProcessId { token, name, .. } = &peer.process;
+        self.release_all(token, Some(name), |worker| *worker == peer.process);
+        Some(other)
     }
 
     /// The answer with a granted lease.
@@ -162,13 +195,24 @@ impl CoordinatorRequests {
     /// Ends the leases of the selected processes with a token, and with a name if one is given, unfinished.
     pub(super) fn release_all(&self, token: &str, name: Option<&str>, selected: impl Fn(&ProcessId) -> bool) {
         let released = self.change(|ledger| ledger.release(token, name, selected));
-        for lease in &released {
+        if !released.is_empty() {
+            self.note_released(&released);
+        }
+    }
+
+    /// Ends the leases of a process that does not come back, unfinished. No path waits for it any more.
+    pub(super) fn part_with(&self, process: &ProcessId) {
+        let released = self.change(|ledger| ledger.part_with(process));
+        self.note_released(&released);
+    }
+
+    /// Forgets the progress and the uploads of leases that have ended, and wakes the workers that wait.
+    fn note_released(&self, released: &[Lease]) {
+        for lease in released {
             self.progress.lost(lease.path, lease.fence);
             self.drop_ended_uploads(&lease.worker, lease.path, lease.fence);
         }
-        if !released.is_empty() {
-            self.changed.notify_waiters();
-        }
+        self.changed.notify_waiters();
     }
 
     /// Time of the next event without a message: of a lease, a grace period, or an outer step of a synchronizer.

@@ -177,7 +177,7 @@ impl CoordinatorRequests {
                 })?;
                 Ok((Response::Lost { reason }, None))
             }
-            LeaseCompletion::OtherNumerics(other) => Ok(refused(other.to_string())),
+            LeaseCompletion::OtherNumerics(other) => Ok((Response::Lost { reason: other.to_string() }, None)),
             LeaseCompletion::Incomplete(missing) => Ok(refused(format!("{missing} is missing"))),
             LeaseCompletion::Accepted { lease, best } => {
                 self.drop_ended_uploads(&claim.worker, path, fence);
@@ -211,7 +211,9 @@ impl CoordinatorRequests {
 fn refusal(error: &ResultError) -> Response {
     let reason = error.to_string();
     match error {
-        ResultError::Lease(LeaseError::Lost { .. }) => Response::Lost { reason },
+        ResultError::Lease(LeaseError::Lost { .. }) | ResultError::OtherNumerics(_) => {
+            Response::Lost { reason }
+        }
         _ => Response::Refused { reason },
     }
 }

@@ -74,7 +74,7 @@ impl RequestHandler for Buggy {
         &self.revocations
     }
 
-    async fn welcome(&self, _: &Peer, _: bool) -> Result<Answer, BuggyError> {
+    async fn welcome(&self, _: &Peer, _: &Registration) -> Result<Answer, BuggyError> {
         Ok((Response::Done, None))
     }
 
@@ -92,7 +92,7 @@ impl RequestHandler for Buggy {
         Ok(())
     }
 
-    async fn left(&self, _: &Peer, _: String) -> Result<(), BuggyError> {
+    async fn left(&self, _: &Peer, _: String, _: bool) -> Result<(), BuggyError> {
         let _ = self.told.try_send("left");
         Ok(())
     }

@@ -1,67 +1,79 @@
 //! The processes that have said hello.
+//!
+//! A process takes nothing from a live one. Holders of one token may give each other's names, so a name proves nothing, and
+//! the leases of a process pass to nobody while its connection is open. A process that was killed is silent. When another
+//! one joins under the same token and name, the host listens to it for longer than a live one is silent, and ends its
+//! connection: from then on the other process is its successor.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Range;
+use std::sync::Arc;
 
 use dipaco_sync::ProcessId;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// Number of remembered processes from which on a process is forgotten when its connection ends. A forgotten process that
 /// comes back is a new one: it gets new leases.
 const REMEMBERED: usize = 1 << 16;
-/// Processes of one token and name that are remembered. Two machines may have the same name by mistake: a replaced
-/// process that comes back and is known does not replace its successor.
-const KIN: usize = 8;
 
-/// The processes that have said hello, each with its last connection.
+/// The processes that have said hello, each with its last connection: those with an open connection, and the last one of
+/// each name without.
 #[derive(Debug, Default)]
 pub(super) struct KnownProcesses {
     processes: BTreeMap<ProcessId, LastConnection>,
-    hellos: u64,
 }
 
 #[derive(Debug)]
 struct LastConnection {
-    /// Number of its hello.
-    hello: u64,
-    /// Cancelled when a newer connection takes the place of this one.
+    /// False after its end.
+    open: bool,
+    /// Cancelled when a newer connection of the process takes the place of this one.
     replaced: CancellationToken,
+    doubted: Arc<Notify>,
 }
 
 /// The outcome of registering a connection.
 pub(crate) struct Registration {
     /// True if the process has been here before.
     pub(crate) returning: bool,
-    /// Cancelled when a newer connection takes the place of this one.
+    /// Cancelled when a newer connection of the process takes the place of this one.
     pub(crate) replaced: CancellationToken,
+    /// Notified when another process joins under the token and name: this one may be dead.
+    pub(crate) doubted: Arc<Notify>,
+    /// Earlier processes under the same token and name whose connections have ended. This process succeeds them.
+    pub(crate) gone: Vec<ProcessId>,
+}
+
+/// The outcome of the end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Departure {
+    /// The process has a newer connection.
+    Returned,
+    /// The process may come back to its leases.
+    Alone,
+    /// Another process under the same token and name is here, and succeeds this one.
+    Succeeded,
 }
 
 impl KnownProcesses {
-    /// Registers a process and ends the connections that this one succeeds: the process's own, and those of earlier
-    /// processes under its token and name. An earlier process may be long dead before the network notices.
+    /// Registers a process and ends its own earlier connection.
     pub(super) fn register(&mut self, process: &ProcessId) -> Registration {
-        self.hellos += 1;
-        let replaced = CancellationToken::new();
-        let connection = LastConnection { hello: self.hellos, replaced: replaced.clone() };
+        let (replaced, doubted) = (CancellationToken::new(), Arc::new(Notify::new()));
+        let connection = LastConnection { open: true, replaced: replaced.clone(), doubted: doubted.clone() };
         let before = self.processes.insert(process.clone(), connection);
-        let returning = before.is_some();
-        match before {
-            Some(before) => before.replaced.cancel(),
-            None => self.replace_kin(process),
+        if let Some(before) = &before {
+            before.replaced.cancel();
         }
-        Registration { returning, replaced }
-    }
-
-    /// Ends the connections of the earlier processes of a new one, and forgets the earliest if there are too many.
-    fn replace_kin(&mut self, process: &ProcessId) {
-        let earlier = self.kin(process).filter(|(kin, _)| process.replaces(kin));
-        earlier.for_each(|(_, connection)| connection.replaced.cancel());
-        let earliest = self.kin(process).min_by_key(|(_, connection)| connection.hello);
-        if self.kin(process).count() > KIN
-            && let Some(earliest) = earliest.map(|(process, _)| process.clone())
-        {
-            self.processes.remove(&earliest);
+        let ended = self.kin(process).filter(|(_, connection)| !connection.open);
+        let gone: Vec<_> = ended.map(|(kin, _)| kin.clone()).collect();
+        for kin in &gone {
+            self.processes.remove(kin);
         }
+        for (_, connection) in self.kin(process).filter(|(kin, _)| *kin != process) {
+            connection.doubted.notify_one();
+        }
+        Registration { returning: before.is_some(), replaced, doubted, gone }
     }
 
     /// The processes of a token and name.
@@ -70,21 +82,18 @@ impl KnownProcesses {
         self.processes.range(of_worker(0)..=of_worker(u64::MAX))
     }
 
-    /// Notes the end of a process's connection, and forgets the process and its replaced kin if too many are remembered.
-    /// Returns false if a newer connection has taken the place of this one.
-    pub(super) fn left(&mut self, process: &ProcessId, replaced: &CancellationToken) -> bool {
+    /// Notes the end of a process's connection. Forgets the process if it has a successor, or if too many are remembered.
+    pub(super) fn left(&mut self, process: &ProcessId, replaced: &CancellationToken) -> Departure {
         if replaced.is_cancelled() {
-            return false;
+            return Departure::Returned;
         }
-        if self.processes.len() > REMEMBERED {
+        let succeeded = self.kin(process).any(|(kin, connection)| connection.open && kin != process);
+        if succeeded || self.processes.len() > REMEMBERED {
             self.processes.remove(process);
-            let over = self.kin(process).filter(|(_, connection)| connection.replaced.is_cancelled());
-            let over: Vec<_> = over.map(|(process, _)| process.clone()).collect();
-            for process in over {
-                self.processes.remove(&process);
-            }
+        } else if let Some(connection) = self.processes.get_mut(process) {
+            connection.open = false;
         }
-        true
+        if succeeded { Departure::Succeeded } else { Departure::Alone }
     }
 }
 
@@ -97,45 +106,57 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_ever_new_processes_is_remembered_a_few_times() {
+    fn processes_under_the_name_of_a_live_one_take_nothing_from_it() {
         let mut known = KnownProcesses::default();
-        let other = known.register(&process("other", 0)).replaced;
+        let victim = known.register(&process("a", u64::MAX / 2));
         // Numbers of processes are random: the latest need not be the greatest.
-        let instances = (0..1_000_u64).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let processes: Vec<_> = instances.map(|instance| process("a", instance)).collect();
-        let connections: Vec<_> = processes.iter().map(|process| known.register(process)).collect();
-        assert!(connections.iter().all(|connection| !connection.returning));
-        assert_eq!(known.processes.len(), 1 + KIN);
-        // The end of a replaced connection is not the end of the worker.
-        let ends = processes
-            .iter()
-            .zip(&connections)
-            .map(|(process, connection)| known.left(process, &connection.replaced));
-        let ends: Vec<_> = ends.collect();
-        assert!(ends[..999].iter().all(|end| !end) && ends[999] && !other.is_cancelled());
+        for number in 1..1_000_u64 {
+            let thief = process("a", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let connection = known.register(&thief);
+            assert!(!connection.returning && connection.gone.is_empty());
+            assert_eq!(known.left(&thief, &connection.replaced), Departure::Succeeded);
+        }
+        assert!(!victim.replaced.is_cancelled());
+        assert_eq!(known.processes.len(), 1);
+        assert!(known.register(&process("a", u64::MAX / 2)).returning);
+    }
+
+    #[test]
+    fn a_process_is_succeeded_when_its_connection_has_ended() {
+        let mut known = KnownProcesses::default();
+        // The connection ends after the hello of the next process, and before.
+        let first = known.register(&process("a", 3));
+        assert!(known.register(&process("a", 2)).gone.is_empty());
+        assert_eq!(known.left(&process("a", 3), &first.replaced), Departure::Succeeded);
+        let second = known.register(&process("a", 2));
+        assert!(second.returning);
+        assert_eq!(known.left(&process("a", 2), &second.replaced), Departure::Alone);
+        // Another token or name succeeds nobody.
+        let other = ProcessId { token: "other".to_owned(), ..process("a", 1) };
+        assert!(known.register(&other).gone.is_empty() && known.register(&process("b", 1)).gone.is_empty());
+        let third = known.register(&process("a", 1));
+        assert_eq!((third.returning, third.gone), (false, vec![process("a", 2)]));
+        assert!(!known.register(&process("a", 3)).returning, "whoever has been succeeded is new");
+    }
+
+    #[test]
+    fn a_connection_ends_the_one_before_it_of_the_same_process() {
+        let mut known = KnownProcesses::default();
+        let [first, second] = [1, 2].map(|instance| known.register(&process("a", instance)));
+        let again = known.register(&process("a", 1));
+        assert!(again.returning && first.replaced.is_cancelled() && !second.replaced.is_cancelled());
+        assert_eq!(known.left(&process("a", 1), &first.replaced), Departure::Returned);
+        assert!(!again.replaced.is_cancelled());
     }
 
     #[test]
     fn names_that_come_and_go_are_forgotten() {
         let mut known = KnownProcesses::default();
-        for name in 0..REMEMBERED {
+        for name in 0..2 * REMEMBERED {
             let [earlier, later] = [1, 2].map(|instance| known.register(&process(name, instance)).replaced);
-            assert!(!known.left(&process(name, 1), &earlier));
-            assert!(known.left(&process(name, 2), &later));
+            assert_eq!(known.left(&process(name, 1), &earlier), Departure::Succeeded);
+            assert_eq!(known.left(&process(name, 2), &later), Departure::Alone);
         }
-        assert!(known.processes.len() <= REMEMBERED + KIN, "{}", known.processes.len());
-    }
-
-    #[test]
-    fn two_machines_of_one_name_do_not_replace_each_other_for_ever() {
-        let mut known = KnownProcesses::default();
-        let first = known.register(&process("a", 1));
-        let second = known.register(&process("a", 2));
-        assert!(first.replaced.is_cancelled());
-        let again = known.register(&process("a", 1));
-        assert!(again.returning && !second.replaced.is_cancelled());
-        // A connection ends the one before it of the same process.
-        assert!(known.register(&process("a", 1)).returning);
-        assert!(again.replaced.is_cancelled() && !second.replaced.is_cancelled());
+        assert!(known.processes.len() <= REMEMBERED + 1, "{}", known.processes.len());
     }
 }

@@ -1,0 +1,212 @@
+//! Bounds that the moments of every trained path keep, and that make the moments of a liar harmless.
+//!
+//! AdamW starts with `m = v = 0` and takes `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`. After t steps
+//!
+//! ```text
+//! m = (1 - β₁) Σ β₁ʲ gⱼ,   v = (1 - β₂) Σ β₂ʲ gⱼ²,   j = 0 … t - 1 steps ago
+//! ```
+//!
+//! - **The pair.** By Cauchy–Schwarz `m² ≤ (1 - β₁)² Σ (β₁² / β₂)ʲ · Σ β₂ʲ gⱼ² = c² v`, with
+//!   `c² = (1 - β₁)² / (1 - β₂) · Σ (β₁² / β₂)ʲ` over t steps. So the next step moves no weight by much more than its
+//!   learning rate, also with `v = 0`. If `β₁² ≥ β₂` the sum grows with t, because in honest training v then fades before
+//!   m: after some steps only the norm bounds m.
+//! - **The norm.** Clipping bounds the norm of each gradient over all tensors of the path, so the norm of all m of a state
+//!   is at most `(1 - β₁) Σ β₁ʲ` times `clip_norm`, and the sum of all v at most `(1 - β₂) Σ β₂ʲ` times its square. A
+//!   liar can therefore slow down a path of N weights no more than N honest gradients of the largest norm do.
+//!   Muon's momentum is a mean of gradients as well.
+//!
+//! Frozen levels and synchronous training have no moments.
+//!
+//! In f32 each step multiplies the old moment by `1 ± ROUNDING`. The sums above have their β enlarged by that, so they
+//! hold for any number of steps. What is too small for f32 is lost: at most `UNDERFLOW` of v a step.
+
+use dipaco_optim::AdamWConfig;
+
+/// Relative error of an old moment in a step, at most: the roundings of β, of its product and of the sum, of half an ulp
+/// each, and one to spare.
+const ROUNDING: f64 = 2.0 * f32::EPSILON as f64;
+/// What a step loses of a second moment below the normal numbers of f32, at most: two products and a sum, on a device that
+/// takes such numbers for 0.
+const UNDERFLOW: f64 = 3.0 * f32::MIN_POSITIVE as f64;
+/// Room for the roundings that do not add up over the steps, and for the norm of a gradient that a GPU sums up in f32.
+const SLACK: f64 = 1.001;
+/// Largest sum of squares that is no violation without any gradient: numbers that are too small to fade in f32.
+const SMALLEST: f64 = 1e-30;
+/// Largest magnitude of a gradient's element without clipping, or with a larger `clip_norm`. Nothing bounds such gradients,
+/// but their squares must fit into f32. In training that does not diverge they are below 1,000.
+const LARGEST_GRADIENT: f64 = 1e6;
+
+/// The kinds of moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MomentKind {
+    /// AdamW's first moment.
+    First,
+    /// AdamW's second moment.
+    Second,
+    /// Muon's momentum.
+    Momentum,
+}
+
+/// Bounds of one kind of moments.
+#[derive(Clone, Copy, Debug)]
+struct KindBounds {
+    /// Largest magnitude of an element.
+    element: f32,
+    /// Largest sum over a state: of the squares of first moments, and of second moments, which are squares.
+    sum: f64,
+}
+
+/// The bounds after a number of inner steps.
+#[derive(Clone, Debug)]
+pub(crate) struct MomentBounds {
+    first: KindBounds,
+    second: KindBounds,
+    momentum: KindBounds,
+    /// c.
+    ratio: f32,
+    /// Added to the root of a second moment: AdamW's own epsilon, as in its steps, but at least what v has lost.
+    floor: f32,
+}
+
+impl MomentBounds {
+    /// The bounds of moments that have seen at most so many steps.
+    pub(crate) fn new(adamw: &AdamWConfig, steps: u64) -> Self {
+        let &AdamWConfig { beta1, beta2, epsilon, clip_norm, .. } = adamw;
+        let steps = steps.max(1) as f64;
+        let clip = if clip_norm > 0.0 { clip_norm } else { f64::INFINITY };
+        let element = clip.min(LARGEST_GRADIENT);
+        // A running mean of values of at most 1.
+        let mean = |beta: f64| (1.0 - beta) * powers(beta * (1.0 + ROUNDING), steps) * SLACK;
+        // Below the normal numbers a rounding is no relative error.
+        let bounds = |element: f64, sum: f64| KindBounds {
+            element: element as f32 + f32::MIN_POSITIVE,
+            sum: sum + SMALLEST,
+        };
+        let of_mean = |mean: f64| bounds(mean * element, (mean * clip).powi(2));
+        let second = mean(beta2) * SLACK;
+        let fading = if beta1 > 0.0 { beta1 * beta1 / beta2 * (1.0 + 4.0 * ROUNDING) } else { 0.0 };
+        let ratio = (1.0 - beta1) * (powers(fading, steps) / (1.0 - beta2)).sqrt() * SLACK;
+        let lost = (UNDERFLOW / (1.0 - beta2)).sqrt();
+        Self {
+            first: of_mean(mean(beta1)),
+            second: bounds(second * element * element, second * clip * clip),
+            // Its decay is fixed and far from 1, so the roundings of its steps are within the slack.
+            momentum: of_mean(SLACK),
+            ratio: ratio as f32,
+            floor: epsilon.max(lost) as f32,
+        }
+    }
+
+    /// The bounds of a kind.
+    fn of(&self, kind: MomentKind) -> KindBounds {
+        match kind {
+            MomentKind::First => self.first,
+            MomentKind::Second => self.second,
+            MomentKind::Momentum => self.momentum,
+        }
+    }
+
+    /// Largest magnitude of the first moment beside this second moment.
+    fn largest_first(&self, second: f32) -> f32 {
+        self.ratio * (second.sqrt() + self.floor)
+    }
+}
+
+/// `1 + base + base² + …`, so many terms; infinite if that is too large.
+fn powers(base: f64, terms: f64) -> f64 {
+    if (base - 1.0).abs() < f64::EPSILON {
+        return terms;
+    }
+    let sum = (terms * base.ln()).exp_m1() / (base - 1.0);
+    if sum.is_nan() { f64::INFINITY } else { sum }
+}
+
+/// The comparison of a state's moments with their bounds. Tensors may come in any order, and in parts.
+#[derive(Debug)]
+pub(crate) struct MomentCheck {
+    bounds: MomentBounds,
+    /// The sums so far, as in [`KindBounds::sum`].
+    first: f64,
+    second: f64,
+    momentum: f64,
+}
+
+impl MomentCheck {
+    /// Begins a state.
+    pub(crate) fn new(bounds: MomentBounds) -> Self {
+        Self { bounds, first: 0.0, second: 0.0, momentum: 0.0 }
+    }
+
+    /// Adds moments of a tensor from its element `begin` on. Returns the first violation of an element's bounds.
+    pub(crate) fn add(
+        &mut self,
+        kind: MomentKind,
+        tensor: &str,
+        begin: usize,
+        values: &[f32],
+    ) -> Option<String> {
+        let most = self.bounds.of(kind).element;
+        if kind == MomentKind::Second
+            && let Some(at) = values.iter().position(|moment| *moment < 0.0)
+        {
+            return Some(format!("second moment {} of {tensor} is negative", begin + at));
+        }
+        let beyond = values.iter().enumerate().find(|(_, moment)| !within(**moment, most));
+        if let Some((at, moment)) = beyond {
+            let name = name_of(kind);
+            return Some(format!(
+                "{name} {} of {tensor} is {moment:e}, at most {most:e} is possible",
+                begin + at
+            ));
+        }
+        let squares = || values.iter().map(|&moment| f64::from(moment) * f64::from(moment)).sum::<f64>();
+        match kind {
+            MomentKind::First => self.first += squares(),
+            MomentKind::Momentum => self.momentum += squares(),
+            MomentKind::Second => self.second += values.iter().map(|&moment| f64::from(moment)).sum::<f64>(),
+        }
+        None
+    }
+
+    /// The first violation among pairs of AdamW's moments, of a tensor from its element `begin` on.
+    pub(crate) fn pairs(&self, tensor: &str, begin: usize, first: &[f32], second: &[f32]) -> Option<String> {
+        let mut pairs = first.iter().zip(second).enumerate();
+        let (at, (moment, second)) =
+            pairs.find(|(_, (moment, second))| !within(**moment, self.bounds.largest_first(**second)))?;
+        let most = self.bounds.largest_first(*second);
+        Some(format!(
+            "first moment {} of {tensor} is {moment:e}, with a second moment of {second:e} at most {most:e} is possible",
+            begin + at
+        ))
+    }
+
+    /// Ends the state. Returns the violation of a bound of all its moments together.
+    pub(crate) fn end(self) -> Option<String> {
+        let sums = [
+            (MomentKind::First, self.first, "squares of first moments"),
+            (MomentKind::Second, self.second, "second moments"),
+            (MomentKind::Momentum, self.momentum, "squares of the momentum"),
+        ];
+        sums.into_iter().find_map(|(kind, sum, name)| {
+            let most = self.bounds.of(kind).sum;
+            (sum > most).then(|| format!("the sum of its {name} is {sum:e}, at most {most:e} is possible"))
+        })
+    }
+}
+
+/// True if the magnitude of a value is at most `most`. NaN is not.
+pub(crate) fn within(value: f32, most: f32) -> bool {
+    value.abs() <= most && value.is_finite()
+}
+
+/// The name of a kind in a message.
+fn name_of(kind: MomentKind) -> &'static str {
+    match kind {
+        MomentKind::First => "first moment",
+        MomentKind::Second => "second moment",
+        MomentKind::Momentum => "momentum",
+    }
+}
+
+#[cfg(test)]
+mod tests;
