@@ -47,7 +47,7 @@ pub(crate) use operands::{Lhs, Rhs, with_rows};
 pub(crate) use outer::{OuterProduct, outer_products};
 pub(crate) use pack::{pack_all, packed_len};
 pub(crate) use processor::Processor;
-pub use rate::product_rate;
+pub use rate::{LinearProduct, product_rate, product_seconds};
 pub(crate) use right::RightOperand;
 pub(crate) use shared::Shared;
 pub(crate) use tasks::{RowSplitter, by_columns, part, row_tasks};
