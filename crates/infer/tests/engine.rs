@@ -11,10 +11,10 @@ use std::time::Duration;
 use dipaco_infer::{
     Engine, EngineConfig, EngineError, FinishReason, Finished, GenerateRequest, GenerationEvent, Load,
     Observer, Outcome, RequestSummary, SamplingParams, SequenceEvent, StepSummary, StopReason, Submission,
-    TokenScore, score,
+    TextCodec, TokenScore, score,
 };
 use dipaco_topology::PathId;
-use fake::{Bytes, END, Fake};
+use fake::{Bytes, END, Fake, TwoEnds};
 
 #[derive(Default)]
 struct Seen(Mutex<Vec<RequestSummary>>, AtomicUsize);
@@ -30,6 +30,10 @@ impl Observer for Seen {
 }
 
 fn start(slots: usize, queued: usize) -> (Engine, Arc<Fake>, Arc<Seen>) {
+    start_with(Arc::new(Bytes), slots, queued)
+}
+
+fn start_with(codec: Arc<dyn TextCodec>, slots: usize, queued: usize) -> (Engine, Arc<Fake>, Arc<Seen>) {
     let (model, seen) = (Fake::new(400), Arc::new(Seen::default()));
     let config = EngineConfig {
         slots,
@@ -38,7 +42,7 @@ fn start(slots: usize, queued: usize) -> (Engine, Arc<Fake>, Arc<Seen>) {
         kv_bytes: 64 << 20,
         ..EngineConfig::default()
     };
-    let engine = Engine::start(model.clone(), Arc::new(Bytes), seen.clone(), &config).unwrap();
+    let engine = Engine::start(model.clone(), codec, seen.clone(), &config).unwrap();
     (engine, model, seen)
 }
 
@@ -118,6 +122,18 @@ async fn greedy_text_goes_on_to_the_limit_or_the_end_of_the_text() {
     let answer = one(&engine, GenerateRequest { max_tokens: 3, min_tokens: 3, ..ask("y") }).await;
     assert_eq!(answer.tokens.len(), 3);
     assert!(!answer.tokens.contains(&END));
+}
+
+#[tokio::test]
+async fn each_of_several_end_tokens_ends_the_text() {
+    let (engine, ..) = start_with(Arc::new(TwoEnds(u32::from(b'd'))), 2, 8);
+    for (prompt, last, tokens) in [("a", u32::from(b'd'), 3), ("x", END, 3)] {
+        let answer = one(&engine, GenerateRequest { max_tokens: 9, ..ask(prompt) }).await;
+        assert_eq!((answer.tokens.last(), answer.tokens.len()), (Some(&last), tokens), "{answer:?}");
+        assert_eq!((finished(&answer).reason, &finished(&answer).stop), (FinishReason::Stop, &None));
+    }
+    let answer = one(&engine, GenerateRequest { max_tokens: 4, ignore_eos: true, ..ask("a") }).await;
+    assert_eq!((answer.text.as_str(), finished(&answer).reason), ("bcde", FinishReason::Length));
 }
 
 #[tokio::test]

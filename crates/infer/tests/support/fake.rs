@@ -252,6 +252,44 @@ impl TextCodec for Bytes {
     }
 }
 
+/// [`Bytes`] whose texts end with `END` or with this token.
+#[allow(dead_code, reason = "a test program may have one end token")]
+pub struct TwoEnds(pub u32);
+
+impl TextCodec for TwoEnds {
+    fn encode(&self, text: &str) -> Result<Vec<u32>, BoxError> {
+        Bytes.encode(text)
+    }
+
+    fn decode(&self, tokens: &[u32]) -> Result<String, BoxError> {
+        Bytes.decode(tokens)
+    }
+
+    fn token_text(&self, token: u32) -> String {
+        Bytes.token_text(token)
+    }
+
+    fn stream(&self, after: &[u32]) -> Box<dyn TextStream> {
+        Bytes.stream(after)
+    }
+
+    fn end_of_text(&self) -> u32 {
+        END
+    }
+
+    fn end_tokens(&self) -> Vec<u32> {
+        vec![END, self.0]
+    }
+
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn info(&self) -> TokenizerInfo {
+        Bytes.info()
+    }
+}
+
 #[derive(Default)]
 struct ByteStream {
     held: Vec<u8>,
