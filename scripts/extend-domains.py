@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Extension by left-out domains: trains a run without some domains, extends it by a path for each of them, and measures both.
+"""Extension by left-out domains: trains a run without some domains, extends it by a path for each of them, and evaluates that.
 
     scripts/extend-domains.py --train corpus/train --validation corpus/validation --labels domains.jsonl.gz \\
         --leave-out latin law --config configs/small.toml --out runs/extend

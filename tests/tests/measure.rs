@@ -148,6 +148,13 @@ fn a_dry_run_plans_a_training_before_any_text_is_prepared() {
     let seconds = 3.0 * 5120.0 / 2.0 / number(&plan["speed"]["tokens_per_second"]);
     assert!((number(&plan["seconds"]) / seconds - 1.0).abs() < 1e-9, "{plan}");
 
+    let many = run.dipaco("train --dry-run --json --workers 64").succeeded().json();
+    assert_eq!(
+        (&many["workers"], &many["paths_per_worker"]),
+        (&4.into(), &1.into()),
+        "no worker without a path"
+    );
+
     let text = run.dipaco("train --dry-run --workers 1").succeeded();
     for says in [
         "run e2e: 4 paths through 4 modules",

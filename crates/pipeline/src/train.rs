@@ -10,6 +10,7 @@ use dipaco_monitor::{Monitor, TensorBoard, follow};
 use dipaco_net::{Clock, Limits, RunAuthority, Server};
 use dipaco_path::DeviceChoice;
 use dipaco_telemetry::{Events, Progress};
+use dipaco_topology::Topology;
 use dipaco_train::{
     CoordinatorError, CoordinatorOptions, CoordinatorSummary, Revocations, coordinate, recover,
     rising_losses, small_shards, start_training, training_origin,
@@ -32,7 +33,8 @@ use crate::workers::{WorkerSetup, Workers};
 /// Settings of a training that do not change its weights.
 #[derive(Clone, Debug)]
 pub struct TrainOptions {
-    /// Worker processes on this machine; 0 when all workers are elsewhere.
+    /// Worker processes on this machine, of which no more start than paths train in a round; 0 when all workers are
+    /// elsewhere.
     pub workers: usize,
     /// The program `dipaco`, which the worker processes run.
     pub program: PathBuf,
@@ -109,12 +111,13 @@ pub async fn train(
         progress: progress.clone(),
         observe: Some(Box::new(move |live| monitor.watch(live))),
     };
+    let local = useful_workers(config, options.workers)?;
     // After the socket and the join token, which the worker processes look for at once.
     let mut workers = Workers::start(WorkerSetup {
         run: run.clone(),
         program: options.program.clone(),
-        workers: options.workers,
-        threads: threads_per_worker(config, options.workers),
+        workers: local,
+        threads: threads_per_worker(config, local),
         device: options.device,
     })?;
     let validates = config.train.validate_every > 0 && run.validation_tokens().exists();
@@ -178,6 +181,17 @@ async fn finished(
         waited_seconds: 0.0,
         seconds: 0.0,
     }))
+}
+
+/// The number of `workers` on this machine that have something to do: at most one for each path that trains in a round. The
+/// others would wait, and take threads from those that train.
+///
+/// # Errors
+/// [`PipelineError::Topology`] when the topology does not fit the model.
+pub fn useful_workers(config: &RunConfig, workers: usize) -> Result<usize, PipelineError> {
+    let topology = Topology::new(&config.topology, config.model.blocks)?;
+    let paths = config.train.paths_per_round.most(topology.trained_paths().len() as u64);
+    Ok(workers.min(usize::try_from(paths).unwrap_or(usize::MAX)))
 }
 
 /// Threads of each of several workers on this machine: `train.threads_per_worker`, or an equal share of the cores.

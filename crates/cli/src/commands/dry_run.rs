@@ -12,7 +12,7 @@ use crate::run_options::RunOptions;
 use dipaco_pipeline::dry_run::{DryRun, Memory, measured};
 use dipaco_pipeline::limits;
 use dipaco_pipeline::machine_memory::machine_memory;
-use dipaco_pipeline::train::threads_per_worker;
+use dipaco_pipeline::train::{threads_per_worker, useful_workers};
 use dipaco_pipeline::vocabulary::{SizedConfig, of_run};
 
 /// Prints the plan of a training. Starts nothing and writes nothing.
@@ -25,6 +25,7 @@ pub(crate) fn run(
     let interrupt = Interrupt::listen()?;
     let (run, config) = options.open()?;
     let SizedConfig { config, source: vocabulary_from } = of_run(&run, &config)?;
+    let workers = useful_workers(&config, workers)?;
     let threads = threads_per_worker(&config, workers);
     let available = machine_memory().map(|memory| memory.available);
     let plan = DryRun::new(&config, vocabulary_from, workers, threads, available)?;

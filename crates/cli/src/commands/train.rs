@@ -48,8 +48,8 @@ pub(crate) struct TrainArguments {
     #[command(flatten)]
     run: RunOptions,
     /// Number of worker processes on this machine, which share its cores and take its GPUs in turn. The default is 2, or the
-    /// number of memory nodes (NUMA) of a machine with more. Where each node gets as many workers, each worker keeps to the
-    /// processors of its node.
+    /// number of memory nodes (NUMA) of a machine with more. No more start than paths train in a round. Where each node gets as
+    /// many workers, each worker keeps to the processors of its node.
     #[arg(short, long, env = "DIPACO_WORKERS", value_name = "N")]
     workers: Option<usize>,
     /// UDP address to listen on. Workers on other machines may join too.
