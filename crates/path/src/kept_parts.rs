@@ -4,7 +4,7 @@ use dipaco_protocol::WorkerPlan;
 use dipaco_sync::Schedule;
 use dipaco_topology::PathId;
 
-use crate::moment_bounds::within;
+use crate::moment_bounds::first_beyond;
 use crate::state::{BASE, LEAD, OWN, RESIDUAL};
 
 /// Largest magnitude of a value of a part, and of an outer gradient that joins one.
@@ -16,7 +16,7 @@ pub(crate) const LARGEST_VALUE: f32 = 1e6;
 
 /// The first value of a vector that is larger than [`LARGEST_VALUE`] or not finite, with its place.
 pub(crate) fn beyond_largest(values: &[f32]) -> Option<(usize, f32)> {
-    values.iter().copied().enumerate().find(|&(_, value)| !within(value, LARGEST_VALUE))
+    first_beyond(values, LARGEST_VALUE)
 }
 
 /// The parts of a fragment's state that a path keeps after a lease, as its scheme decides.

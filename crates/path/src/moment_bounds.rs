@@ -147,29 +147,39 @@ impl MomentCheck {
     ) -> Option<String> {
         let most = self.bounds.of(kind).element;
         if kind == MomentKind::Second
+            && !all(values, |moment| moment >= 0.0)
             && let Some(at) = values.iter().position(|moment| *moment < 0.0)
         {
             return Some(format!("second moment {} of {tensor} is negative", begin + at));
         }
-        let beyond = values.iter().enumerate().find(|(_, moment)| !within(**moment, most));
-        if let Some((at, moment)) = beyond {
+        if let Some((at, moment)) = first_beyond(values, most) {
             let name = name_of(kind);
             return Some(format!(
                 "{name} {} of {tensor} is {moment:e}, at most {most:e} is possible",
                 begin + at
             ));
         }
-        let squares = || values.iter().map(|&moment| f64::from(moment) * f64::from(moment)).sum::<f64>();
         match kind {
-            MomentKind::First => self.first += squares(),
-            MomentKind::Momentum => self.momentum += squares(),
-            MomentKind::Second => self.second += values.iter().map(|&moment| f64::from(moment)).sum::<f64>(),
+            MomentKind::First => self.first += sum(values, |moment| moment * moment),
+            MomentKind::Momentum => self.momentum += sum(values, |moment| moment * moment),
+            MomentKind::Second => self.second += sum(values, |moment| moment),
         }
         None
     }
 
     /// The first violation among pairs of AdamW's moments, of a tensor from its element `begin` on.
     pub(crate) fn pairs(&self, tensor: &str, begin: usize, first: &[f32], second: &[f32]) -> Option<String> {
+        let all = dipaco_ops::with_vector_units(
+            #[inline(always)]
+            || {
+                let possible =
+                    |(&moment, &second): (&f32, &f32)| within(moment, self.bounds.largest_first(second));
+                first.iter().zip(second).fold(true, |all, pair| all & possible(pair))
+            },
+        );
+        if all {
+            return None;
+        }
         let mut pairs = first.iter().zip(second).enumerate();
         let (at, (moment, second)) =
             pairs.find(|(_, (moment, second))| !within(**moment, self.bounds.largest_first(**second)))?;
@@ -178,6 +188,13 @@ impl MomentCheck {
             "first moment {} of {tensor} is {moment:e}, with a second moment of {second:e} at most {most:e} is possible",
             begin + at
         ))
+    }
+
+    /// Adds the moments of another check with the same bounds.
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.first += other.first;
+        self.second += other.second;
+        self.momentum += other.momentum;
     }
 
     /// Ends the state. Returns the violation of a bound of all its moments together.
@@ -194,9 +211,43 @@ impl MomentCheck {
     }
 }
 
-/// True if the magnitude of a value is at most `most`. NaN is not.
+/// True if the magnitude of a value is at most `most`. Neither NaN nor infinity is.
 pub(crate) fn within(value: f32, most: f32) -> bool {
-    value.abs() <= most && value.is_finite()
+    value.abs() <= most.min(f32::MAX)
+}
+
+/// The first value whose magnitude is more than `most` or not finite, with its place.
+pub(crate) fn first_beyond(values: &[f32], most: f32) -> Option<(usize, f32)> {
+    if all(values, |value| within(value, most)) {
+        return None;
+    }
+    values.iter().copied().enumerate().find(|&(_, value)| !within(value, most))
+}
+
+/// True if all values pass a check. It looks at all of them, without a branch, so that vector units can.
+fn all(values: &[f32], passes: impl Fn(f32) -> bool) -> bool {
+    dipaco_ops::with_vector_units(
+        #[inline(always)]
+        || values.iter().fold(true, |all, &value| all & passes(value)),
+    )
+}
+
+/// The sum of a function of all values. Its order is that of the values, whatever the machine.
+fn sum(values: &[f32], of: impl Fn(f64) -> f64) -> f64 {
+    // One sum would wait for itself at each value.
+    let mut sums = [0.0; 16];
+    let (whole, rest) = values.as_chunks::<16>();
+    dipaco_ops::with_vector_units(
+        #[inline(always)]
+        || {
+            for values in whole {
+                for (sum, &value) in sums.iter_mut().zip(values) {
+                    *sum += of(f64::from(value));
+                }
+            }
+        },
+    );
+    sums.into_iter().sum::<f64>() + rest.iter().map(|&value| of(f64::from(value))).sum::<f64>()
 }
 
 /// The name of a kind in a message.
