@@ -328,3 +328,36 @@ fn a_coordinator_that_was_killed_and_started_again_frees_its_old_peers_at_once()
         Client::connect(&token, now, Limits::default()).await.unwrap();
     });
 }
+
+#[test]
+fn a_killed_peer_is_silent_and_an_idle_one_is_not() {
+    let now = SystemTime::now();
+    let authority = RunAuthority::create("run", now).unwrap();
+    let identity = authority.server(now, DAY).unwrap();
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (here, alive, doomed) = (runtime(), runtime(), runtime());
+    // Only a killed peer's silence can show its end within the test's time.
+    let limits =
+        Limits { idle_timeout: 10 * LONG, keep_alive: Duration::from_millis(100), ..Limits::default() };
+    let server = here.block_on(async { Server::bind(loopback(), &identity, limits.clone()).unwrap() });
+    let token = token(&authority, &server);
+    let join = |runtime: &tokio::runtime::Runtime| {
+        // The peer never sends of its own accord.
+        let limits = Limits { keep_alive: LONG, ..limits.clone() };
+        let (accepted, client) = here.block_on(async {
+            tokio::join!(server.accept(), runtime.spawn(join_with(token.clone(), now, limits)))
+        });
+        (accepted.unwrap(), client.unwrap())
+    };
+    let (idle, _client) = join(&alive);
+    let (killed, client) = join(&doomed);
+    drop(doomed); // as a killed process: its tasks are gone and no farewell is sent
+    drop(client);
+    let found = here.block_on(async { tokio::join!(idle.is_silent(), killed.is_silent()) });
+    assert_eq!(found, (false, true));
+}
+
+async fn join_with(token: JoinToken, now: SystemTime, limits: Limits) -> Client {
+    Client::connect(&token, now, limits).await.unwrap()
+}
