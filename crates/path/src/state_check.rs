@@ -39,8 +39,8 @@ fn header_bytes(plan: &WorkerPlan, topology: &Topology, moments: &MomentSpecs) -
 
 /// Checks a path's state at the end of a lease that ends at `step`: tensors, shapes and values, and the progress that
 /// only this lease leaves. A worker trains from the state without a further look, so a state that no training makes
-/// would end the training of one honest worker after another. The moments keep [`MomentBounds`], and the other values are at
-/// most [`LARGEST_VALUE`](crate::kept_parts::LARGEST_VALUE).
+/// would end the training of one honest worker after another. The moments keep the bounds of training, and the other values are at
+/// most 10⁶.
 ///
 /// The state lies in `pieces`. A few of its values at a time are copied, and none before the header is that of the lease. The
 /// first moments are read twice, the other values once.
