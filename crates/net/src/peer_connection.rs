@@ -14,7 +14,7 @@ use crate::transport::code;
 use crate::wire::{self, Transfer, Welcome};
 use crate::{Exchange, Limits, NetError, RareWarning, Traffic};
 
-/// Time in which a live peer answers a keep-alive packet.
+/// Time in which a live peer answers a keep-alive packet, and in which the last packets of a dead one arrive.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// State that all connections of a server share.
@@ -178,6 +178,8 @@ impl PeerConnection {
     /// [`Limits::keep_alive`], after which it answers a packet of this end.
     pub async fn is_silent(&self) -> bool {
         let received = || self.connection.stats().udp_rx.datagrams;
+        // A peer that has just died may have packets on the way.
+        tokio::time::sleep(ANSWER).await;
         let before = received();
         tokio::time::sleep(self.shared.limits.keep_alive.saturating_add(ANSWER)).await;
         received() == before

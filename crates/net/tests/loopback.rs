@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use dipaco_net::{Client, Exchange, JoinToken, Limits, NetError, RunAuthority, Server, Traffic};
 use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
 use tokio::sync::{Notify, mpsc};
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -301,13 +302,16 @@ async fn limits_that_can_not_work_are_refused() {
     }
 }
 
+/// A runtime of a process of its own: dropped, it ends as a killed process does.
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
 #[test]
 fn a_coordinator_that_was_killed_and_started_again_frees_its_old_peers_at_once() {
     let now = SystemTime::now();
     let authority = RunAuthority::create("run", now).unwrap();
     let identity = authority.server(now, DAY).unwrap();
-    let runtime =
-        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (here, doomed) = (runtime(), runtime());
 
     let server = doomed.block_on(async { Server::bind(loopback(), &identity, Limits::default()).unwrap() });
@@ -334,15 +338,13 @@ fn a_killed_peer_is_silent_and_an_idle_one_is_not() {
     let now = SystemTime::now();
     let authority = RunAuthority::create("run", now).unwrap();
     let identity = authority.server(now, DAY).unwrap();
-    let runtime =
-        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (here, alive, doomed) = (runtime(), runtime(), runtime());
     // Only a killed peer's silence can show its end within the test's time.
     let limits =
         Limits { idle_timeout: 10 * LONG, keep_alive: Duration::from_millis(100), ..Limits::default() };
     let server = here.block_on(async { Server::bind(loopback(), &identity, limits.clone()).unwrap() });
     let token = token(&authority, &server);
-    let join = |runtime: &tokio::runtime::Runtime| {
+    let join = |runtime: &Runtime| {
         // The peer never sends of its own accord.
         let limits = Limits { keep_alive: LONG, ..limits.clone() };
         let (accepted, client) = here.block_on(async {
