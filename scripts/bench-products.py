@@ -24,16 +24,15 @@ import sys
 
 from runs import parser
 
-# Blocks, width, vocabulary, rows; heads have 64 elements, and the feed-forward layer 8/3 of the width.
-SIZES = {"s": (4, 256, 4096, 2048), "m": (8, 512, 8192, 2048), "l": (12, 896, 32000, 1024)}
-HEADS = {"s": 4, "m": 8, "l": 16}
+# Blocks, width, heads, vocabulary, rows; heads have 64 elements, and the feed-forward layer 8/3 of the width.
+SIZES = {"s": (4, 256, 4, 4096, 2048), "m": (8, 512, 8, 8192, 2048), "l": (12, 896, 16, 32000, 1024)}
 PRODUCTS = ("output", "input gradient", "weight gradient")
 
 
 def maps(size):
     """The linear maps of a path, as rows,inputs,outputs, and how many a step has of each."""
-    blocks, width, vocabulary, rows = SIZES[size]
-    attention, ffn = 64 * HEADS[size], -(-8 * width // (3 * 64)) * 64
+    blocks, width, heads, vocabulary, rows = SIZES[size]
+    attention, ffn = 64 * heads, -(-8 * width // (3 * 64)) * 64
     found = {
         (rows, width, 3 * attention): blocks,
         (rows, attention, width): blocks,

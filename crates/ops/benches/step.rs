@@ -1,6 +1,6 @@
 //! The operations of a training step at the sizes s, m and l of `dipaco bench step`.
 //!
-//! For products, attention and head, an element is a floating-point operation: Gelem/s are GFLOP/s. For norms, the
+//! For attention and head, an element is a floating-point operation: Gelem/s are GFLOP/s. For norms, the
 //! throughput is the number of bytes read and written.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a benchmark")]
 
@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor, Var};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use dipaco_ops::kernel::LinearShape;
 use dipaco_ops::{
     self as ops, Backward, BlockShape, GradientSlot, HeadPlace, HeadSlots, Precision, Profile, RopeTable,
     Stack, Workspace,
@@ -68,48 +67,6 @@ fn numbers(count: usize, scale: f32) -> Vec<f32> {
 fn flat(values: Vec<f32>) -> Tensor {
     let length = values.len();
     Tensor::from_vec(values, length, &Device::Cpu).unwrap()
-}
-
-/// The projection into the feed-forward layer against the gemm crate; the time includes packing.
-fn products(c: &mut Criterion) {
-    let mut group = c.benchmark_group(format!("product, {}", ops::kernel_choice().unwrap().set));
-    for size in &SIZES {
-        let (m, k, n) = (size.rows(), size.width, size.ffn());
-        let (x, w) = (numbers(m * k, 1.0), numbers(n * k, 0.05));
-        let mut y = vec![0.0; m * n];
-        group.throughput(Throughput::Elements(2 * (m * k * n) as u64));
-        group.bench_function(BenchmarkId::new("ours", size.name), |b| {
-            b.iter(|| ops::kernel::linear(&x, &w, &mut y, LinearShape { rows: m, inputs: k, outputs: n }));
-        });
-        group.bench_function(BenchmarkId::new("gemm", size.name), |b| {
-            let threads = gemm::Parallelism::Rayon(rayon::current_num_threads());
-            // SAFETY: the three slices have the sizes and strides that are given.
-            b.iter(|| unsafe {
-                gemm::gemm(
-                    m,
-                    n,
-                    k,
-                    y.as_mut_ptr(),
-                    1,
-                    n as isize,
-                    false,
-                    x.as_ptr(),
-                    1,
-                    k as isize,
-                    w.as_ptr(),
-                    k as isize,
-                    1,
-                    0.0f32,
-                    1.0f32,
-                    false,
-                    false,
-                    false,
-                    threads,
-                );
-            });
-        });
-    }
-    group.finish();
 }
 
 /// Attention in the forward and backward pass of a block. The operations of the masked half are not counted.
@@ -199,5 +156,5 @@ fn short() -> Criterion {
         .measurement_time(Duration::from_secs(1))
 }
 
-criterion_group! { name = step; config = short(); targets = products, attention, head, norms }
+criterion_group! { name = step; config = short(); targets = attention, head, norms }
 criterion_main!(step);

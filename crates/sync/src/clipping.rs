@@ -1,5 +1,7 @@
 //! Centred clipping of the contributions to an outer step.
 
+use crate::median::lower_median;
+
 /// Number of times that the centre is estimated.
 const ITERATIONS: usize = 3;
 
@@ -53,7 +55,7 @@ impl Clipping {
         let mut shares = vec![0.0; weights.len()];
         for _ in 0..ITERATIONS {
             let distances = self.distances(&shares);
-            let limit = radius * lower_median(&distances);
+            let limit = radius * lower_median(&distances).unwrap_or(0.0);
             let clip = |distance: f64| if limit > 0.0 && distance > limit { limit / distance } else { 1.0 };
             let clipped: Vec<f64> =
                 weights.iter().zip(&distances).map(|(weight, distance)| weight * clip(*distance)).collect();
@@ -75,11 +77,4 @@ impl Clipping {
         let distance = |i: usize| (product(i, i) - 2.0 * with_centre[i] + centre).max(0.0).sqrt();
         (0..count).map(distance).collect()
     }
-}
-
-/// The median; of two values in the middle the smaller one. 0 for no values.
-fn lower_median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
 }

@@ -6,6 +6,7 @@ use dipaco_topology::PathId;
 use thiserror::Error;
 
 use crate::FragmentId;
+use crate::median::lower_median;
 
 /// Number of norms remembered per fragment. Each path has the same share of them, at least one.
 const REMEMBERED: usize = 16;
@@ -17,8 +18,8 @@ const NEEDED: usize = 4;
 /// An outer gradient whose norm is too large.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[error(
-    "its norm {norm:.3e} is more than outer.guard = {factor} times the median {median:.3e} of the last ones of the paths of {fragment}: its \
-     worker's machine or training is broken; look at its losses, or raise outer.guard"
+    "its norm {norm:.3e} is more than outer.guard = {factor} times the median {median:.3e} of the last ones of \
+     the paths of {fragment}: its worker's machine or training is broken; look at its losses, or raise outer.guard"
 )]
 pub struct OutOfProportion {
     /// The fragment.
@@ -40,14 +41,16 @@ impl CountedNorms {
     /// Adds the norm of a path's outer gradient.
     pub fn remember(&mut self, path: PathId, norm: f64) {
         self.0.push((path, norm));
-        let of_path = self.of_paths();
-        let share = REMEMBERED.div_ceil(of_path.len());
-        let own = of_path.get(&path).map_or(0, Vec::len);
-        let oldest = if own > share { self.0.iter().position(|&(of, _)| of == path) } else { None };
-        match oldest {
-            Some(oldest) => drop(self.0.remove(oldest)),
-            None => drop(self.0.drain(..self.0.len().saturating_sub(MOST))),
-        }
+        let of_paths = self.of_paths();
+        let share = REMEMBERED.div_ceil(of_paths.len());
+        // More than one is too many when paths have come since: each has a smaller share then.
+        let mut excess = of_paths.get(&path).map_or(0, Vec::len).saturating_sub(share);
+        self.0.retain(|&(of, _)| {
+            let dropped = of == path && excess > 0;
+            excess -= usize::from(dropped);
+            !dropped
+        });
+        self.0.drain(..self.0.len().saturating_sub(MOST));
     }
 
     /// The norms with their paths, the newest last.
@@ -129,13 +132,6 @@ impl Guard {
     }
 }
 
-/// The median, the smaller one of two in the middle; `None` without norms.
-fn lower_median(norms: &[f64]) -> Option<f64> {
-    let mut sorted = norms.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len().saturating_sub(1) / 2).copied()
-}
-
 /// Largest norm in proportion, and the median from which it follows.
 #[derive(Clone, Copy)]
 struct Limit {
@@ -199,6 +195,15 @@ mod tests {
         }
         guard.check(FRAGMENT, &norms, 100.1).unwrap_err();
         assert_eq!(norms.iter().filter(|&(path, _)| path == PathId(3)).count(), 4);
+    }
+
+    #[test]
+    fn a_path_keeps_its_smaller_share_when_others_have_come() {
+        let mut norms = counted([(0, 1.0); 16]);
+        (1..4).for_each(|path| norms.remember(PathId(path), 1.0));
+        norms.remember(PathId(0), 2.0);
+        let own: Vec<_> = norms.iter().filter(|&(path, _)| path == PathId(0)).collect();
+        assert_eq!(own, [1.0, 1.0, 1.0, 2.0].map(|norm| (PathId(0), norm)));
     }
 
     #[test]

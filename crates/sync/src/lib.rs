@@ -32,6 +32,7 @@ mod lease;
 mod lease_claim;
 mod lease_limits;
 mod lease_table;
+mod median;
 mod merge;
 mod needed_versions;
 mod numerics;

@@ -145,17 +145,14 @@ fn order(speed: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::drops::hash;
-
-    fn lower_median(mut speeds: Vec<f64>) -> Option<f64> {
-        speeds.sort_by(f64::total_cmp);
-        speeds.get(speeds.len().saturating_sub(1) / 2).copied()
-    }
+    use crate::median::lower_median;
 
     /// The definition, by a look at all speeds.
     fn fastest(speeds: &BTreeMap<ProcessId, f64>) -> f64 {
         let mut of_tokens = BTreeMap::<_, Vec<f64>>::new();
         speeds.iter().for_each(|(worker, &speed)| of_tokens.entry(&worker.token).or_default().push(speed));
-        let median = lower_median(of_tokens.into_values().filter_map(lower_median).collect());
+        let medians: Vec<f64> = of_tokens.values().filter_map(|speeds| lower_median(speeds)).collect();
+        let median = lower_median(&medians);
         let fastest = speeds.values().copied().max_by(f64::total_cmp);
         fastest.map_or(1.0, |fastest| median.map_or(fastest, |median| fastest.min(FASTEST * median)))
     }

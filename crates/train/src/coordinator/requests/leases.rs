@@ -34,6 +34,12 @@ fn of_namesakes(state: &RunState, process: &ProcessId) -> String {
     }
 }
 
+/// The reason why the device of a peer may not train now, since another one has contributed; `None` if it may. Whoever asks
+/// after the end of the run is told of the end.
+fn other_numerics(ledger: &Ledger, peer: &Peer) -> Option<OtherNumerics> {
+    if ledger.state().finished() { None } else { ledger.check_numerics(&peer.numerics).err() }
+}
+
 /// A worker's account of the inner steps of its lease so far.
 pub(super) struct StepsTaken {
     pub(super) step: u64,
@@ -107,15 +113,10 @@ impl CoordinatorRequests {
             tokio::pin!(changed);
             changed.as_mut().enable();
             let last = Instant::now() >= deadline;
-            // Another device may have contributed since the hello.
-            if let Some(other) = self.other_numerics(peer) {
-                let answer = unfit(other.to_string());
-                if last || !matches!(answer, Response::Unfit { .. }) {
-                    return Ok((answer, None));
-                }
-            } else {
+            let other = {
                 let mut ledger = self.ledger();
-                if std::mem::take(&mut first) || last || worth(ledger.state()) {
+                let other = other_numerics(&ledger, peer);
+                if other.is_none() && (std::mem::take(&mut first) || last || worth(ledger.state())) {
                     match ask(&mut ledger, self.now()) {
                         Ok(Grant::Lease(lease)) => {
                             self.deadlines.notify_one();
@@ -130,6 +131,16 @@ impl CoordinatorRequests {
                         Err(error) => return Ok((Response::Lost { reason: error.to_string() }, None)),
                     }
                 }
+                other
+            };
+            if let Some(other) = other {
+                // No result of its leases would count.
+                let ProcessId { token, name, .. } = &peer.process;
+                self.release_all(token, Some(name), |worker| *worker == peer.process);
+                let answer = unfit(other.to_string());
+                if last || !matches!(answer, Response::Unfit { .. }) {
+                    return Ok((answer, None));
+                }
             }
             // At the deadline `ask` is called once more, for the reason that holds then.
             tokio::select! {
@@ -143,21 +154,6 @@ impl CoordinatorRequests {
                 () = tokio::time::sleep_until(deadline) => {}
             }
         }
-    }
-
-    /// The reason why the device of a peer may not train now; `None` if it may. Its leases end: no result of them would count.
-    fn other_numerics(&self, peer: &Peer) -> Option<OtherNumerics> {
-        let other = {
-            let ledger = self.ledger();
-            // Whoever asks after the end of the run is told of the end.
-            if ledger.state().finished() {
-                return None;
-            }
-            ledger.check_numerics(&peer.numerics).err()?
-        };
-        let ProcessId { token, name, .. } = &peer.process;
-        self.release_all(token, Some(name), |worker| *worker == peer.process);
-        Some(other)
     }
 
     /// The answer with a granted lease.
