@@ -1,4 +1,5 @@
-"""Loads a GGUF file in llama.cpp and prints greedy continuations of token ids and the ids of texts as JSON.
+"""Loads a GGUF file in llama.cpp and prints greedy continuations of token ids, the ids of texts, and what llama.cpp took
+from the file's keys as JSON.
 
 Arguments: the file; JSON with `prompts` (lists of ids), `texts`, and `tokens`, the length of a continuation.
 """
@@ -32,6 +33,13 @@ def post(path, body):
         return json.load(answer)
 
 
+def properties():
+    with urllib.request.urlopen(server.listening_address + "/props", timeout=60) as answer:
+        found = json.load(answer)
+    sampling = found["default_generation_settings"]["params"]
+    return {"sampling": sampling, **{key: found[key] for key in ["bos_token", "eos_token", "chat_template"]}}
+
+
 def complete(prompt):
     body = {"prompt": prompt, "n_predict": task["tokens"], "temperature": 0, "ignore_eos": False,
             "return_tokens": True, "cache_prompt": False}
@@ -47,4 +55,5 @@ def ids(text):
 print(json.dumps({
     "completions": [complete(prompt) for prompt in task["prompts"]],
     "texts": [ids(text) for text in task["texts"]],
+    "properties": properties(),
 }))

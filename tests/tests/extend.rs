@@ -1,12 +1,13 @@
 //! Extending a finished run through the real binary: new paths for new text, old paths bit for bit.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use dipaco_tests::fixtures::corpus;
-use dipaco_tests::http::post;
+use dipaco_tests::fixtures::{corpus, fixture, root};
+use dipaco_tests::http::{get, post};
 use dipaco_tests::process::{Output, command, output};
 use dipaco_tests::run::{Run, routed, snapshot, trained};
 use serde_json::{Value, json};
@@ -153,4 +154,75 @@ fn what_can_not_be_extended_is_refused_and_nothing_is_written() {
         let _ = new.prepare([new_text(new.folder())]).succeeded();
     }
     let _ = extend(&new, old, "--add 0").failed(1, &["is not the tokenizer of the run to extend"]);
+}
+
+/// A trained run that began with a pretrained model.
+fn trained_from_a_model() -> Run {
+    let run = Run::new();
+    fs::copy(fixture("imported.toml"), run.config()).unwrap();
+    let model = root().join("crates/model/tests/fixtures/pretrained");
+    let _ = run.dipaco(&format!("seed --import {}", model.display())).succeeded();
+    run.route();
+    let _ = run.dipaco("train --workers 1").succeeded();
+    run
+}
+
+/// The files of a folder by name.
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
+}
+
+/// The files of an exported path, in both formats. The README.md names the number of paths of the run.
+fn exported_files(run: &Run, path: u32) -> BTreeMap<String, Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, gguf) = (folder.path().join("path"), folder.path().join("path/path.gguf"));
+    let export = format!("export --path {path} --out {} --gguf {}", out.display(), gguf.display());
+    let _ = run.dipaco(&export).succeeded();
+    let mut files = files(&out);
+    files.remove("README.md");
+    files
+}
+
+#[test]
+fn an_extended_run_keeps_what_came_with_its_pretrained_model() {
+    let (old, new) = (trained_from_a_model(), Run::new());
+    let _ = extend(&new, &old, "--add 1 --level 1").succeeded();
+    let brought = files(&old.file("imported"));
+    let expected = [
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ];
+    assert_eq!(brought.keys().collect::<Vec<_>>(), expected);
+    assert_eq!(files(&new.file("imported")), brought);
+    for key in ["weights", "imported"] {
+        assert_eq!(new.status()["seed"][key], old.status()["seed"][key], "{key}");
+    }
+
+    let _ = new.prepare([new_text(new.folder())]).succeeded();
+    for step in ["route fit", "route assign", "train --workers 1"] {
+        let _ = new.dipaco(step).succeeded();
+    }
+    assert_eq!(fs::read(new.file("data/tokenizer.json")).unwrap(), brought["tokenizer.json"]);
+    for path in 0..4 {
+        let (ours, theirs) = (exported_files(&new, path), exported_files(&old, path));
+        let differ: Vec<_> = theirs.keys().filter(|name| ours.get(*name) != theirs.get(*name)).collect();
+        assert!(differ.is_empty() && ours.len() == theirs.len(), "path {path}: {differ:?}");
+    }
+    // The new path differs from its copy in the weights only.
+    let (copied, added) = (exported_files(&new, 1), exported_files(&new, 4));
+    let differ: Vec<_> = copied.keys().filter(|name| added.get(*name) != copied.get(*name)).collect();
+    assert_eq!(differ, ["model.safetensors", "path.gguf"]);
+    for name in ["generation_config.json", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"] {
+        assert_eq!(added[name], brought[name], "{name}");
+    }
+    let config = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap()["eos_token_id"].clone();
+    assert_eq!(config(&added["config.json"]), json!([2, 0]));
+
+    let server = new.serve("");
+    let info = get(&server.address, "/tokenizer_info").json();
+    assert_eq!(info["chat_template"].as_str().unwrap().as_bytes(), brought["chat_template.jinja"]);
 }

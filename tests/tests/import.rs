@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use dipaco_tests::fixtures::{corpus, fixture, root};
 use dipaco_tests::http::get;
 use dipaco_tests::process::{Output, dipaco};
+use dipaco_tests::python::python;
 use dipaco_tests::run::Run;
 use serde_json::{Value, json};
 
@@ -83,6 +84,7 @@ fn an_imported_model_is_prepared_adapted_routed_trained_and_exported() {
         assert_eq!(ours[key], theirs[key], "{key}");
     }
     assert_eq!(ours["rope_theta"], theirs["rope_parameters"]["rope_theta"]);
+    the_gguf_file_has_tokens_template_and_sampling(&run);
     // The server reads the model's sampling settings.
     fs::write(run.file("imported/generation_config.json"), r#"{"eos_token_id": 0, "temperature": 9}"#)
         .unwrap();
@@ -93,6 +95,37 @@ fn an_imported_model_is_prepared_adapted_routed_trained_and_exported() {
     // What was exported can be imported.
     let again = self::run();
     let _ = again.dipaco(&format!("seed --import {}", out.display())).succeeded();
+}
+
+/// A run that begins with an exported GGUF file has what the exported run got from its model.
+fn the_gguf_file_has_tokens_template_and_sampling(run: &Run) {
+    let file = run.folder().join("path-1.gguf");
+    let _ = run.dipaco(&format!("export --path 1 --gguf {} --verify", file.display())).succeeded();
+    let again = self::run();
+    let _ = again.dipaco(&format!("seed --import {}", file.display())).succeeded();
+    let imported = |name: &str| again.file("imported").join(name);
+    for (name, keys) in [
+        ("config.json", &["bos_token_id", "eos_token_id", "pad_token_id"][..]),
+        ("generation_config.json", &["bos_token_id", "eos_token_id", "pad_token_id", "temperature"]),
+        ("tokenizer_config.json", &["bos_token", "eos_token", "pad_token"]),
+    ] {
+        let (ours, theirs) = (json_file(imported(name)), json_file(model().join(name)));
+        for key in keys {
+            assert_eq!(ours[key], theirs[key], "{name}: {key}");
+        }
+    }
+    let template = fs::read_to_string(model().join("chat_template.jinja")).unwrap();
+    assert_eq!(fs::read_to_string(imported("chat_template.jinja")).unwrap(), template);
+
+    let nothing = json!({"prompts": [], "texts": [], "tokens": 0}).to_string();
+    let Some(found) = python("xllamacpp", "llama_cpp.py", &[file.to_str().unwrap(), &nothing]) else {
+        return;
+    };
+    let found = &found["properties"];
+    assert_eq!((&found["bos_token"], &found["eos_token"]), (&json!("<|im_start|>"), &json!("<|im_end|>")));
+    assert_eq!(found["chat_template"], template);
+    let temperature = found["sampling"]["temperature"].as_f64().unwrap();
+    assert!((temperature - 0.7).abs() < 1e-6, "{found}");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Export of a path as a GGUF file for llama.cpp and programs that use it.
 
+mod sampling;
+mod special_tokens;
 mod vocabulary;
 
 use std::io::{Seek, Write};
@@ -10,6 +12,9 @@ use dipaco_ops::WeightFormat;
 
 use crate::split::require_specs;
 use crate::{ModelConfig, ModelError, ModuleWeights, TensorSpec, path_specs};
+pub(crate) use sampling::{FRACTIONS, TOP_K};
+pub(crate) use special_tokens::ALL_ENDS;
+pub use special_tokens::GgufTokens;
 pub use vocabulary::{GgufVocabulary, VocabularyError};
 pub(crate) use vocabulary::{TokenKind, pre_tokenizer};
 

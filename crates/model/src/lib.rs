@@ -62,7 +62,7 @@ pub use dipaco_ops::{
 pub use error::{BoxError, ModelError};
 pub use export::{SpecialTokens, export_llama, export_model, import_llama};
 pub use forward::Loss;
-pub use gguf::{GgufVocabulary, VocabularyError, export_gguf};
+pub use gguf::{GgufTokens, GgufVocabulary, VocabularyError, export_gguf};
 pub use gradients::Gradients;
 pub use import::{GgufModel, ImportError, PretrainedSettings, PretrainedWeights, TensorIndex, untie};
 pub use init::init;

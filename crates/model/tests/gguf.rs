@@ -147,6 +147,90 @@ fn the_tokenizer_and_the_template_come_along() {
 }
 
 #[test]
+fn all_end_tokens_and_the_sampling_settings_come_along() {
+    let exported = |special: GgufTokens, settings: &serde_json::Value| {
+        let vocabulary = GgufVocabulary::from_tokenizer_json(&tokenizer(&byte_level(), false), 1).unwrap();
+        let vocabulary = vocabulary.with_special_tokens(special).with_sampling(settings.as_object().unwrap());
+        let (mut file, weights) = (Cursor::new(Vec::new()), init(&config(), 7).unwrap());
+        export_gguf(&config(), &weights, "tiny", &vocabulary.unwrap(), WeightFormat::F32, &mut file).unwrap();
+        import(&file.into_inner()).unwrap()
+    };
+    let settings =
+        json!({"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.1});
+    let special = GgufTokens { begin: 2, end: 1, further_ends: vec![0, 5, 6, 4], padding: 3 };
+    let found = exported(special, &settings);
+    assert_eq!(found.settings.end_tokens, [1, 5, 6, 0, 4], "four keys name five end tokens");
+    let mut expected = settings;
+    for (key, ids) in
+        [("bos_token_id", json!(2)), ("eos_token_id", json!([1, 5, 6, 0, 4])), ("pad_token_id", json!(3))]
+    {
+        expected[key] = ids;
+    }
+    let generation: serde_json::Value =
+        serde_json::from_slice(&found.files["generation_config.json"]).unwrap();
+    assert_eq!(generation, expected);
+
+    let plain = exported(GgufTokens::of_end(1), &json!({"eos_token_id": 1}));
+    assert_eq!(plain.settings.end_tokens, [1]);
+    assert!(!plain.files.contains_key("generation_config.json"));
+    let all_tokens = edited(&export(&config(), WeightFormat::F32), |keys, _| {
+        keys.insert("general.sampling.top_k".into(), Value::I32(-1));
+        keys.insert("general.sampling.temp".into(), Value::U32(1));
+    });
+    let generation = import(&all_tokens).unwrap().files.remove("generation_config.json").unwrap();
+    let generation: serde_json::Value = serde_json::from_slice(&generation).unwrap();
+    assert_eq!((&generation["top_k"], &generation["temperature"]), (&json!(0), &json!(1.0)));
+}
+
+#[test]
+fn numbers_of_a_header_take_no_memory() {
+    let exported = export(&config(), WeightFormat::F32);
+    let many = |key: &'static str, value: Value| {
+        let file = edited(&exported, |keys, _| {
+            keys.insert(key.into(), Value::Array(vec![value; 1 << 20]));
+        });
+        let mut refused = String::new();
+        let memory = allocation_counter::measure(|| refused = import(&file).err().unwrap().to_string());
+        assert!(memory.bytes_max < 1 << 20, "{key}: {} bytes", memory.bytes_max);
+        refused
+    };
+    // In memory a number of the second list is eight times as long as in the file.
+    for (key, value, named) in [
+        (
+            "tokenizer.ggml.tokens",
+            Value::String(String::new()),
+            "has 1048576 tokens, but the embedding has 9 rows",
+        ),
+        ("tokenizer.ggml.token_type", Value::U8(1), "is no list of 9 numbers"),
+        ("tokenizer.ggml.eos_token_ids", Value::U8(1), "is no list of at most 256 token ids below 9"),
+        ("general.alignment", Value::U8(1), "general.alignment is wrong: it must be a power of two"),
+    ] {
+        let refused = many(key, value);
+        assert!(refused.contains(named), "{key}: {refused}");
+    }
+    for (place, what) in [(8, "tensors"), (16, "keys")] {
+        let mut file = exported.clone();
+        file[place..place + 8].copy_from_slice(&65_537u64.to_le_bytes());
+        let refused = import(&file).err().unwrap().to_string();
+        assert!(refused.contains(&format!("it has 65537 {what}: no model has more than 65536")), "{refused}");
+    }
+    let mut long = vec![0; 70 << 20];
+    let number = |number: u64| number.to_le_bytes().to_vec();
+    let head = [
+        b"GGUF\x03\0\0\0".to_vec(),
+        number(0),
+        number(1),
+        number(1),
+        b"a\x08\0\0\0".to_vec(),
+        number(65 << 20),
+    ];
+    let head = head.concat();
+    long[..head.len()].copy_from_slice(&head);
+    let refused = import(&long).err().unwrap().to_string();
+    assert!(refused.contains("the header of a model ends before byte 67108864"), "{refused}");
+}
+
+#[test]
 fn rules_for_words_are_those_that_are_exported() {
     for rule in ["gpt-2", "smollm", "llama-bpe", "default"] {
         let file = edited(&export(&config(), WeightFormat::F32), |keys, _| {
@@ -236,6 +320,10 @@ fn parts_that_a_path_does_not_have_are_refused_by_name() {
         ("llama.embedding_length", Value::U32(64), "the settings demand"),
         ("llama.attention.head_count", Value::U32(0), "model.heads: is 0"),
         ("tokenizer.ggml.eos_token_id", Value::U32(9), "is 9, but the embedding has 9 rows"),
+        ("tokenizer.ggml.eos_token_ids", Value::Array(vec![Value::U32(9)]), "token ids below 9"),
+        ("tokenizer.ggml.eos_token_ids", Value::Array(vec![Value::I32(-1)]), "token ids below 9"),
+        ("general.sampling.temp", Value::F32(f32::NAN), "general.sampling.temp is not finite"),
+        ("general.sampling.top_p", text("most"), "general.sampling.top_p is not a number"),
         ("general.alignment", Value::U32(0), "it must be a power of two"),
         ("tokenizer.ggml.tokens", Value::Array(vec![text("a"), text("a")]), "is no list of 2 numbers"),
     ] {

@@ -189,6 +189,26 @@ fn settings_larger_than_the_files_are_refused_before_memory_is_taken() {
 }
 
 #[test]
+fn a_header_of_weights_has_a_limit() {
+    // The library's limit: a file of zeros whose header has five million bytes more.
+    let mut file = vec![0; 110 << 20];
+    file[..8].copy_from_slice(&105_000_000u64.to_le_bytes());
+    let refused = PretrainedWeights::tensors_of(&file, "model.safetensors").unwrap_err();
+    let ImportError::Safetensors { source, .. } = &refused else { panic!("{refused}") };
+    assert!(matches!(source, safetensors::SafeTensorError::HeaderTooLarge), "{source}");
+    file[..8].copy_from_slice(&99_000_000u64.to_le_bytes());
+    file.truncate(1 << 20);
+    let memory = allocation_counter::measure(|| {
+        assert!(PretrainedWeights::tensors_of(&file, "model.safetensors").is_err());
+    });
+    assert!(
+        memory.bytes_max < 1 << 20,
+        "{} bytes for a length that the file does not have",
+        memory.bytes_max
+    );
+}
+
+#[test]
 fn an_index_is_believed_only_where_the_files_agree() {
     let parse = |map: Value| TensorIndex::parse(&serde_json::to_vec(&map).unwrap(), "index").map(drop);
     for name in ["../secret", "/etc/passwd", "a/b", "", ".hidden", "c:\\x"] {

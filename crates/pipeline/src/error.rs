@@ -14,6 +14,7 @@ use crate::export_error::ExportError;
 use crate::extend_error::ExtendError;
 use crate::label_error::LabelError;
 use crate::measured_runs::MeasuredRunsError;
+use crate::pretrained_error::PretrainedError;
 use crate::serve_memory::ServerTooLarge;
 
 /// Why a step failed.
@@ -41,56 +42,12 @@ pub enum PipelineError {
         /// The directory.
         folder: PathBuf,
     },
-    /// There is no pretrained model.
-    #[error("there is no {}: name a folder in Hugging Face's format, or a GGUF file", path.display())]
-    NoModel {
-        /// The missing folder or file.
-        path: PathBuf,
-    },
-    /// A folder does not hold a model.
-    #[error(
-        "{} has no {file}: name a folder in Hugging Face's format, with config.json, tokenizer.json and model.safetensors, \
-         or a GGUF file",
-        path.display()
-    )]
-    NoPretrained {
-        /// The folder.
-        path: PathBuf,
-        /// The missing file.
-        file: String,
-    },
-    /// A file is larger than any such file can be.
-    #[error("{} has more than {largest} bytes: it can't be what its name says", file.display())]
-    TooLarge {
-        /// The file.
-        file: PathBuf,
-        /// The largest possible length in bytes.
-        largest: u64,
-    },
-    /// The run's tokenizer is not that of the imported model.
-    #[error(
-        "{} is not the tokenizer of the model in {}: import into a new run directory before `dipaco prepare`, or name the \
-         model's tokenizer.json in prepare.tokenizer",
-        file.display(),
-        model.display()
-    )]
-    NotTheModels {
-        /// The tokenizer's file.
-        file: PathBuf,
-        /// The folder or file of the model.
-        model: PathBuf,
-    },
+    /// The files of a pretrained model.
+    #[error(transparent)]
+    Pretrained(#[from] PretrainedError),
     /// A pretrained model can't be used.
     #[error(transparent)]
     Import(#[from] dipaco_model::ImportError),
-    /// A downloaded package can't be unpacked.
-    #[error("{} can't be unpacked: {problem}", package.display())]
-    Package {
-        /// The package.
-        package: PathBuf,
-        /// The problem.
-        problem: String,
-    },
     /// The run's seed is not a pretrained model with further steps.
     #[error("this run has no imported model besides its seed")]
     NotImported,

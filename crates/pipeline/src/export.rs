@@ -4,7 +4,8 @@ use std::path::Path;
 
 use dipaco_config::RunConfig;
 use dipaco_model::{
-    GgufVocabulary, ModuleWeights, SpecialTokens, WeightFormat, export_gguf, export_llama, export_model,
+    GgufVocabulary, ModelError, ModuleWeights, SpecialTokens, WeightFormat, export_gguf, export_llama,
+    export_model,
 };
 use dipaco_topology::PathId;
 
@@ -87,11 +88,20 @@ impl Exported {
         file: &Path,
     ) -> Result<(), PipelineError> {
         let (tokenizer, imported) = (tokenizer(run)?, run.imported());
-        // A model for chats ends its answers with a token of its own.
-        let end = imported.end_tokens()?.first().copied().unwrap_or(tokenizer.end_of_text());
-        let vocabulary = GgufVocabulary::from_tokenizer_json(tokenizer.to_json(), end)
-            .map_err(dipaco_model::ModelError::from)?
-            .with_chat_template(imported.chat_template()?);
+        let end_of_text = tokenizer.end_of_text();
+        let vocabulary = GgufVocabulary::from_tokenizer_json(tokenizer.to_json(), end_of_text)
+            .map_err(ModelError::from)?;
+        let special = imported.special_tokens(&vocabulary, end_of_text, config.model.vocab_size)?;
+        let vocabulary = vocabulary
+            .with_special_tokens(special)
+            .with_chat_template(imported.chat_template()?)
+            .with_sampling(&imported.generation_settings()?)
+            .map_err(ModelError::from)?;
+        for token in vocabulary.lost_end_tokens() {
+            tracing::warn!(
+                "llama.cpp will not end a text at token {token}, an end token of the model: a GGUF file has keys for three of them"
+            );
+        }
         let name = format!("{}/{}", config.run.name, self.name);
         files::write_large(file, |out| {
             export_gguf(&config.model, &self.weights, &name, &vocabulary, format, out)

@@ -172,14 +172,16 @@ fn copy_files(
     router: &Router,
     change: &PathChange,
 ) -> Result<(), PipelineError> {
-    let read = |path: PathBuf| {
-        std::fs::read(&path).map_err(|source| PipelineError::Io { action: "read", path, source })
-    };
-    files::write(&run.kept_tokenizer(), &read(finished.tokenizer())?)?;
+    let tokenizer = finished.tokenizer();
+    let bytes = std::fs::read(&tokenizer).map_err(|source| PipelineError::Io {
+        action: "read",
+        path: tokenizer,
+        source,
+    })?;
+    files::write(&run.kept_tokenizer(), &bytes)?;
     for file in CopiedFile::ALL {
-        let theirs = finished.imported().file(file);
-        if theirs.exists() {
-            files::write(&run.imported().file(file), &read(theirs)?)?;
+        if let Some(theirs) = finished.imported().read(file)? {
+            files::write(&run.imported().file(file), &theirs)?;
         }
     }
     let PathChange::Remove(removed) = change else {

@@ -13,7 +13,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::PipelineError;
-use crate::imported_files::{CONFIG, CopiedFile, TOKENIZER, TOKENIZER_CONFIG, read_large, read_small};
+use crate::import_memory::ImportMemory;
+use crate::imported_files::{CONFIG, CopiedFile, TOKENIZER, TOKENIZER_CONFIG, read_small};
+use crate::imported_tokens::token_of;
+use crate::pretrained_error::PretrainedError;
 use crate::run::save_config;
 use crate::run_directory::RunDirectory;
 use crate::seed::run_id;
@@ -24,7 +27,7 @@ use crate::{files, prepared};
 const ONE_FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Largest index of tensors and files, in bytes. A model of 100,000 tensors has 10 MB.
-const LARGEST_INDEX: u64 = 64 << 20;
+const LARGEST_INDEX: u64 = 16 << 20;
 
 /// A pretrained model, before its large files are read.
 #[derive(Clone, Debug)]
@@ -35,33 +38,38 @@ pub struct PretrainedModel {
     gguf: Option<Vec<u8>>,
     settings: PretrainedSettings,
     copied: Vec<(CopiedFile, Vec<u8>)>,
+    memory: ImportMemory,
 }
 
 impl PretrainedModel {
     /// Reads a GGUF file, or the small files of a folder in Hugging Face's format.
     ///
     /// # Errors
-    /// [`PipelineError::Io`] when a file can't be read, [`PipelineError::TooLarge`] when it is larger than such a file can
-    /// be, [`PipelineError::NoPretrained`] when there is no model, and [`PipelineError::Import`] when the model is not one
-    /// that this program computes.
+    /// [`PipelineError::Io`] when a file can't be read, [`PipelineError::Pretrained`] when there is no model, a file
+    /// is larger than such a file can be, or this machine can't hold it, and [`PipelineError::Import`] when the model is not
+    /// one that this program computes.
     pub fn open(path: &Path) -> Result<Self, PipelineError> {
-        let missing =
-            |file: &str| PipelineError::NoPretrained { path: path.to_owned(), file: file.to_owned() };
+        Self::open_within(path, ImportMemory::of_this_machine())
+    }
+
+    fn open_within(path: &Path, memory: ImportMemory) -> Result<Self, PipelineError> {
+        let missing = |file: &str| PretrainedError::NoFile { path: path.to_owned(), file: file.to_owned() };
         let (gguf, mut copied) = if path.is_dir() {
             (None, copied_from_folder(path)?)
         } else if path.exists() {
-            let bytes = read_large(path)?;
+            let bytes = memory.read(path)?;
             let copied = copied_from_gguf(&bytes, &path.display().to_string())?;
             (Some(bytes), copied)
         } else {
-            return Err(PipelineError::NoModel { path: path.to_owned() });
+            return Err(PretrainedError::NoModel { path: path.to_owned() }.into());
         };
         for (file, bytes) in &copied {
             if bytes.len() as u64 > file.largest() {
-                return Err(PipelineError::TooLarge {
+                return Err(PretrainedError::TooLarge {
                     file: path.join(file.name()),
                     largest: file.largest(),
-                });
+                }
+                .into());
             }
             file.check(bytes)?;
         }
@@ -72,7 +80,7 @@ impl PretrainedModel {
         let config = of(CONFIG).ok_or_else(|| missing(CONFIG.name()))?;
         let settings = PretrainedSettings::parse(config, CONFIG.name())?;
         of(TOKENIZER).ok_or_else(|| missing(TOKENIZER.name()))?;
-        Ok(Self { path: path.to_owned(), gguf, settings, copied })
+        Ok(Self { path: path.to_owned(), gguf, settings, copied, memory })
     }
 
     /// The shape that the model gives a run's configuration.
@@ -161,29 +169,29 @@ impl PretrainedModel {
     /// Reads the weights, one file at a time.
     fn weights(&self) -> Result<ModuleWeights, PipelineError> {
         if let Some(bytes) = &self.gguf {
-            return Ok(GgufModel::parse(bytes, &self.path.display().to_string())?.weights(&self.settings)?);
+            let name = self.path.display().to_string();
+            let model = GgufModel::parse(bytes, &name)?;
+            let expected = PretrainedWeights::new(&self.settings, model.tensors(), None)?;
+            self.memory.beside(&self.path, expected.parameters())?.check(&self.path, bytes.len() as u64)?;
+            return Ok(model.weights(&self.settings)?);
         }
         let index = read_small(&self.path.join(INDEX), LARGEST_INDEX)?;
         let Some(index) = index else {
-            let bytes = read_large(&self.path.join(ONE_FILE))?;
+            let bytes = self.memory.read(&self.path.join(ONE_FILE))?;
             let tensors = PretrainedWeights::tensors_of(&bytes, ONE_FILE)?;
             let mut weights = PretrainedWeights::new(&self.settings, tensors, None)?;
+            self.memory.beside(&self.path, weights.parameters())?.check(&self.path, bytes.len() as u64)?;
             weights.read(&bytes, ONE_FILE)?;
             return Ok(weights.finish()?);
         };
         let index = TensorIndex::parse(&index, INDEX)?;
         let mut weights = PretrainedWeights::new(&self.settings, index.tensors(), Some(index.clone()))?;
+        let memory = self.memory.beside(&self.path, weights.parameters())?;
         for file in index.files() {
-            weights.read(&read_large(&self.path.join(file))?, file)?;
+            weights.read(&memory.read(&self.path.join(file))?, file)?;
         }
         Ok(weights.finish()?)
     }
-}
-
-/// The text of a token in the settings of a tokenizer: a text, or an object with its content.
-fn token_of(config: &Value, key: &str) -> Option<String> {
-    let token = config.get(key)?;
-    Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())
 }
 
 /// The small files of a folder, as far as it has them.
@@ -232,12 +240,12 @@ pub async fn import(
         );
     }
     let prepared = run.tokenizer().exists();
-    let same = |file: &Path, found: &Tokenizer| {
+    let same = |file: &Path, found: &Tokenizer| -> Result<(), PipelineError> {
         if found.hash() == tokenizer.hash() {
             return Ok(());
         }
         let (file, model) = (file.to_owned(), model.path.clone());
-        Err(PipelineError::NotTheModels { file, model })
+        Err(PretrainedError::Tokenizer { file, model }.into())
     };
     if prepared {
         same(&run.tokenizer(), &prepared::tokenizer(run)?)?;
@@ -269,7 +277,35 @@ pub async fn import(
 
 #[cfg(test)]
 mod tests {
+    use dipaco_model::{GgufVocabulary, WeightFormat, export_gguf};
+
     use super::*;
+
+    #[test]
+    fn weights_that_become_larger_than_the_memory_are_refused() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/pretrained");
+        let folder = PretrainedModel::open(&fixture).unwrap();
+        let weights = folder.weights().unwrap();
+        let vocabulary = GgufVocabulary::from_tokenizer_json(folder.bytes(TOKENIZER), 0).unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let gguf = place.path().join("model.gguf");
+        let mut out = std::fs::File::create(&gguf).unwrap();
+        // Weights in bf16 are half as long in the file as in memory.
+        let shape = &folder.settings.model;
+        export_gguf(shape, &weights, "x", &vocabulary, WeightFormat::Bf16, &mut out).unwrap();
+        let file_of = |path: &Path| std::fs::metadata(path).unwrap().len();
+        let part = file_of(&fixture.join("model-00001-of-00002.safetensors"))
+            .max(file_of(&fixture.join("model-00002-of-00002.safetensors")));
+        for (path, file) in [(&fixture, part), (&gguf, file_of(&gguf))] {
+            let needed = 8272 * 4 + file;
+            let within =
+                |memory| PretrainedModel::open_within(path, ImportMemory::new(memory)).unwrap().weights();
+            assert_eq!(within(needed).unwrap().values.len(), 8272);
+            let refused = within(needed - 1).unwrap_err();
+            let text = refused.to_string();
+            assert!(text.contains(&format!("needs {needed} bytes of memory")), "{text}");
+        }
+    }
 
     #[test]
     fn a_token_before_texts_is_found_in_the_settings_or_in_the_tokenizer() {

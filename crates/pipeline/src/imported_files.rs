@@ -8,6 +8,7 @@ use dipaco_model::{ImportError, PretrainedSettings};
 use serde_json::Value;
 
 use crate::error::PipelineError;
+use crate::pretrained_error::PretrainedError;
 
 /// A small file of a model in Hugging Face's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +30,14 @@ impl CopiedFile {
         self.0
     }
 
-    /// The largest length in bytes. Known tokenizers have up to 35 MB.
+    /// The largest length in bytes. Known tokenizers have up to 35 MB. The settings of a tokenizer may list all of its added
+    /// tokens, and other files have a few thousand bytes. A value of JSON can take forty times its text in memory.
     pub(crate) fn largest(self) -> u64 {
-        if self == TOKENIZER { 256 << 20 } else { 16 << 20 }
+        match self {
+            TOKENIZER => 128 << 20,
+            TOKENIZER_CONFIG | SPECIAL_TOKENS => 16 << 20,
+            _ => 1 << 20,
+        }
     }
 
     /// Checks that a file is what its name says.
@@ -79,8 +85,15 @@ impl ImportedFolder {
         self.root.join(file.name())
     }
 
-    fn read(&self, file: CopiedFile) -> Result<Option<Vec<u8>>, PipelineError> {
+    pub(crate) fn read(&self, file: CopiedFile) -> Result<Option<Vec<u8>>, PipelineError> {
         read_small(&self.file(file), file.largest())
+    }
+
+    /// The content of a file of JSON.
+    pub(crate) fn json(&self, file: CopiedFile) -> Result<Option<Value>, PipelineError> {
+        let Some(bytes) = self.read(file)? else { return Ok(None) };
+        let not_json = |source| ImportError::Json { file: file.name().to_owned(), source: Some(source) };
+        Ok(Some(serde_json::from_slice(&bytes).map_err(not_json)?))
     }
 
     /// The tokens that end a generated text: those of the model's generation settings, or else of its configuration. None in
@@ -105,11 +118,10 @@ impl ImportedFolder {
     /// # Errors
     /// As [`ImportedFolder::end_tokens`].
     pub fn generation_settings(&self) -> Result<serde_json::Map<String, Value>, PipelineError> {
-        let Some(bytes) = self.read(GENERATION)? else { return Ok(serde_json::Map::new()) };
-        let not_json = |source| ImportError::Json { file: GENERATION.name().to_owned(), source };
-        match serde_json::from_slice(&bytes).map_err(|source| not_json(Some(source)))? {
-            Value::Object(settings) => Ok(settings),
-            _ => Err(not_json(None).into()),
+        match self.json(GENERATION)? {
+            None => Ok(serde_json::Map::new()),
+            Some(Value::Object(settings)) => Ok(settings),
+            Some(_) => Err(ImportError::Json { file: GENERATION.name().to_owned(), source: None }.into()),
         }
     }
 
@@ -122,11 +134,7 @@ impl ImportedFolder {
         if let Some(bytes) = self.read(CHAT_TEMPLATE)? {
             return Ok(Some(String::from_utf8_lossy(&bytes).into_owned()));
         }
-        let Some(bytes) = self.read(TOKENIZER_CONFIG)? else { return Ok(None) };
-        let config: Value = serde_json::from_slice(&bytes).map_err(|source| ImportError::Json {
-            file: TOKENIZER_CONFIG.name().to_owned(),
-            source: Some(source),
-        })?;
+        let Some(config) = self.json(TOKENIZER_CONFIG)? else { return Ok(None) };
         Ok(config["chat_template"].as_str().map(ToOwned::to_owned))
     }
 
@@ -136,9 +144,7 @@ impl ImportedFolder {
     /// # Errors
     /// As [`ImportedFolder::end_tokens`].
     pub fn exported(&self) -> Result<Option<ExportedFiles>, PipelineError> {
-        let Some(config) = self.read(CONFIG)? else { return Ok(None) };
-        let config: Value = serde_json::from_slice(&config)
-            .map_err(|source| ImportError::Json { file: CONFIG.name().to_owned(), source: Some(source) })?;
+        let Some(config) = self.json(CONFIG)? else { return Ok(None) };
         let special = ["bos_token_id", "eos_token_id", "pad_token_id"]
             .into_iter()
             .filter_map(|key| Some((key.to_owned(), config.get(key)?.clone())))
@@ -160,15 +166,6 @@ pub struct ExportedFiles {
     pub files: Vec<(String, Vec<u8>)>,
 }
 
-/// Reads a file of any length.
-pub(crate) fn read_large(path: &Path) -> Result<Vec<u8>, PipelineError> {
-    let failed = |source| PipelineError::Io { action: "read", path: path.to_owned(), source };
-    let mut file = open_regular(path).map_err(failed)?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(failed)?;
-    Ok(bytes)
-}
-
 /// Reads a file of at most `largest` bytes; `None` if it does not exist.
 pub(crate) fn read_small(path: &Path, largest: u64) -> Result<Option<Vec<u8>>, PipelineError> {
     let failed = |source| PipelineError::Io { action: "read", path: path.to_owned(), source };
@@ -181,7 +178,7 @@ pub(crate) fn read_small(path: &Path, largest: u64) -> Result<Option<Vec<u8>>, P
     // One byte more than allowed, to see that the file goes on. Its length in the file system may change meanwhile.
     file.take(largest.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > largest {
-        return Err(PipelineError::TooLarge { file: path.to_owned(), largest });
+        return Err(PretrainedError::TooLarge { file: path.to_owned(), largest }.into());
     }
     Ok(Some(bytes))
 }

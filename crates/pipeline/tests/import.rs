@@ -10,7 +10,7 @@ use dipaco_config::{RunConfig, Sources};
 use dipaco_model::{GgufVocabulary, WeightFormat, export_gguf};
 use dipaco_pipeline::import::{ImportedModel, PretrainedModel, import};
 use dipaco_pipeline::seed::{SeedHow, seed};
-use dipaco_pipeline::{PipelineError, RunDirectory, Weights, prepare, prepared, vocabulary};
+use dipaco_pipeline::{PipelineError, PretrainedError, RunDirectory, Weights, prepare, prepared, vocabulary};
 use dipaco_store::{RunManifest, RunStore, SeedRecord};
 use dipaco_telemetry::Progress;
 
@@ -186,7 +186,7 @@ fn embeddings_are_untied_on_request_and_other_tokenizers_are_refused() {
     let json = std::fs::read_to_string(model().join("tokenizer.json")).unwrap();
     std::fs::write(&config, json.replace("<|im_start|>", "<|begin|>")).unwrap();
     let error = other.import(&[&format!("prepare.tokenizer={}", config.display())]).unwrap_err();
-    assert!(matches!(error, PipelineError::NotTheModels { .. }), "{error}");
+    assert!(matches!(error, PipelineError::Pretrained(PretrainedError::Tokenizer { .. })), "{error}");
 }
 
 /// Words, digits, white space, scripts, emoji and the names of special tokens.
@@ -256,6 +256,65 @@ fn devices_and_pipes_in_place_of_files_are_refused() {
     let pipe = place("generation_config.json");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     refused(PretrainedModel::open(folder.path()).unwrap_err(), &pipe);
+}
+
+/// Makes a file of this length, which takes no space on the disk.
+fn lengthen(file: &Path, length: u64) {
+    std::fs::OpenOptions::new().append(true).create(true).open(file).unwrap().set_len(length).unwrap();
+}
+
+/// A copy of the model that may be damaged.
+fn copied_model() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(model()).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn a_file_that_is_longer_than_a_model_can_have_is_refused_by_name() {
+    for (name, largest) in [
+        ("config.json", 1 << 20),
+        ("tokenizer.json", 128 << 20),
+        ("tokenizer_config.json", 16 << 20),
+        ("special_tokens_map.json", 16 << 20),
+        ("generation_config.json", 1 << 20),
+        ("chat_template.jinja", 1 << 20),
+        ("model.safetensors.index.json", 16 << 20),
+    ] {
+        let folder = copied_model();
+        let file = folder.path().join(name);
+        lengthen(&file, largest + 1);
+        let refused = PretrainedModel::open(folder.path()).and_then(|model| model.read()).unwrap_err();
+        let expected = format!("{} has more than {largest} bytes", file.display());
+        assert!(refused.to_string().contains(&expected), "{refused}");
+    }
+}
+
+#[test]
+fn weights_that_no_machine_can_hold_are_refused_before_they_are_read() {
+    const LENGTH: u64 = 1 << 42;
+    let folder = copied_model();
+    let refused = |found: Result<(), PipelineError>, file: &Path| {
+        let error = found.unwrap_err();
+        let PipelineError::Pretrained(PretrainedError::Memory { file: named, needed, .. }) = &error else {
+            panic!("{error}");
+        };
+        assert!(named == file && *needed >= LENGTH, "{error}");
+        assert!(error.to_string().contains("name a smaller model"), "{error}");
+    };
+    let part = folder.path().join("model-00001-of-00002.safetensors");
+    lengthen(&part, LENGTH);
+    refused(PretrainedModel::open(folder.path()).unwrap().read().map(drop), &part);
+    std::fs::remove_file(folder.path().join("model.safetensors.index.json")).unwrap();
+    let one = folder.path().join("model.safetensors");
+    lengthen(&one, LENGTH);
+    refused(PretrainedModel::open(folder.path()).unwrap().read().map(drop), &one);
+    let gguf = folder.path().join("model.gguf");
+    lengthen(&gguf, LENGTH);
+    refused(PretrainedModel::open(&gguf).map(drop), &gguf);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashMap;
 use std::io::Cursor;
 
 use candle_core::Device;
@@ -163,4 +164,82 @@ fn tokenizers_that_llama_cpp_would_read_differently_are_refused() {
         GgufVocabulary::from_tokenizer_json(&tokenizer(&json!({"type": "Whitespace"})), 0).unwrap_err();
     assert!(error.to_string().contains("pre-tokenizer"), "{error}");
     assert!(matches!(GgufVocabulary::from_tokenizer_json(b"{}", 0), Err(VocabularyError::Json(_))));
+}
+
+/// The keys of a file with this vocabulary of 8 tokens, read back.
+fn read_back(vocabulary: &GgufVocabulary) -> HashMap<String, Value> {
+    let config = ModelConfig {
+        vocab_size: 8,
+        hidden_size: 32,
+        blocks: 1,
+        heads: 4,
+        head_dim: 8,
+        ffn_size: 32,
+        ..ModelConfig::default()
+    };
+    let mut file = Cursor::new(Vec::new());
+    export_gguf(&config, &init(&config, 7).unwrap(), "x", vocabulary, WeightFormat::F32, &mut file).unwrap();
+    file.set_position(0);
+    Content::read(&mut file).unwrap().metadata
+}
+
+fn with_ends() -> GgufVocabulary {
+    let added = ["<|endoftext|>", "<|im_end|>", "<stop>", "<halt>", "<quit>"];
+    let ids = [0, 4, 5, 6, 7];
+    let token = |(id, text): (u32, &str)| json!({"id": id, "content": text, "special": true});
+    let mut file: serde_json::Value = serde_json::from_slice(&tokenizer(
+        &json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": true}),
+    ))
+    .unwrap();
+    file["added_tokens"] = ids.into_iter().zip(added).map(token).collect();
+    GgufVocabulary::from_tokenizer_json(file.to_string().as_bytes(), 0).unwrap()
+}
+
+#[test]
+fn end_tokens_whose_text_llama_cpp_does_not_know_have_keys() {
+    let key = |name: &str| format!("tokenizer.ggml.{name}_token_id");
+    for (further, eot, eom, lost) in [
+        (vec![], None, None, vec![]),
+        (vec![0], None, None, vec![]),
+        (vec![5, 0], Some(5), None, vec![]),
+        (vec![0, 5, 6, 7], Some(5), Some(6), vec![7]),
+    ] {
+        let special = GgufTokens { begin: 3, end: 4, further_ends: further.clone(), padding: 0 };
+        let vocabulary = with_ends().with_special_tokens(special);
+        assert_eq!(vocabulary.lost_end_tokens(), lost, "{further:?}");
+        let keys = read_back(&vocabulary);
+        let found = ["bos", "eos", "padding", "eot", "eom"]
+            .map(|name| keys.get(&key(name)).map(|value| value.to_u32().unwrap()));
+        assert_eq!(found, [Some(3), Some(4), Some(0), eot, eom], "{further:?}");
+        let all = keys.get("tokenizer.ggml.eos_token_ids").map(|list| {
+            list.to_vec().unwrap().iter().map(|id| id.to_i32().unwrap() as u32).collect::<Vec<_>>()
+        });
+        let expected = (!further.is_empty()).then(|| [vec![4], further.clone()].concat());
+        assert_eq!(all, expected, "{further:?}");
+    }
+    let outside = GgufTokens { further_ends: vec![8], ..GgufTokens::of_end(4) };
+    let refused = with_ends().with_special_tokens(outside).metadata(8).unwrap_err();
+    assert!(matches!(refused, ModelError::Token { token: 8, vocabulary: 8 }), "{refused}");
+}
+
+#[test]
+fn sampling_settings_have_the_keys_of_llama_cpp() {
+    let of = |settings: serde_json::Value| with_ends().with_sampling(settings.as_object().unwrap());
+    let settings = json!({
+        "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": null, "repetition_penalty": 1.5, "do_sample": true,
+        "eos_token_id": [4, 0],
+    });
+    let keys = read_back(&of(settings).unwrap());
+    let fraction = |key: &str| keys[&format!("general.sampling.{key}")].to_f32().unwrap();
+    assert_eq!(["temp", "top_p", "penalty_repeat"].map(fraction), [0.7, 0.8, 1.5]);
+    let whole = |key: &str| keys[&format!("general.sampling.{key}")].to_i32().unwrap();
+    assert_eq!(["top_k", "penalty_last_n"].map(whole), [20, -1]);
+    assert_eq!(keys.keys().filter(|key| key.starts_with("general.sampling.")).count(), 5, "{keys:?}");
+    for (settings, problem) in [
+        (json!({"temperature": "hot"}), "temperature is \"hot\": it must be a number"),
+        (json!({"top_k": 2.5}), "top_k is 2.5: it must be a whole number"),
+    ] {
+        let error = of(settings).unwrap_err().to_string();
+        assert!(error.contains(problem), "{error}");
+    }
 }

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use candle_core::quantized::gguf_file::Value;
 use serde::Deserialize;
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
 
+use super::sampling::sampling_keys;
+use super::special_tokens::GgufTokens;
 use crate::ModelError;
 
 /// A kind of tokens in `tokenizer.ggml.token_type`.
@@ -69,9 +71,20 @@ pub enum VocabularyError {
         /// The damage.
         problem: String,
     },
+    /// A sampling setting of the model makes no sense.
+    #[error("generation_config.json: {key} is {value}: it must be {kind}")]
+    Sampling {
+        /// The setting.
+        key: String,
+        /// Its value, as JSON.
+        value: String,
+        /// What it must be.
+        kind: &'static str,
+    },
 }
 
-/// The vocabulary, merges and rules of a byte-level BPE tokenizer, as llama.cpp has them.
+/// The vocabulary, merges and rules of a byte-level BPE tokenizer, as llama.cpp has them, with the other keys of a file
+/// that programs need to generate text.
 ///
 /// llama.cpp knows the rule that cuts a text into words by name. Names are given to the rules of GPT-2 (also the rule of
 /// tokenizers that this program trains), SmolLM and Llama 3, whose expressions are the same there. Characters that
@@ -82,8 +95,9 @@ pub struct GgufVocabulary {
     tokens: BTreeMap<u32, (String, TokenKind)>,
     merges: Vec<String>,
     rule: &'static str,
-    end_of_text: u32,
+    special: GgufTokens,
     chat_template: Option<String>,
+    sampling: Vec<(String, Value)>,
 }
 
 /// The parts of a `tokenizer.json` that matter here.
@@ -156,7 +170,15 @@ impl GgufVocabulary {
             Merge::Joined(text) => text,
             Merge::Pair([left, right]) => format!("{left} {right}"),
         });
-        Ok(Self { tokens, merges: merges.collect(), rule, end_of_text, chat_template: None })
+        let special = GgufTokens::of_end(end_of_text);
+        let merges = merges.collect();
+        Ok(Self { tokens, merges, rule, special, chat_template: None, sampling: Vec::new() })
+    }
+
+    /// Names other special tokens than the end-of-text token.
+    #[must_use]
+    pub fn with_special_tokens(self, special: GgufTokens) -> Self {
+        Self { special, ..self }
     }
 
     /// Adds a chat template in Jinja.
@@ -165,9 +187,35 @@ impl GgufVocabulary {
         Self { chat_template, ..self }
     }
 
+    /// Adds the sampling settings of a `generation_config.json`: `temperature`, `top_k`, `top_p`, `min_p` and
+    /// `repetition_penalty`. A GGUF file has no keys for other settings.
+    ///
+    /// # Errors
+    /// [`VocabularyError::Sampling`] when such a setting is no number.
+    pub fn with_sampling(self, settings: &Map<String, Json>) -> Result<Self, VocabularyError> {
+        Ok(Self { sampling: sampling_keys(settings)?, ..self })
+    }
+
+    /// Returns the id of a token by its text.
+    #[must_use]
+    pub fn id_of(&self, text: &str) -> Option<u32> {
+        self.tokens.iter().find(|(_, (own, _))| own == text).map(|(&id, _)| id)
+    }
+
+    /// Returns the end tokens at which llama.cpp goes on: a file has three keys for end tokens, and llama.cpp does not know
+    /// these tokens by their text either.
+    #[must_use]
+    pub fn lost_end_tokens(&self) -> Vec<u32> {
+        self.special.lost(|id| self.text_of(id))
+    }
+
+    fn text_of(&self, id: u32) -> Option<&str> {
+        self.tokens.get(&id).map(|(text, _)| text.as_str())
+    }
+
     /// The keys of a file of a model with `rows` tokens. Rows without a token get names of their own.
     pub(super) fn metadata(&self, rows: usize) -> Result<Vec<(String, Value)>, ModelError> {
-        let known = self.tokens.keys().next_back().copied().unwrap_or(0).max(self.end_of_text);
+        let known = self.tokens.keys().next_back().copied().unwrap_or(0).max(self.special.largest());
         if known as usize >= rows {
             return Err(ModelError::Token { token: known, vocabulary: rows });
         }
@@ -184,18 +232,17 @@ impl GgufVocabulary {
             ("tokenizer.ggml.tokens", Value::Array(texts)),
             ("tokenizer.ggml.token_type", Value::Array(kinds)),
             ("tokenizer.ggml.merges", Value::Array(merges)),
-            ("tokenizer.ggml.bos_token_id", Value::U32(self.end_of_text)),
-            ("tokenizer.ggml.eos_token_id", Value::U32(self.end_of_text)),
-            ("tokenizer.ggml.padding_token_id", Value::U32(self.end_of_text)),
             // No token is added to a text, as in training.
             ("tokenizer.ggml.add_bos_token", Value::Bool(false)),
             ("tokenizer.ggml.add_eos_token", Value::Bool(false)),
             ("tokenizer.ggml.add_space_prefix", Value::Bool(false)),
         ];
+        keys.extend(self.special.keys(|id| self.text_of(id)));
         if let Some(template) = &self.chat_template {
             keys.push(("tokenizer.chat_template", Value::String(template.clone())));
         }
-        Ok(keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+        let keys = keys.into_iter().map(|(key, value)| (key.to_owned(), value));
+        Ok(keys.chain(self.sampling.iter().cloned()).collect())
     }
 }
 

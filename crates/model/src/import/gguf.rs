@@ -13,8 +13,11 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{ImportError, PretrainedSettings, PretrainedWeights};
 use crate::ModuleWeights;
-use crate::gguf::{file_name, halves};
+use crate::gguf::{ALL_ENDS, FRACTIONS, TOP_K, file_name, halves};
 use header::{Header, Value};
+
+/// Largest number of tokens that end a text.
+const MOST_ENDS: u64 = 256;
 
 /// A pretrained Llama in the bytes of a GGUF file.
 #[derive(Clone, Debug)]
@@ -48,7 +51,8 @@ impl<'a> GgufModel<'a> {
     }
 
     /// Returns name and content of the files that Hugging Face's format has beside the weights: `config.json`,
-    /// `tokenizer.json`, `tokenizer_config.json`, and `chat_template.jinja` for a model with a template.
+    /// `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` for a model with a template, and
+    /// `generation_config.json` for a model with sampling settings.
     ///
     /// # Errors
     /// A key is missing or makes no sense, or the tokenizer is not a byte-level BPE that cuts words by a known rule.
@@ -81,7 +85,19 @@ impl<'a> GgufModel<'a> {
         if let Some(template) = keys.text("tokenizer.chat_template")? {
             files.push(("chat_template.jinja", template.as_bytes().to_vec()));
         }
+        let mut sampling = keys.sampling()?;
+        if !sampling.is_empty() {
+            // transformers takes no special tokens from config.json where this file exists.
+            sampling.extend(special);
+            files.push(("generation_config.json", text("generation_config.json", &Json::Object(sampling))?));
+        }
         Ok(files)
+    }
+
+    /// Returns the number of tensors.
+    #[must_use]
+    pub fn tensors(&self) -> usize {
+        self.keys.header.tensors.len()
     }
 
     /// Returns the weights, dequantised. `settings` are those of [`GgufModel::files`].
@@ -144,6 +160,7 @@ impl<'a> Keys<'a> {
             // The shortest decimal number: 1e-5, and not the f32 nearest to it.
             Some(Value::F32(number)) => Ok(number.to_string().parse().ok()),
             Some(Value::F64(number)) => Ok(Some(number)),
+            Some(Value::Whole(number)) => Ok(Some(number as f64)),
             Some(_) => Err(self.wrong(key, "is not a number")),
         }
     }
@@ -255,6 +272,11 @@ impl<'a> Keys<'a> {
         for key in ["eos", "eot", "eom"] {
             ends.extend(id(key)?.filter(|id| !ends.contains(id)));
         }
+        for end in self.all_ends(rows)? {
+            if !ends.contains(&end) {
+                ends.push(end);
+            }
+        }
         let mut special = Map::new();
         let ends = match *ends {
             [] => None,
@@ -268,5 +290,36 @@ impl<'a> Keys<'a> {
         ];
         special.extend(named.into_iter().filter_map(|(key, id)| Some((key.to_owned(), id?))));
         Ok(special)
+    }
+
+    /// The list of all tokens that end a text, which few files have.
+    fn all_ends(&self, rows: u64) -> Result<Vec<u64>, ImportError> {
+        let list = match self.get(ALL_ENDS) {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(array)) if array.count() <= MOST_ENDS => array.numbers(),
+            Some(_) => None,
+        };
+        let id = |id: i64| u64::try_from(id).ok().filter(|&id| id < rows);
+        let ends = list.and_then(|list| list.into_iter().map(id).collect());
+        ends.ok_or_else(|| {
+            self.wrong(ALL_ENDS, format!("is no list of at most {MOST_ENDS} token ids below {rows}"))
+        })
+    }
+
+    /// The sampling settings, as `generation_config.json` has them.
+    fn sampling(&self) -> Result<Map<String, Json>, ImportError> {
+        let mut settings = Map::new();
+        for (name, key) in FRACTIONS {
+            let Some(number) = self.number(key)? else { continue };
+            if !number.is_finite() {
+                return Err(self.wrong(key, "is not finite"));
+            }
+            settings.insert(name.to_owned(), number.into());
+        }
+        let (name, key) = TOP_K;
+        // llama.cpp takes all tokens if the number is below 1.
+        let count = if let Some(Value::Negative(_)) = self.get(key) { Some(0) } else { self.whole(key)? };
+        settings.extend(count.map(|count| (name.to_owned(), count.into())));
+        Ok(settings)
     }
 }

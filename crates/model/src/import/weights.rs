@@ -60,6 +60,16 @@ impl PretrainedWeights {
         Ok(Self { specs, places, values: vec![None; names.len()], index })
     }
 
+    /// Returns the number of parameters of the model.
+    #[must_use]
+    pub fn parameters(&self) -> u64 {
+        let sizes = self
+            .specs
+            .iter()
+            .map(|spec| spec.shape.iter().fold(1u64, |product, &size| product.saturating_mul(size as u64)));
+        sizes.fold(0, u64::saturating_add)
+    }
+
     /// Returns the number of tensors of a safetensors file; errors call it `file`.
     ///
     /// # Errors

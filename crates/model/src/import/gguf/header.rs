@@ -12,6 +12,11 @@ use crate::import::ImportError;
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 /// Most dimensions of a tensor.
 const DIMENSIONS: u32 = 4;
+/// Most bytes of a header. The vocabularies of known models take up to 20 MB.
+const LARGEST: usize = 64 << 20;
+/// Most keys and most tensors. Known models have up to 60 keys and 2,000 tensors, and each takes more memory than bytes of
+/// the file.
+const MOST_ENTRIES: u64 = 1 << 16;
 
 /// Kinds of values.
 const STRING: u32 = 8;
@@ -64,7 +69,7 @@ impl<'a> Header<'a> {
     }
 
     fn read(bytes: &'a [u8]) -> Result<Self, String> {
-        let mut reader = Reader { bytes, at: 0 };
+        let mut reader = Reader { bytes: &bytes[..bytes.len().min(LARGEST)], at: 0 };
         if reader.take(MAGIC.len() as u64)? != MAGIC {
             return Err("it does not begin with GGUF".to_owned());
         }
@@ -75,6 +80,11 @@ impl<'a> Header<'a> {
             ));
         }
         let (tensor_count, key_count) = (reader.u64()?, reader.u64()?);
+        for (what, count) in [("tensors", tensor_count), ("keys", key_count)] {
+            if count > MOST_ENTRIES {
+                return Err(format!("it has {count} {what}: no model has more than {MOST_ENTRIES}"));
+            }
+        }
         let (mut keys, mut tensors) = (HashMap::new(), HashMap::new());
         for _ in 0..key_count {
             let key = reader.name()?;
@@ -92,7 +102,7 @@ impl<'a> Header<'a> {
         let alignment = match keys.get("general.alignment") {
             None => 32,
             Some(Value::Whole(alignment)) if alignment.is_power_of_two() => *alignment,
-            Some(other) => return Err(format!("general.alignment is {other:?}: it must be a power of two")),
+            Some(_) => return Err("general.alignment is wrong: it must be a power of two".to_owned()),
         };
         let start = (reader.at as u64).checked_next_multiple_of(alignment);
         let data = start.and_then(|start| bytes.get(usize::try_from(start).ok()?..));
@@ -108,6 +118,11 @@ impl<'a> Header<'a> {
 }
 
 impl<'a> Array<'a> {
+    /// The number of values.
+    pub(super) fn count(self) -> u64 {
+        self.count
+    }
+
     /// The texts of an array of texts; `None` for an array of another kind, or with a text that is not UTF-8.
     pub(super) fn texts(self) -> Option<Vec<&'a str>> {
         let mut reader = Reader { bytes: self.bytes, at: 0 };
@@ -138,7 +153,12 @@ impl<'a> Reader<'a> {
         let end = usize::try_from(length).ok().and_then(|length| self.at.checked_add(length));
         let taken = end.and_then(|end| Some((self.bytes.get(self.at..end)?, end)));
         let (taken, end) = taken.ok_or_else(|| {
-            format!("its header needs {length} bytes at byte {}, and the file ends before", self.at)
+            let ends = if self.bytes.len() < LARGEST {
+                "the file ends before".to_owned()
+            } else {
+                format!("the header of a model ends before byte {LARGEST}")
+            };
+            format!("its header needs {length} bytes at byte {}, and {ends}", self.at)
         })?;
         self.at = end;
         Ok(taken)

@@ -63,11 +63,13 @@ pub(super) fn tokenizer<'a>(keys: &Keys<'a>, rows: u64) -> Result<Tokenizer<'a>,
              import the model's folder in Hugging Face's format";
         keys.unsupported(format!("tokenizer.ggml.pre = {rule:?}"), supported)
     })?;
-    let texts = texts(keys, "tokenizer.ggml.tokens")?;
-    if texts.len() as u64 > rows {
-        let problem = format!("has {} tokens, but the embedding has {rows} rows", texts.len());
+    if let Some(Value::Array(array)) = keys.get("tokenizer.ggml.tokens")
+        && array.count() > rows
+    {
+        let problem = format!("has {} tokens, but the embedding has {rows} rows", array.count());
         return Err(keys.wrong("tokenizer.ggml.tokens", problem));
     }
+    let texts = texts(keys, "tokenizer.ggml.tokens")?;
     let mut vocab = BTreeMap::new();
     let mut added_tokens = Vec::new();
     for (id, (&content, kind)) in texts.iter().zip(kinds(keys, texts.len())?).enumerate() {
@@ -119,10 +121,10 @@ fn kinds(keys: &Keys<'_>, tokens: usize) -> Result<Vec<TokenKind>, ImportError> 
     let key = "tokenizer.ggml.token_type";
     let numbers = match keys.get(key) {
         None => return Ok(vec![TokenKind::Normal; tokens]),
-        Some(Value::Array(array)) => array.numbers(),
+        // A number takes one byte of the file and eight of memory.
+        Some(Value::Array(array)) if array.count() == tokens as u64 => array.numbers(),
         Some(_) => None,
     };
-    let numbers = numbers.filter(|numbers| numbers.len() == tokens);
     let numbers = numbers.ok_or_else(|| keys.wrong(key, format!("is no list of {tokens} numbers")))?;
     let kind = |number: i64| {
         TokenKind::from_number(number)

@@ -1,0 +1,88 @@
+//! The memory that an import may take. Whoever wrote the files of a model chose their lengths, and a file of any length
+//! takes no space on a disk if it is sparse.
+
+use std::io::Read;
+use std::path::Path;
+
+use dipaco_files::open_regular;
+
+use crate::error::PipelineError;
+use crate::machine_memory::machine_memory;
+use crate::pretrained_error::PretrainedError;
+
+/// Memory that is assumed where the system does not tell.
+const UNKNOWN: u64 = 1 << 40;
+
+/// Bytes of memory that an import may take: at first all of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ImportMemory {
+    /// All memory of the machine.
+    total: u64,
+    /// What is left of it.
+    left: u64,
+}
+
+impl ImportMemory {
+    pub(crate) fn of_this_machine() -> Self {
+        Self::new(machine_memory().map_or(UNKNOWN, |memory| memory.total))
+    }
+
+    pub(crate) fn new(total: u64) -> Self {
+        Self { total, left: total }
+    }
+
+    /// The rest beside the weights of a model of `parameters` numbers, which become f32.
+    pub(crate) fn beside(self, model: &Path, parameters: u64) -> Result<Self, PipelineError> {
+        let weights = parameters.saturating_mul(size_of::<f32>() as u64);
+        self.check(model, weights)?;
+        Ok(Self { left: self.left - weights, ..self })
+    }
+
+    /// Refuses `bytes` more than are left.
+    pub(crate) fn check(self, file: &Path, bytes: u64) -> Result<(), PipelineError> {
+        if bytes <= self.left {
+            return Ok(());
+        }
+        let needed = bytes.saturating_add(self.total - self.left);
+        Err(PretrainedError::Memory { file: file.to_owned(), needed, memory: self.total }.into())
+    }
+
+    /// Reads a file that fits into the memory.
+    pub(crate) fn read(self, path: &Path) -> Result<Vec<u8>, PipelineError> {
+        let failed = |source| PipelineError::Io { action: "read", path: path.to_owned(), source };
+        let file = open_regular(path).map_err(failed)?;
+        self.check(path, file.metadata().map_err(failed)?.len())?;
+        let mut bytes = Vec::new();
+        // The file may grow meanwhile.
+        file.take(self.left.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
+        self.check(path, bytes.len() as u64)?;
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_and_a_file_fit_into_the_memory_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.safetensors");
+        std::fs::write(&file, [7; 100]).unwrap();
+        let memory = ImportMemory::new(180);
+        let beside = memory.beside(folder.path(), 20).unwrap();
+        assert_eq!(beside.read(&file).unwrap(), [7; 100]);
+        let refused = memory.beside(folder.path(), 21).unwrap().read(&file).unwrap_err();
+        let PipelineError::Pretrained(PretrainedError::Memory { needed: 184, memory: 180, .. }) = refused
+        else {
+            panic!("{refused}");
+        };
+        let text = refused.to_string();
+        assert!(
+            text.contains("model.safetensors needs 184 bytes of memory, and this machine has 180"),
+            "{text}"
+        );
+        let many = memory.beside(folder.path(), u64::MAX).unwrap_err();
+        assert!(many.to_string().contains(&format!("needs {} bytes", u64::MAX)), "{many}");
+    }
+}

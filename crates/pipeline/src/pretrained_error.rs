@@ -1,0 +1,75 @@
+//! Errors of the files of a pretrained model.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why a folder or a file can't be imported.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PretrainedError {
+    /// There is no pretrained model.
+    #[error("there is no {}: name a folder in Hugging Face's format, or a GGUF file", path.display())]
+    NoModel {
+        /// The missing folder or file.
+        path: PathBuf,
+    },
+    /// A folder does not hold a model.
+    #[error(
+        "{} has no {file}: name a folder in Hugging Face's format, with config.json, tokenizer.json and model.safetensors, \
+         or a GGUF file",
+        path.display()
+    )]
+    NoFile {
+        /// The folder.
+        path: PathBuf,
+        /// The missing file.
+        file: String,
+    },
+    /// A file is larger than any such file can be.
+    #[error(
+        "{} has more than {largest} bytes: it can't be what its name says; get the model anew, or name another one",
+        file.display()
+    )]
+    TooLarge {
+        /// The file.
+        file: PathBuf,
+        /// The largest possible length in bytes.
+        largest: u64,
+    },
+    /// A model does not fit into the machine.
+    #[error(
+        "{} needs {needed} bytes of memory, and this machine has {memory}: name a smaller model, use a larger machine, or \
+         get the model anew if it should be smaller",
+        file.display()
+    )]
+    Memory {
+        /// The folder or file.
+        file: PathBuf,
+        /// Bytes that an import needs: of the weights in f32, and of the file.
+        needed: u64,
+        /// Memory of the machine in bytes.
+        memory: u64,
+    },
+    /// The run's tokenizer is not that of the model.
+    #[error(
+        "{} is not the tokenizer of the model in {}: import into a new run directory before `dipaco prepare`, or name the \
+         model's tokenizer.json in prepare.tokenizer",
+        file.display(),
+        model.display()
+    )]
+    Tokenizer {
+        /// The tokenizer's file.
+        file: PathBuf,
+        /// The folder or file of the model.
+        model: PathBuf,
+    },
+    /// A downloaded package can't be unpacked.
+    #[error("{} can't be unpacked: {problem}", package.display())]
+    Package {
+        /// The package.
+        package: PathBuf,
+        /// The problem.
+        problem: String,
+    },
+}
