@@ -1,4 +1,5 @@
-//! A run with processes that are killed in the middle of a round ends with the same bits as an undisturbed run.
+//! A run with processes that are killed or stand still in the middle of a round, or with a store that can't be read for a
+//! while, ends with the same bits as an undisturbed run.
 #![allow(clippy::unwrap_used)]
 
 use dipaco_tests::file_server::FileServer;
@@ -187,6 +188,52 @@ fn synchronizer_processes_may_be_killed_and_give_the_same_bits() {
     assert_eq!(summary["outer_steps"], 6, "{summary}");
     assert!(summary["bytes_received"].as_u64() > Some(10_000), "{summary}");
     let _ = workers.map(dismiss);
+    assert_eq!(run.bits(), undisturbed());
+}
+
+#[test]
+fn a_synchronizer_that_stands_still_with_an_order_loses_its_modules_and_may_wake_up_later() {
+    // This merge has one order for each outer step, when the step is due, and none before.
+    let settings = "--set outer.merge=trimmed --set train.lease_seconds=3 --set train.standstill_seconds=3";
+    let calm = untrained();
+    let _ = calm.train(&format!("--workers 1 {settings}")).finish().succeeded();
+    let run = untrained();
+    let mut coordinator = run.coordinator(&format!("--listen 127.0.0.1:0 {settings}"));
+    // The worker meets the coordinator at this address and turns to it at once. So nothing but the order waits for the
+    // synchronizer.
+    let elsewhere = address(&mut coordinator);
+    let words = format!("synchronizer -v --json --modules 0 --name hung --advertise {elsewhere}");
+    let hung = Process::start(run.command(&words));
+    coordinator.line_with("takes the outer steps of these modules");
+    let worker = run.worker("a");
+    coordinator.line_with(" committed ");
+    hung.signal(Signal::STOP);
+    let left = coordinator.line_with("left; the coordinator takes its outer steps");
+    // Its connection is open: the transport would notice later, and give another reason.
+    assert!(left.contains("it has not taken an outer step in time"), "{left}");
+    hung.signal(Signal::CONT);
+    let _ = coordinator.finish().succeeded();
+    [worker, hung].into_iter().for_each(|process| drop(dismiss(process)));
+    assert_eq!(run.bits(), calm.bits());
+}
+
+#[test]
+fn a_store_that_cannot_be_read_for_a_while_costs_no_worker_and_no_bit() {
+    let run = untrained();
+    let mut coordinator = run.coordinator("--listen 127.0.0.1:0");
+    coordinator.line_with("listening for workers");
+    let modules = run.status()["training"]["modules"].clone();
+    let weights = modules[0]["fragments"][0]["weights"]["name"].as_str().unwrap().to_owned();
+    let (file, kept) = (run.file("store").join(&weights), run.folder().join("kept"));
+    std::fs::rename(&file, &kept).unwrap();
+    // A link to itself can't be opened, also not by root, and it is not absent.
+    std::os::unix::fs::symlink(&file, &file).unwrap();
+    let worker = run.worker("a");
+    let waits = coordinator.line_with("a worker waits for an object, which is read again");
+    assert!(waits.contains(&format!("can't read `{weights}`")), "{waits}");
+    std::fs::rename(&kept, &file).unwrap();
+    let _ = coordinator.finish().succeeded();
+    let _ = dismiss(worker);
     assert_eq!(run.bits(), undisturbed());
 }
 

@@ -98,9 +98,11 @@ fn readers_beside_a_training_of_very_short_rounds_never_miss_an_object() {
     let run = untrained();
     let train = training(&run);
     for number in 0..READS {
-        let _ = run.dipaco("evaluate --json").succeeded();
-        let out = run.folder().join(format!("path-{number}"));
-        let _ = run.dipaco(&format!("export --path 1 --out {}", out.display())).succeeded();
+        let export =
+            format!("export --path 1 --out {}", run.folder().join(format!("path-{number}")).display());
+        for words in ["evaluate --json", "route score", "plot", &export] {
+            let _ = run.dipaco(words).succeeded();
+        }
     }
     train.signal(Signal::INT);
     let _ = train.finish().failed(130, &[]);

@@ -13,8 +13,8 @@ use crate::names::{self, Owner};
 use crate::owners::ModuleOwners;
 use crate::records::{Divided, TrainingObjects};
 use crate::{
-    CheckpointRecord, ExtensionRecord, LeaseResult, LedgerError, LedgerPlan, ObjectRef, RollbackRecord,
-    RunManifest, SeedRecord, ShardRecord, TrainingRecord,
+    CheckpointRecord, ExtensionRecord, KeptVersion, LeaseResult, LedgerError, LedgerPlan, ObjectRef,
+    RollbackRecord, RunManifest, SeedRecord, ShardRecord, TrainingRecord,
 };
 
 mod checkpoints;
@@ -26,6 +26,7 @@ mod outer_steps;
 mod phases;
 mod quarantine;
 mod results;
+mod write;
 
 use checkpoints::Checkpoints;
 pub use checkpoints::NewCheckpoint;
@@ -36,11 +37,12 @@ pub use phases::{PhaseBoundary, check_shards};
 pub use quarantine::{FailureDecision, TrainingFailure};
 use results::ReceivedResult;
 pub use results::{ExpectedResult, Recording, StoredResult};
+pub use write::{PendingWrite, WriteDraft};
 
 /// The decisions of a coordinator: the state machine of the run, the objects that make it up, and the owners of its
 /// modules.
 ///
-/// Each call changes the ledger in memory. [`Ledger::poll_write`] then returns the next write of the manifest. The caller
+/// Each call changes the ledger in memory. [`Ledger::poll_write`] then drafts the next write of the manifest. The caller
 /// sends no answer before the change that it tells of is on the disk ([`Ledger::changes`]), so a change that a worker
 /// knows of survives a crash. After a failed write the caller must end, because memory is ahead of the disk.
 #[derive(Debug)]
@@ -58,7 +60,7 @@ pub struct Ledger {
     owners: ModuleOwners,
     /// Number of changes of the manifest under this coordinator.
     changes: u64,
-    /// Number of the last change in a write that [`Ledger::poll_write`] returned.
+    /// Number of the last change in a write that [`Ledger::poll_write`] drafted.
     polled: u64,
     /// Objects that the manifest does not refer to any more. The manifest on the disk may still refer to them.
     obsolete: Vec<String>,
@@ -99,20 +101,6 @@ pub struct SavedCheckpoint {
     pub training: TrainingRecord,
 }
 
-/// The next write of the manifest. Checkpoint, manifest, deletions: a crash between two of them leaves a manifest whose
-/// objects all exist.
-#[derive(Clone, Debug)]
-pub struct PendingWrite {
-    /// A checkpoint to which the manifest refers, to be written before it.
-    pub checkpoint: Option<NewCheckpoint>,
-    /// The manifest; `None` if it has not changed.
-    pub manifest: Option<RunManifest>,
-    /// Number of the last change in the manifest.
-    pub change: u64,
-    /// Objects that can be deleted after the write.
-    pub obsolete: Vec<String>,
-}
-
 impl Ledger {
     /// Takes a run over. Raises the incarnation, so fencing numbers are new, and an earlier coordinator that still runs
     /// fails at its next write. The first write replaces the manifest, and must reach the disk before any other call.
@@ -127,7 +115,7 @@ impl Ledger {
         let LedgerPlan { schedule, scheme, limits, .. } = plan.clone();
         let run_plan = RunPlan { schedule, scheme, phase, limits };
         let mut state = RunState::new(topology, run_plan, progress, incarnation)?;
-        for (path, objects) in (0..).map(PathId).zip(&objects.paths) {
+        for (&path, objects) in objects.paths.iter() {
             state.bind(path, !objects.replay.is_empty());
             objects.contributors.keys().for_each(|token| state.note_contributor(token));
         }
@@ -153,7 +141,7 @@ impl Ledger {
             recorded: NeededVersions::default(),
             shares: Vec::new(),
             guard: Guard::new(plan.guard),
-            checkpoints: Checkpoints::new(plan.checkpoints, checkpoints),
+            checkpoints: Checkpoints::new(plan.checkpoints, checkpoints)?,
             closed: false,
             plan,
         };
@@ -170,34 +158,6 @@ impl Ledger {
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes
-    }
-
-    /// The next write; `None` if nothing has changed since the last call.
-    ///
-    /// # Errors
-    /// When the ledger contradicts itself.
-    pub fn poll_write(&mut self) -> Result<Option<PendingWrite>, LedgerError> {
-        let changed = self.changes > self.polled;
-        if !changed && self.obsolete.is_empty() {
-            return Ok(None);
-        }
-        let (mut checkpoint, mut manifest) = (None, None);
-        if changed {
-            let training = self.objects.record(self.state.progress(), self.state.phase())?;
-            checkpoint = self.take_checkpoint(&training)?;
-            manifest = Some(RunManifest {
-                run: self.run.clone(),
-                incarnation: self.incarnation,
-                seed: self.seed.clone(),
-                extension: self.extension.clone(),
-                training: Some(training),
-                checkpoints: self.checkpoints.records(),
-                rollbacks: self.rollbacks.clone(),
-            });
-        }
-        self.polled = self.changes;
-        let obsolete = std::mem::take(&mut self.obsolete);
-        Ok(Some(PendingWrite { checkpoint, manifest, change: self.changes, obsolete }))
     }
 
     /// Notes a change of the manifest, after which it does not refer to `obsolete` any more.
@@ -267,9 +227,9 @@ impl Ledger {
                 objects.is_some_and(|objects| objects.for_workers().any(|current| current == object))
             }
             Some(Owner::Path(path)) => {
-                self.objects.paths.get(path.index()).is_some_and(|path| path.state.as_ref() == Some(object))
+                self.objects.paths.get(&path).is_some_and(|path| path.state.as_ref() == Some(object))
             }
-            None => false,
+            Some(Owner::OuterGradient(..)) | None => false,
         }
     }
 
@@ -302,7 +262,7 @@ impl Ledger {
         step: u64,
         repeated: u64,
     ) -> Result<(), LeaseError> {
-        let path = self.objects.paths.get(claim.key.path.index());
+        let path = self.objects.paths.get(&claim.key.path);
         let replay = path.map_or(0, |path| path.replay.iter().map(|lease| lease.to - lease.from).sum());
         let taken = step.saturating_add(repeated.min(replay));
         self.state.heartbeat(now, claim, taken, replay).map(|_| ())
@@ -379,11 +339,17 @@ impl Ledger {
     /// Returns the names of their objects.
     fn prune(&mut self, fragment: FragmentId) -> Result<Vec<String>, LedgerError> {
         let (state, recorded) = (&self.state, &self.recorded);
-        let is_needed =
-            |version| state.needs_version(fragment, version) || recorded.contains(fragment, version);
+        let is_needed = |kept: &KeptVersion| {
+            let version = kept.version;
+            state.needs_version(fragment, version) || recorded.contains(fragment, version)
+        };
+        // Mostly so. Then the objects need no copy.
+        if self.objects.fragment(fragment)?.kept.iter().all(is_needed) {
+            return Ok(Vec::new());
+        }
         let objects = self.objects.fragment_mut(fragment)?;
         let (kept, dropped): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut objects.kept).into_iter().partition(|kept| is_needed(kept.version));
+            std::mem::take(&mut objects.kept).into_iter().partition(is_needed);
         objects.kept = kept;
         Ok(dropped.into_iter().map(|kept| kept.weights.name).collect())
     }

@@ -4,8 +4,8 @@
 //! ([`OuterStepOrder`]), assigns modules to synchronizers, keeps checkpoints, and lists the objects that nobody needs any
 //! more. It contains the state machine of `dipaco-sync`, and adds the objects of the store.
 //!
-//! Time, randomness and messages are arguments, and writes are values: [`Ledger::poll_write`] returns the next write of
-//! the manifest ([`RunManifest`]). This package has no socket, no file, no clock and no thread. The coordinator moves the
+//! Time, randomness and messages are arguments, and writes are values: [`Ledger::poll_write`] drafts the next write of the
+//! manifest ([`RunManifest`]). This package has no socket, no file, no clock and no thread. The coordinator moves the
 //! bytes around it, and `dipaco-simulate` plays the same ledger in virtual time.
 
 #![forbid(unsafe_code)]
@@ -28,7 +28,7 @@ pub use lease_result::{LeaseReport, LeaseResult};
 pub use ledger::{
     ExpectedResult, FailureDecision, LeaseCompletion, Ledger, NewCheckpoint, Orders, OtherNumerics,
     PendingWrite, PhaseBoundary, Recording, ReducedGradient, SavedCheckpoint, StepRecording, StoredResult,
-    StoredRun, TrainingFailure, check_shards,
+    StoredRun, TrainingFailure, WriteDraft, check_shards,
 };
 pub use object::ObjectRef;
 pub use orders::{MergeInput, OuterStepDone, OuterStepOrder};

@@ -98,23 +98,32 @@ pub fn router(phase: u32) -> String {
     format!("router/{phase}")
 }
 
-/// What an object of the training belongs to, by its name.
+/// The part of the training that an object belongs to, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// A fragment: weights, momentum, a change of weights or an outer gradient.
+    /// A fragment: weights, momentum or a change of weights.
     Fragment(FragmentId),
+    /// A path's outer gradient of a fragment, with its sequence number.
+    OuterGradient(FragmentId, u32, PathId),
     /// A path: its state.
     Path(PathId),
 }
 
-/// Returns what an object of the training belongs to; `None` for names of other objects.
+/// The part of the training that the object of this name belongs to; `None` for names of other objects.
 #[must_use]
 pub fn owner(name: &str) -> Option<Owner> {
     let mut parts = name.split('/');
-    match parts.next()? {
+    let kind = parts.next()?;
+    match kind {
         MODULES | MOMENTA | CHANGES | OUTER_GRADIENTS => {
             let module = ModuleId { level: parts.next()?.parse().ok()?, index: parts.next()?.parse().ok()? };
-            Some(Owner::Fragment(FragmentId { module, index: parts.next()?.parse().ok()? }))
+            let fragment = FragmentId { module, index: parts.next()?.parse().ok()? };
+            if kind != OUTER_GRADIENTS {
+                return Some(Owner::Fragment(fragment));
+            }
+            let number = parts.next()?.parse().ok()?;
+            let path = PathId(parts.next()?.split('-').next()?.parse().ok()?);
+            Some(Owner::OuterGradient(fragment, number, path))
         }
         PATHS => Some(Owner::Path(PathId(parts.next()?.parse().ok()?))),
         _ => None,
@@ -143,15 +152,18 @@ mod tests {
     fn a_name_says_what_the_object_belongs_to() {
         let module = ModuleId { level: 1, index: 15 };
         let of_fragment = Some(Owner::Fragment(FragmentId { module, index: 2 }));
-        let gradient = outer_gradient(module, 2, 7, PathId(255), 3);
-        for name in
-            [weights(module, 2, 42, 5), momentum(module, 2, 42, 5), change(module, 2, 42, 5), gradient]
-        {
+        for name in [weights(module, 2, 42, 5), momentum(module, 2, 42, 5), change(module, 2, 42, 5)] {
             assert_eq!(owner(&name), of_fragment);
         }
+        let gradient = format!("{}-{}", outer_gradient(module, 2, 7, PathId(255), 3), "ab".repeat(32));
+        let of_gradient = Owner::OuterGradient(FragmentId { module, index: 2 }, 7, PathId(255));
+        assert_eq!(owner(&gradient), Some(of_gradient));
         let state = format!("{}-{}", path_state(PathId(255), 70, 3), "ab".repeat(32));
         assert_eq!(owner(&state), Some(Owner::Path(PathId(255))));
         for name in ["", "modules/1/15", "modules/1/x/2/3-4", "paths", "paths/-1/0-0", "seed/1/state-ab"] {
+            assert_eq!(owner(name), None, "{name}");
+        }
+        for name in ["outer-gradients/1/15/2", "outer-gradients/1/15/2/7", "outer-gradients/1/15/2/7/x-3"] {
             assert_eq!(owner(name), None, "{name}");
         }
     }

@@ -14,18 +14,20 @@ pub(crate) struct ModuleOwners {
     own: u64,
     /// Fencing number of the next claim.
     next: u64,
-    /// The last ordered outer step of each fragment.
+    /// The last outer step of each fragment that its owner owes.
     ordered: BTreeMap<FragmentId, OrderedStep>,
 }
 
-/// An outer step that a synchronizer has been asked to take.
+/// An outer step that a synchronizer has been asked to take, or would have been if it had asked for its orders.
 #[derive(Debug)]
 struct OrderedStep {
     /// Fencing number of the synchronizer.
     fence: u64,
     step: OuterStep,
-    /// Time of the order.
+    /// Since when the synchronizer owes the step.
     since: Duration,
+    /// True if the synchronizer knows the step.
+    told: bool,
 }
 
 /// A synchronizer's right to some modules while it is connected.
@@ -105,10 +107,23 @@ impl ModuleOwners {
     /// Notes that a synchronizer has been asked to take an outer step. This replaces earlier orders of the fragment. A
     /// repeated order keeps its time.
     pub(crate) fn order(&mut self, now: Duration, fence: u64, step: OuterStep) {
-        let before = self.ordered.get(&step.fragment);
-        let same = before.filter(|order| (order.fence, order.step.version) == (fence, step.version));
-        let since = same.map_or(now, |order| order.since);
-        self.ordered.insert(step.fragment, OrderedStep { fence, step, since });
+        let since = self.same(fence, &step).map_or(now, |order| order.since);
+        self.ordered.insert(step.fragment, OrderedStep { fence, step, since, told: true });
+    }
+
+    /// Notes that the owner of a module owes an outer step, whether or not it asks for its orders: one that hangs asks no more.
+    pub(crate) fn note_due(&mut self, now: Duration, step: OuterStep) {
+        let fence = self.fence(step.fragment.module);
+        // An order that is out keeps the contributions that the owner was told.
+        if self.same(fence, &step).is_none() {
+            self.ordered.insert(step.fragment, OrderedStep { fence, step, since: now, told: false });
+        }
+    }
+
+    /// The noted order of the same outer step to the same owner.
+    fn same(&self, fence: u64, step: &OuterStep) -> Option<&OrderedStep> {
+        let noted = self.ordered.get(&step.fragment);
+        noted.filter(|order| (order.fence, order.step.version) == (fence, step.version))
     }
 
     /// Time of the oldest open order of another process; `None` if none is open.
@@ -123,7 +138,7 @@ impl ModuleOwners {
         old.filter_map(|order| self.owner(order).cloned()).collect()
     }
 
-    /// The process that was asked for a step, if it still owns the module.
+    /// The process that owes a step, if it still owns the module.
     fn owner(&self, order: &OrderedStep) -> Option<&ProcessId> {
         let claim = self.claims.get(&order.step.fragment.module)?;
         (claim.fence == order.fence).then_some(&claim.owner)
@@ -138,7 +153,7 @@ impl ModuleOwners {
         fence: u64,
     ) -> Option<OuterStep> {
         let ordered = self.ordered.get(&fragment)?;
-        if (ordered.fence, ordered.step.version) != (fence, version) {
+        if !ordered.told || (ordered.fence, ordered.step.version) != (fence, version) {
             return None;
         }
         self.ordered.remove(&fragment).map(|ordered| ordered.step)
@@ -154,6 +169,9 @@ impl ModuleOwners {
 
 #[cfg(test)]
 mod tests {
+    use dipaco_sync::Contribution;
+    use dipaco_topology::PathId;
+
     use super::*;
 
     fn module(index: u32) -> ModuleId {
@@ -214,5 +232,17 @@ mod tests {
         assert!(owners.overdue(at(59)).is_empty());
         owners.release(&hung);
         assert_eq!((owners.oldest_order(), owners.overdue(at(99)).len()), (None, 0));
+        // A step that is due also becomes overdue when its owner does not ask for orders, and it may not take it unasked.
+        let Claimed { fence, .. } = owners.claim(&hung, "a:1", &[module(0)]).unwrap();
+        owners.note_due(at(100), step(0, 2));
+        owners.note_due(at(110), step(0, 2));
+        assert_eq!(owners.overdue(at(100)), BTreeSet::from([hung.clone()]));
+        assert!(owners.remove_ordered(step(0, 2).fragment, 2, fence).is_none());
+        let contribution = Contribution { path: PathId(3), number: 1, base: 1, steps: 5, tokens: 9 };
+        let told = OuterStep { contributions: vec![contribution], ..step(0, 2) };
+        owners.order(at(120), fence, told.clone());
+        owners.note_due(at(130), step(0, 2));
+        assert_eq!(owners.oldest_order(), Some(at(100)), "the order is as old as the step is due");
+        assert_eq!(owners.remove_ordered(told.fragment, 2, fence), Some(told));
     }
 }

@@ -1,12 +1,13 @@
 //! The objects of a training in the coordinator's memory, and the record of the training in the manifest.
 //!
 //! [`TrainingProgress`] says how far the training is, and only [`dipaco_sync::RunState`] changes it. [`TrainingObjects`]
-//! holds everything else. The manifest's [`TrainingRecord`] is made of both when it is written, so no number is kept
-//! twice.
+//! holds everything else. The manifest's [`TrainingRecord`] is made of a [`TrainingSnapshot`] of both when it is written,
+//! so no number is kept twice.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use dipaco_sync::{Contribution, CountedNorms, FragmentId, PathProgress, TrainingProgress};
+use dipaco_sync::{Contribution, CountedNorms, FragmentId, PathProgress, SharedMap, TrainingProgress};
 use dipaco_topology::PathId;
 
 use crate::names::{self, Owner};
@@ -16,16 +17,16 @@ use crate::{
     ShardRecord, TrainingRecord,
 };
 
-/// The objects of a training, and everything of its record that is not progress.
+/// The objects of a training, and everything of its record that is not progress. A clone shares the records.
 #[derive(Clone, Debug)]
 pub(crate) struct TrainingObjects {
     origin: String,
     pub(crate) rounds: u32,
     pub(crate) inner_steps: u64,
     pub(crate) boundaries: Vec<u32>,
-    pub(crate) shards: Vec<ShardRecord>,
-    pub(crate) fragments: BTreeMap<FragmentId, FragmentObjects>,
-    pub(crate) paths: Vec<PathObjects>,
+    pub(crate) shards: Arc<[ShardRecord]>,
+    pub(crate) fragments: SharedMap<FragmentId, Arc<FragmentObjects>>,
+    pub(crate) paths: SharedMap<PathId, Arc<PathObjects>>,
     pub(crate) numerics: Option<String>,
     pub(crate) numerics_token: Option<String>,
 }
@@ -39,7 +40,7 @@ pub(crate) struct FragmentObjects {
     pub(crate) kept: Vec<KeptVersion>,
     pub(crate) norms: CountedNorms,
     /// Outer gradients that wait for an outer step.
-    pub(crate) gradients: BTreeMap<Contribution, CountedGradient>,
+    pub(crate) gradients: SharedMap<Contribution, Arc<CountedGradient>>,
 }
 
 /// The object of an outer gradient that counts.
@@ -70,6 +71,16 @@ pub(crate) struct Divided {
     pub(crate) objects: TrainingObjects,
 }
 
+/// A training at one time. It shares its records with the ledger, which goes on changing: the ledger copies the records that
+/// it changes.
+#[derive(Clone, Debug)]
+pub(crate) struct TrainingSnapshot {
+    pub(crate) objects: TrainingObjects,
+    versions: SharedMap<FragmentId, u32>,
+    progress: SharedMap<PathId, PathProgress>,
+    phase: usize,
+}
+
 impl FragmentObjects {
     /// Weights of a kept version, or of the newest version `newest`.
     pub(crate) fn weights_at(&self, version: u32, newest: u32) -> Option<&ObjectRef> {
@@ -85,9 +96,21 @@ impl FragmentObjects {
         [&self.weights].into_iter().chain(self.kept.iter().map(|kept| &kept.weights)).chain(changes)
     }
 
+    /// The objects besides the outer gradients.
+    fn of_versions(&self) -> impl Iterator<Item = &ObjectRef> {
+        self.for_workers().chain(&self.momentum)
+    }
+
     fn all(&self) -> impl Iterator<Item = &ObjectRef> {
-        let gradients = self.gradients.values().map(|gradient| &gradient.object);
-        self.for_workers().chain(&self.momentum).chain(gradients)
+        self.of_versions().chain(self.gradients.values().map(|gradient| &gradient.object))
+    }
+
+    /// The outer gradients of a path with a sequence number.
+    fn gradients_of(&self, path: PathId, number: u32) -> impl Iterator<Item = &ObjectRef> {
+        let first = Contribution { path, number, base: 0, steps: 0, tokens: 0 };
+        let from = self.gradients.iter_from(&first);
+        let of_path = from.take_while(move |(other, _)| (other.path, other.number) == (path, number));
+        of_path.map(|(_, gradient)| &gradient.object)
     }
 }
 
@@ -102,10 +125,14 @@ impl TrainingObjects {
         let is = |object: &ObjectRef| object.name == name;
         match names::owner(name) {
             Some(Owner::Fragment(fragment)) => {
-                self.fragments.get(&fragment).is_some_and(|objects| objects.all().any(is))
+                self.fragments.get(&fragment).is_some_and(|objects| objects.of_versions().any(is))
             }
+            Some(Owner::OuterGradient(fragment, number, path)) => self
+                .fragments
+                .get(&fragment)
+                .is_some_and(|objects| objects.gradients_of(path, number).any(is)),
             Some(Owner::Path(path)) => {
-                self.paths.get(path.index()).and_then(|path| path.state.as_ref()).is_some_and(is)
+                self.paths.get(&path).and_then(|path| path.state.as_ref()).is_some_and(is)
             }
             // A name of another form, such as that of weights that the run began with.
             None => self.all().any(is),
@@ -114,46 +141,50 @@ impl TrainingObjects {
 
     /// All objects of the training.
     pub(crate) fn all(&self) -> impl Iterator<Item = &ObjectRef> {
-        let of_fragments = self.fragments.values().flat_map(FragmentObjects::all);
-        of_fragments.chain(self.paths.iter().filter_map(|path| path.state.as_ref()))
+        let of_fragments = self.fragments.values().flat_map(|objects| objects.all());
+        of_fragments.chain(self.paths.values().filter_map(|path| path.state.as_ref()))
     }
 
     pub(crate) fn fragment(&self, fragment: FragmentId) -> Result<&FragmentObjects, LedgerError> {
-        self.fragments.get(&fragment).ok_or_else(|| lacks_fragment(fragment))
+        self.fragments.get(&fragment).map(Arc::as_ref).ok_or_else(|| lacks_fragment(fragment))
     }
 
+    /// The objects of a fragment, to change them. Copies them if a snapshot shares them.
     pub(crate) fn fragment_mut(&mut self, fragment: FragmentId) -> Result<&mut FragmentObjects, LedgerError> {
-        self.fragments.get_mut(&fragment).ok_or_else(|| lacks_fragment(fragment))
+        self.fragments.get_mut(&fragment).map(Arc::make_mut).ok_or_else(|| lacks_fragment(fragment))
     }
 
     pub(crate) fn path(&self, path: PathId) -> Result<&PathObjects, LedgerError> {
-        self.paths.get(path.index()).ok_or_else(|| lacks_path(path))
+        self.paths.get(&path).map(Arc::as_ref).ok_or_else(|| lacks_path(path))
     }
 
+    /// The objects of a path, to change them. Copies them if a snapshot shares them.
     pub(crate) fn path_mut(&mut self, path: PathId) -> Result<&mut PathObjects, LedgerError> {
-        self.paths.get_mut(path.index()).ok_or_else(|| lacks_path(path))
+        self.paths.get_mut(&path).map(Arc::make_mut).ok_or_else(|| lacks_path(path))
+    }
+}
+
+impl TrainingSnapshot {
+    /// The training with these objects and this progress in a phase. Copies no records.
+    pub(crate) fn new(objects: &TrainingObjects, progress: &TrainingProgress, phase: usize) -> Self {
+        let TrainingProgress { versions, paths, pending: _, quarantined: _ } = progress;
+        Self { objects: objects.clone(), versions: versions.clone(), progress: paths.clone(), phase }
     }
 
     /// The record of the training for the manifest. Looks at all fragments and paths: a manifest is written whole, once for
     /// all changes since the previous write.
-    pub(crate) fn record(
-        &self,
-        progress: &TrainingProgress,
-        phase: usize,
-    ) -> Result<TrainingRecord, LedgerError> {
+    pub(crate) fn record(&self) -> Result<TrainingRecord, LedgerError> {
+        let Self { objects, versions, progress, phase } = self;
         let mut modules: Vec<ModuleRecord> = Vec::new();
-        let mut gradients: Vec<Vec<GradientRecord>> = vec![Vec::new(); self.paths.len()];
-        for (&fragment, objects) in &self.fragments {
-            let version = progress.versions.get(&fragment).copied();
+        let mut gradients: BTreeMap<PathId, Vec<GradientRecord>> = BTreeMap::new();
+        for (&fragment, objects) in objects.fragments.iter() {
+            let version = versions.get(&fragment).copied();
             let version = version.ok_or_else(|| lacks_fragment(fragment))?;
-            for contribution in progress.pending.get(&fragment).into_iter().flatten() {
-                let gradient = objects.gradients.get(contribution);
-                let gradient = gradient.ok_or_else(|| lacks_gradient(fragment, contribution))?;
-                let CountedGradient { object, norm, token } = gradient.clone();
+            for (contribution, gradient) in objects.gradients.iter() {
+                let CountedGradient { object, norm, token } = gradient.as_ref().clone();
                 let Contribution { path, number, base, steps, tokens } = *contribution;
                 let FragmentId { module, index: fragment } = fragment;
-                let of_path = gradients.get_mut(path.index()).ok_or_else(|| lacks_path(path))?;
-                of_path.push(GradientRecord {
+                gradients.entry(path).or_default().push(GradientRecord {
                     module,
                     fragment,
                     number,
@@ -171,16 +202,17 @@ impl TrainingObjects {
             // Fragments come in order, so the last module is the fragment's.
             if let Some(module) = modules.last_mut() {
                 let FragmentObjects { weights, momentum, changes, kept, norms, gradients: _ } =
-                    objects.clone();
+                    objects.as_ref().clone();
                 let (norm_paths, norms) = norms.iter().unzip();
                 let record = FragmentRecord { version, weights, momentum, changes, kept, norms, norm_paths };
                 module.fragments.push(record);
             }
         }
-        let path = |((objects, progress), gradients): ((&PathObjects, &PathProgress), _)| {
+        let path = |((path, objects), progress): ((&PathId, &Arc<PathObjects>), &PathProgress)| {
             let PathObjects { counted, state, fence, replay, best, last, contributors, quarantine } =
-                objects.clone();
+                objects.as_ref().clone();
             let PathProgress { steps, measured, sent, adopted } = progress.clone();
+            let gradients = gradients.remove(path).unwrap_or_default();
             PathRecord {
                 steps,
                 measured,
@@ -198,16 +230,16 @@ impl TrainingObjects {
             }
         };
         Ok(TrainingRecord {
-            origin: self.origin.clone(),
-            rounds: self.rounds,
-            inner_steps: self.inner_steps,
-            boundaries: self.boundaries.clone(),
-            phase: u32::try_from(phase).unwrap_or(u32::MAX),
-            shards: self.shards.clone(),
+            origin: objects.origin.clone(),
+            rounds: objects.rounds,
+            inner_steps: objects.inner_steps,
+            boundaries: objects.boundaries.clone(),
+            phase: u32::try_from(*phase).unwrap_or(u32::MAX),
+            shards: objects.shards.to_vec(),
             modules,
-            paths: self.paths.iter().zip(&progress.paths).zip(gradients).map(path).collect(),
-            numerics: self.numerics.clone(),
-            numerics_token: self.numerics_token.clone(),
+            paths: objects.paths.iter().zip(progress.values()).map(path).collect(),
+            numerics: objects.numerics.clone(),
+            numerics_token: objects.numerics_token.clone(),
         })
     }
 }
@@ -216,32 +248,33 @@ impl TrainingRecord {
     /// Divides the record into progress and objects.
     pub(crate) fn divide(self) -> Result<Divided, LedgerError> {
         let mut progress = TrainingProgress {
-            versions: BTreeMap::new(),
-            paths: Vec::with_capacity(self.paths.len()),
+            versions: SharedMap::default(),
+            paths: SharedMap::default(),
             pending: BTreeMap::new(),
             quarantined: BTreeSet::new(),
         };
-        let mut fragments = BTreeMap::new();
+        let mut fragments: SharedMap<_, Arc<FragmentObjects>> = SharedMap::default();
         for ModuleRecord { module, fragments: records } in self.modules {
             for (index, record) in (0..).zip(records) {
                 let FragmentRecord { version, weights, momentum, changes, kept, norms, norm_paths } = record;
                 let norms = norm_paths.into_iter().zip(norms).collect();
                 let fragment = FragmentId { module, index };
                 progress.versions.insert(fragment, version);
-                let gradients = BTreeMap::new();
-                fragments
-                    .insert(fragment, FragmentObjects { weights, momentum, changes, kept, norms, gradients });
+                let gradients = SharedMap::default();
+                let objects = FragmentObjects { weights, momentum, changes, kept, norms, gradients };
+                fragments.insert(fragment, Arc::new(objects));
             }
         }
-        let mut paths = Vec::with_capacity(self.paths.len());
+        let mut paths = SharedMap::default();
         for (path, record) in (0..).map(PathId).zip(self.paths) {
             let PathRecord { steps, measured, sent, adopted, counted, state, fence, replay, .. } = record;
             let PathRecord { best, last, gradients, contributors, quarantine, .. } = record;
-            progress.paths.push(PathProgress { steps, measured, sent, adopted });
+            progress.paths.insert(path, PathProgress { steps, measured, sent, adopted });
             if quarantine.is_some() {
                 progress.quarantined.insert(path);
             }
-            paths.push(PathObjects { counted, state, fence, replay, best, last, contributors, quarantine });
+            let objects = PathObjects { counted, state, fence, replay, best, last, contributors, quarantine };
+            paths.insert(path, Arc::new(objects));
             for record in gradients {
                 let GradientRecord { module, fragment: index, number, base, steps, tokens, .. } = record;
                 let fragment = FragmentId { module, index };
@@ -249,7 +282,8 @@ impl TrainingRecord {
                 progress.pending.entry(fragment).or_default().push(contribution);
                 let GradientRecord { norm, token, object, .. } = record;
                 let objects = fragments.get_mut(&fragment).ok_or_else(|| lacks_fragment(fragment))?;
-                objects.gradients.insert(contribution, CountedGradient { object, norm, token });
+                let gradient = Arc::new(CountedGradient { object, norm, token });
+                Arc::make_mut(objects).gradients.insert(contribution, gradient);
             }
         }
         progress.pending.values_mut().for_each(|pending| pending.sort_unstable());
@@ -260,7 +294,7 @@ impl TrainingRecord {
             rounds,
             inner_steps,
             boundaries,
-            shards,
+            shards: shards.into(),
             fragments,
             paths,
             numerics,

@@ -33,7 +33,7 @@ fn complete(ledger: &mut Ledger, lease: &Lease) -> LeaseCompletion {
 }
 
 fn written(ledger: &mut Ledger) -> RunManifest {
-    ledger.poll_write().unwrap().unwrap().manifest.unwrap()
+    ledger.poll_write().unwrap().finish().unwrap().manifest.unwrap()
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn a_fragment_keeps_its_last_changes() {
         assert_eq!(order.fragment, FRAGMENT);
         take(&mut ledger, order);
     }
-    let training = ledger.poll_write().unwrap().unwrap().manifest.unwrap().training.unwrap();
+    let training = ledger.poll_write().unwrap().finish().unwrap().manifest.unwrap().training.unwrap();
     let changes = training.modules[0].fragments[0].changes.iter();
     assert_eq!(changes.map(|change| change.version).collect::<Vec<_>>(), (15..=30).collect::<Vec<_>>());
 }

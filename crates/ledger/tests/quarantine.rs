@@ -54,7 +54,7 @@ fn step(ledger: &mut Ledger) -> Vec<u32> {
 }
 
 fn written(ledger: &mut Ledger) -> RunManifest {
-    ledger.poll_write().unwrap().unwrap().manifest.unwrap()
+    ledger.poll_write().unwrap().finish().unwrap().manifest.unwrap()
 }
 
 #[test]

@@ -114,12 +114,12 @@ fn take_over(training: TrainingRecord, names: Vec<String>) -> Result<Ledger, Led
 fn a_coordinator_that_takes_over_writes_the_same_record_under_a_new_incarnation() {
     let names = ["gradient", "kept", "left behind", "state"].map(str::to_owned).to_vec();
     let mut ledger = take_over(training(), names).unwrap();
-    let write = ledger.poll_write().unwrap().unwrap();
+    let write = ledger.poll_write().unwrap().finish().unwrap();
     let manifest = write.manifest.unwrap();
     assert_eq!((manifest.run.as_str(), manifest.incarnation), ("run", 5));
     assert_eq!(manifest.training, Some(training()));
     assert_eq!(write.obsolete, ["left behind"]);
-    assert!(ledger.poll_write().unwrap().is_none(), "nothing has changed since");
+    assert!(ledger.poll_write().is_none(), "nothing has changed since");
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn a_path_that_rests_to_the_end_has_nothing_left_to_repeat() {
     let last = leases.iter().find(|lease| lease.path == resting(3));
     // In both rounds another path rests, with this seed.
     let last = last.unwrap().path;
-    let write = ledger.poll_write().unwrap().unwrap();
+    let write = ledger.poll_write().unwrap().finish().unwrap();
     let training = write.manifest.unwrap().training.unwrap();
     for (path, record) in (0..).map(PathId).zip(&training.paths) {
         let repeats = path != last && path != resting(0);

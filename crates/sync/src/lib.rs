@@ -19,6 +19,7 @@
 
 mod clipping;
 mod config;
+mod deficits;
 mod drops;
 mod eager;
 mod fold;
@@ -49,6 +50,7 @@ mod sampling;
 mod schedule;
 mod scheme;
 mod sent_counts;
+mod shared_map;
 mod speeds;
 mod tally;
 mod trimming;
@@ -80,4 +82,5 @@ pub use run_state::{
 };
 pub use schedule::{Schedule, ScheduleError, SchedulePoint};
 pub use scheme::{Quorum, Scheme, dynamic_steps};
+pub use shared_map::SharedMap;
 pub use trimming::{TrimmedMean, TrimmedSlice};

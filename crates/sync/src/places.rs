@@ -1,9 +1,9 @@
 //! Where all paths stand: counts by inner steps.
 
-use dipaco_topology::{ModuleId, Topology};
+use dipaco_topology::{ModuleId, PathId, Topology};
 
-use crate::PathProgress;
 use crate::tally::Tally;
+use crate::{PathProgress, SharedMap};
 
 /// Counts of the paths of a run, so that nobody has to look at every path.
 #[derive(Debug, Default)]
@@ -22,9 +22,14 @@ pub(crate) struct Places {
 
 impl Places {
     /// The places of these paths in a run of `total` inner steps each, in a phase that ends after `end`.
-    pub(crate) fn new(topology: &Topology, paths: &[PathProgress], total: u64, end: u64) -> Self {
+    pub(crate) fn new(
+        topology: &Topology,
+        paths: &SharedMap<PathId, PathProgress>,
+        total: u64,
+        end: u64,
+    ) -> Self {
         let mut places = Self::default();
-        for (path, progress) in topology.path_ids().zip(paths) {
+        for (&path, progress) in paths.iter() {
             places.at.add(progress.steps);
             places.unmeasured += usize::from(!progress.measured);
             if progress.steps < total {
@@ -39,9 +44,14 @@ impl Places {
     }
 
     /// A phase begins that ends after `end` inner steps. Looks at all paths, once a phase.
-    pub(crate) fn begin_phase(&mut self, topology: &Topology, paths: &[PathProgress], end: u64) {
+    pub(crate) fn begin_phase(
+        &mut self,
+        topology: &Topology,
+        paths: &SharedMap<PathId, PathProgress>,
+        end: u64,
+    ) {
         self.in_phase = Tally::default();
-        for (path, _) in topology.path_ids().zip(paths).filter(|(_, progress)| progress.steps < end) {
+        for (&path, _) in paths.iter().filter(|(_, progress)| progress.steps < end) {
             topology.modules_of(path).into_iter().for_each(|module| self.in_phase.add(module));
         }
     }

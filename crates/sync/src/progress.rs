@@ -6,7 +6,7 @@ use dipaco_topology::{PathId, Topology};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{FragmentId, RunPlan, fragment_id};
+use crate::{FragmentId, RunPlan, SharedMap, fragment_id};
 
 /// Progress of a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,9 +52,9 @@ impl Contribution {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrainingProgress {
     /// Version of each fragment: the number of its outer steps.
-    pub versions: BTreeMap<FragmentId, u32>,
+    pub versions: SharedMap<FragmentId, u32>,
     /// Progress of each path.
-    pub paths: Vec<PathProgress>,
+    pub paths: SharedMap<PathId, PathProgress>,
     /// Contributions that wait for the outer step of their fragment, by path and sequence number.
     pub pending: BTreeMap<FragmentId, Vec<Contribution>>,
     /// Paths in quarantine: nobody trains them any more. Their steps go on without contributions.
@@ -69,7 +69,7 @@ impl TrainingProgress {
         let path = PathProgress { sent: vec![0; slots], adopted: vec![0; slots], ..PathProgress::default() };
         Self {
             versions: fragment_id::fragment_ids(topology, fragments).map(|fragment| (fragment, 0)).collect(),
-            paths: vec![path; topology.paths() as usize],
+            paths: topology.path_ids().map(|id| (id, path.clone())).collect(),
             pending: BTreeMap::new(),
             quarantined: BTreeSet::new(),
         }
@@ -90,7 +90,7 @@ impl TrainingProgress {
                 fragments: expected.versions.len(),
             });
         }
-        for (path, done) in topology.path_ids().zip(&self.paths) {
+        for (&path, done) in self.paths.iter() {
             for (slot, fragment) in
                 fragment_id::fragment_ids_of(topology, fragments, path).into_iter().enumerate()
             {

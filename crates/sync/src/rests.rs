@@ -1,6 +1,7 @@
 //! Path sampling: the rounds in which a path rests.
 
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 use dipaco_topology::PathId;
 
@@ -8,7 +9,7 @@ use crate::drops::hash;
 
 /// Path sampling (arXiv:2403.10616 §2.6.2): in each round a random subset of the paths trains, and the others rest. The
 /// subset is a function of the run's seed and the round, so every run of a seed trains the same paths.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Rests {
     seed: u64,
     /// The first path that trains at all.
@@ -17,7 +18,19 @@ pub struct Rests {
     paths: u32,
     /// Pairs of the rounds before a change and the number of paths that train in each round from then on.
     awake: Vec<(u64, u32)>,
+    /// The place of the last path that trains in each round, counted from 0. Found when somebody first asks for the round,
+    /// with a look at all paths.
+    last: Arc<[OnceLock<(u64, u32)>]>,
 }
+
+impl PartialEq for Rests {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { seed, first, paths, awake, last: _ } = self;
+        (*seed, *first, *paths, awake) == (other.seed, other.first, other.paths, &other.awake)
+    }
+}
+
+impl Eq for Rests {}
 
 impl Rests {
     /// `awake` of the paths `trained` train in each round; all of them with 0.
@@ -30,7 +43,15 @@ impl Rests {
     /// change in ascending order, and the number of paths in each round from then on; all of them with 0.
     #[must_use]
     pub fn changing(seed: u64, trained: Range<u32>, awake: Vec<(u64, u32)>) -> Self {
-        Self { seed, first: trained.start, paths: trained.end.saturating_sub(trained.start), awake }
+        let paths = trained.end.saturating_sub(trained.start);
+        Self { seed, first: trained.start, paths, awake, last: Arc::default() }
+    }
+
+    /// The same for a run of this many rounds. It remembers which paths train in each of them, so that only the first question
+    /// about a round looks at all paths.
+    pub(crate) fn of_rounds(self, rounds: u64) -> Self {
+        let rounds = if self.any() { rounds.saturating_add(1) } else { 0 };
+        Self { last: (0..rounds).map(|_| OnceLock::new()).collect(), ..self }
     }
 
     /// True if any path rests in any round.
@@ -59,11 +80,20 @@ impl Rests {
         else {
             return false;
         };
-        // The number decides between equal hashes.
-        let place = |number: u32| (hash([self.seed, round, u64::from(number)]), number);
-        let own = place(number);
-        let before = (0..self.paths).filter(|&other| place(other) < own);
-        before.take(awake as usize).count() == awake as usize
+        let remembered = usize::try_from(round).ok().and_then(|round| self.last.get(round));
+        let find = || self.last_awake(round, awake);
+        self.place(round, number) > remembered.map_or_else(find, |last| *last.get_or_init(find))
+    }
+
+    /// The place of a path in a round: the paths with the lowest places train. The number decides between equal hashes.
+    fn place(&self, round: u64, number: u32) -> (u64, u32) {
+        (hash([self.seed, round, u64::from(number)]), number)
+    }
+
+    /// The highest place among the first `awake` paths of a round. Looks at all paths.
+    fn last_awake(&self, round: u64, awake: u32) -> (u64, u32) {
+        let mut places: Vec<_> = (0..self.paths).map(|number| self.place(round, number)).collect();
+        *places.select_nth_unstable(awake as usize - 1).1
     }
 }
 
@@ -79,9 +109,14 @@ mod tests {
     fn as_many_paths_train_in_each_round_as_are_asked_for() {
         for (paths, of_round) in [(2, 1), (3, 2), (4, 1), (5, 3), (16, 4), (17, 16), (256, 40), (1000, 7)] {
             let rests = Rests::new(7, 0..paths, of_round);
+            let remembers = rests.clone().of_rounds(40);
+            assert_eq!(rests, remembers);
             for round in 1..=50 {
-                assert_eq!(awake(&rests, 0..paths, round).len(), of_round as usize, "{paths} {round}");
+                let trained = awake(&rests, 0..paths, round);
+                assert_eq!(trained.len(), of_round as usize, "{paths} {round}");
+                assert_eq!(awake(&remembers, 0..paths, round), trained, "{paths} {round}");
             }
+            assert!(remembers.last[1..].iter().all(|last| last.get().is_some()), "each round is found once");
         }
     }
 

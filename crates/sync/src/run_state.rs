@@ -226,13 +226,13 @@ impl RunState {
     fn path(&self, path: PathId) -> &PathProgress {
         #[cfg(test)]
         self.looks.set(self.looks.get() + 1);
-        &self.progress.paths[path.index()]
+        &self.progress.paths[&path]
     }
 
     /// Moves a path on to `to` inner steps, and notes its final measurement. Its counters of sends and versions have been
     /// updated.
     fn move_on(&mut self, path: PathId, to: u64, measured: bool) {
-        let progress = &mut self.progress.paths[path.index()];
+        let progress = &mut self.progress.paths[&path];
         let from = std::mem::replace(&mut progress.steps, to);
         self.places.moves(from, to);
         if measured && !std::mem::replace(&mut progress.measured, true) {
@@ -264,7 +264,7 @@ impl RunState {
     /// Sets how often a path has sent a fragment.
     fn set_sent(&mut self, path: PathId, fragment: FragmentId, number: u32) {
         let slot = self.slot(fragment);
-        let before = std::mem::replace(&mut self.progress.paths[path.index()].sent[slot], number);
+        let before = std::mem::replace(&mut self.progress.paths[&path].sent[slot], number);
         self.sent.sends(fragment, before, number, self.progress.versions[&fragment]);
     }
 
@@ -272,7 +272,7 @@ impl RunState {
     fn raise_sent(&mut self, path: PathId, scheduled: Vec<u32>) {
         let fragments = self.fragment_ids_of(path).into_iter();
         for ((slot, fragment), scheduled) in fragments.enumerate().zip(scheduled) {
-            let number = scheduled.max(self.progress.paths[path.index()].sent[slot]);
+            let number = scheduled.max(self.progress.paths[&path].sent[slot]);
             self.set_sent(path, fragment, number);
         }
     }
@@ -381,7 +381,9 @@ impl RunState {
         let kept = self.topology.path_ids().filter(|&path| !self.topology.path_trains(path));
         // Nobody trains on the text of a kept path.
         kept.for_each(|path| shards[path.index()] = 0);
-        self.sampling = Some(Sampling::new(seed, shards));
+        let mut sampling = Sampling::new(seed, shards);
+        self.ready.open().for_each(|(steps, path)| sampling.set_open(path, Some(steps)));
+        self.sampling = Some(sampling);
     }
 }
 

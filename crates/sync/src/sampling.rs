@@ -2,6 +2,7 @@
 
 use dipaco_topology::PathId;
 
+use crate::deficits::{Deficits, TrainedShard};
 use crate::drops::hash;
 
 /// Shard sampling (arXiv:2401.09135, equation 2): the probability of a path is proportional to the deficit of its
@@ -13,39 +14,74 @@ pub(crate) struct Sampling {
     shards: Vec<u64>,
     /// Number of tokens of all shards.
     tokens: u64,
+    /// The paths that are open to every worker.
+    open: Deficits,
+}
+
+/// The number of a draw. Each has random bits of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DrawNumber {
+    /// Number of the lease.
+    pub(crate) lease: u64,
+    /// Number of earlier draws for the lease.
+    pub(crate) repetition: u64,
 }
 
 impl Sampling {
     /// Draws with this seed, from shards with these numbers of tokens.
     pub(crate) fn new(seed: u64, shards: Vec<u64>) -> Self {
         let tokens = shards.iter().sum();
-        Self { seed, shards, tokens }
+        Self { seed, shards, tokens, open: Deficits::default() }
     }
 
-    /// Draws one of `candidates`, which are paths with their numbers of inner steps. All paths together have taken `taken`
-    /// steps, and `draw` is the number of the draw. If no candidate has a deficit, the probability is proportional to the
-    /// size of the shard.
-    ///
-    /// Looks at all candidates: each step of any path changes the deficit of all others.
-    pub(crate) fn draw(&self, candidates: &[(u64, PathId)], taken: u64, draw: u64) -> Option<PathId> {
-        let size = |path: PathId| self.shards.get(path.index()).copied().unwrap_or(0);
-        let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
-        let tokens = self.tokens;
-        let behind = |steps: u64, path: PathId| (share(size(path), tokens) - share(steps, taken)).max(0.0);
-        let mut weights: Vec<f64> = candidates.iter().map(|&(steps, path)| behind(steps, path)).collect();
-        if weights.iter().sum::<f64>() <= 0.0 {
-            weights = candidates.iter().map(|&(_, path)| share(size(path).max(1), tokens.max(1))).collect();
+    /// Notes that a path is open after so many inner steps, or that it is not open.
+    pub(crate) fn set_open(&mut self, path: PathId, steps: Option<u64>) {
+        match steps {
+            Some(steps) => self.open.insert(self.trained_shard(path, steps)),
+            None => self.open.remove(path),
         }
+    }
+
+    /// The open paths, in order.
+    pub(crate) fn open(&self) -> impl Iterator<Item = PathId> + '_ {
+        self.open.paths()
+    }
+
+    /// Draws an open path or one of `own`, which are other paths with their numbers of inner steps. All paths together have
+    /// taken `taken` steps. If no path has a deficit, the probability is proportional to the size of the shard.
+    pub(crate) fn draw(&self, own: &[(u64, PathId)], taken: u64, number: DrawNumber) -> Option<PathId> {
+        self.draw_from(&self.open, own, taken, number)
+    }
+
+    /// Draws one of `candidates`, as [`Sampling::draw`] does. Looks at each of them.
+    pub(crate) fn draw_among(
+        &self,
+        candidates: &[(u64, PathId)],
+        taken: u64,
+        number: DrawNumber,
+    ) -> Option<PathId> {
+        self.draw_from(&Deficits::default(), candidates, taken, number)
+    }
+
+    fn draw_from(
+        &self,
+        open: &Deficits,
+        others: &[(u64, PathId)],
+        taken: u64,
+        DrawNumber { lease, repetition }: DrawNumber,
+    ) -> Option<PathId> {
+        let others: Vec<_> = others.iter().map(|&(steps, path)| self.trained_shard(path, steps)).collect();
         // 53 bits fit a f64: a number from 0 to 1.
-        let mut left =
-            (hash([self.seed, draw]) >> 11) as f64 / (1u64 << 53) as f64 * weights.iter().sum::<f64>();
-        for (&(_, path), weight) in candidates.iter().zip(&weights) {
-            left -= weight;
-            if left < 0.0 && *weight > 0.0 {
-                return Some(path);
-            }
-        }
-        candidates.last().map(|&(_, path)| path)
+        let random = (hash([self.seed, lease, repetition]) >> 11) as f64 / (1u64 << 53) as f64;
+        let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+        let deficit = |tokens: u64, steps: u64| share(tokens, self.tokens) - share(steps, taken);
+        let drawn = open.draw(random, &others, deficit);
+        drawn.or_else(|| open.draw(random, &others, |tokens, _| tokens as f64))
+    }
+
+    fn trained_shard(&self, path: PathId, steps: u64) -> TrainedShard {
+        let tokens = self.shards.get(path.index()).copied().unwrap_or(0).max(1);
+        TrainedShard { path, steps, tokens }
     }
 }
 
@@ -53,14 +89,20 @@ impl Sampling {
 mod tests {
     use super::*;
 
+    fn number(lease: u64) -> DrawNumber {
+        DrawNumber { lease, repetition: 0 }
+    }
+
     fn drawn(shards: &[u64], steps: &[u64], candidates: &[u32]) -> Vec<usize> {
-        let sampling = Sampling::new(3, shards.to_vec());
+        let mut sampling = Sampling::new(3, shards.to_vec());
         let candidates: Vec<_> =
             candidates.iter().map(|&path| (steps[path as usize], PathId(path))).collect();
+        let (own, open) = candidates.split_at(1);
+        open.iter().for_each(|&(steps, path)| sampling.set_open(path, Some(steps)));
         let steps = steps.iter().sum();
         let mut counts = vec![0; shards.len()];
-        for draw in 0..10_000 {
-            counts[sampling.draw(&candidates, steps, draw).unwrap().index()] += 1;
+        for lease in 0..10_000 {
+            counts[sampling.draw(own, steps, number(lease)).unwrap().index()] += 1;
         }
         counts
     }
@@ -80,6 +122,20 @@ mod tests {
     #[test]
     fn someone_is_drawn_even_when_no_shard_is_behind() {
         assert_eq!(drawn(&[100, 300], &[5, 5], &[0]), [10_000, 0]);
-        assert_eq!(Sampling::default().draw(&[], 0, 0), None);
+        // In proportion to the shards.
+        let counts = drawn(&[100, 300, 400], &[50, 150, 0], &[0, 1]);
+        assert!(counts[0].abs_diff(2_500) < 130, "{counts:?}");
+        assert_eq!(Sampling::default().draw(&[], 0, number(0)), None);
+    }
+
+    #[test]
+    fn a_path_is_drawn_while_it_is_open() {
+        let mut sampling = Sampling::new(3, vec![100, 100]);
+        sampling.set_open(PathId(1), Some(0));
+        assert_eq!(sampling.draw(&[], 0, number(1)), Some(PathId(1)));
+        assert!(sampling.open().eq([PathId(1)]));
+        sampling.set_open(PathId(1), None);
+        assert_eq!(sampling.draw(&[], 0, number(1)), None);
+        assert_eq!(sampling.draw_among(&[(0, PathId(0))], 0, number(1)), Some(PathId(0)));
     }
 }

@@ -128,7 +128,8 @@ impl Schedule {
         if rests.any() && (self.fragments > 1 || self.overlap > 0 || self.drops.any()) {
             return Err(ScheduleError::Rests);
         }
-        Ok(Self { rests, ..self })
+        let rounds = self.sent_through(0, self.total());
+        Ok(Self { rests: rests.of_rounds(rounds), ..self })
     }
 
     /// The rounds in which paths rest.

@@ -1,12 +1,12 @@
 //! How often the paths of each fragment have sent it, counted so that nobody has to ask every path.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use dipaco_topology::Topology;
+use dipaco_topology::{PathId, Topology};
 
 use crate::fragment_id::fragment_ids_of;
 use crate::tally::Tally;
-use crate::{FragmentId, PathProgress};
+use crate::{FragmentId, PathProgress, SharedMap};
 
 /// Counts of the outer gradients that paths have sent, and the fragments whose paths have all sent the next one.
 #[derive(Debug, Default)]
@@ -22,15 +22,15 @@ impl SentCounts {
     pub(crate) fn new(
         topology: &Topology,
         fragments: u32,
-        paths: &[PathProgress],
-        versions: &BTreeMap<FragmentId, u32>,
+        paths: &SharedMap<PathId, PathProgress>,
+        versions: &SharedMap<FragmentId, u32>,
     ) -> Self {
         let mut counts = Self::default();
-        for (path, progress) in topology.path_ids().zip(paths) {
+        for (&path, progress) in paths.iter() {
             let of_path = fragment_ids_of(topology, fragments, path).into_iter().zip(&progress.sent);
             of_path.for_each(|(fragment, &sent)| counts.paths.add((fragment, sent)));
         }
-        for (&fragment, &version) in versions {
+        for (&fragment, &version) in versions.iter() {
             counts.is_at(fragment, version);
         }
         counts
@@ -76,8 +76,9 @@ mod tests {
         let topology = Topology::new(&topology, 1).unwrap();
         let [a, b] = [0, 1].map(|index| FragmentId { module: ModuleId { level: 0, index: 0 }, index });
         let path = PathProgress { sent: vec![2, 4], ..PathProgress::default() };
-        let versions = BTreeMap::from([(a, 2), (b, 3)]);
-        let mut counts = SentCounts::new(&topology, 2, &vec![path; 3], &versions);
+        let versions = [(a, 2), (b, 3)].into_iter().collect();
+        let paths = topology.path_ids().map(|id| (id, path.clone())).collect();
+        let mut counts = SentCounts::new(&topology, 2, &paths, &versions);
         assert!(counts.complete().iter().eq([&b]));
         counts.sends(a, 2, 3, 2);
         // A path may run ahead.

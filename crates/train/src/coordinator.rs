@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use dipaco_config::RunConfig;
 use dipaco_ledger::{Ledger, PhaseBoundary};
-use dipaco_net::{Clock, Server, Traffic};
+use dipaco_net::{Clock, RareWarning, Server, Traffic};
 use dipaco_store::{RunStore, ShardRecord};
 use dipaco_telemetry::{Event, Events, LiveSource, Progress, WireBytes};
 use dipaco_topology::Topology;
@@ -238,7 +238,7 @@ impl RunningCoordinator {
         let layout = Layout::of_plan(&plan, &topology)?;
         let steps_before = inner_steps_taken(&ledger);
         let total = u64::from(topology.paths()) * plan.total_steps();
-        let steps: Vec<u64> = ledger.state().progress().paths.iter().map(|path| path.steps).collect();
+        let steps: Vec<u64> = ledger.state().progress().paths.values().map(|path| path.steps).collect();
         let progress = RunProgress::new(&progress, events, &steps, plan.train.inner_steps, total);
         let ledger = Arc::new(Mutex::new(ledger));
         let (written, on_disk) = watch::channel(0);
@@ -264,6 +264,7 @@ impl RunningCoordinator {
             ledger,
             intake: Arc::new(intake),
             links,
+            unreadable: RareWarning::default(),
             to_write,
             standstill: Duration::from_secs(config.train.standstill_seconds),
             shards,
@@ -321,7 +322,7 @@ async fn writer_ends(mut written: watch::Receiver<u64>) {
 
 /// Inner steps that all paths together have taken.
 fn inner_steps_taken(ledger: &Ledger) -> u64 {
-    ledger.state().progress().paths.iter().map(|path| path.steps).sum()
+    ledger.state().progress().paths.values().map(|path| path.steps).sum()
 }
 
 /// Reason for which a coordinator ends.

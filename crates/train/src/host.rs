@@ -15,7 +15,7 @@ pub use error::HostError;
 pub(crate) use link_issuer::LinkIssuer;
 pub(crate) use peer::{Answer, OTHER_ROLE, Peer, Role, refused};
 pub(crate) use reception::{Reception, Registration};
-pub(crate) use results::{Admission, ObjectPiece, ResultIntake, ResultReceiver, read_piece};
+pub(crate) use results::{Admission, ResultIntake, ResultReceiver, read_piece};
 pub use revocations::Revocations;
 pub use uploads::{
     AdmittedUpload, CompleteUpload, PieceOutcome, ReceivedContent, Upload, UploadKey, UploadedPiece, Uploads,

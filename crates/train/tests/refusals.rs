@@ -252,8 +252,13 @@ async fn honest_workers_wait_for_the_revocation_of_a_forged_fingerprint() {
     }
     assert!(!worker.is_finished());
     assert_eq!(run.manifest().await.training.unwrap().numerics_token.as_deref(), Some("forger"));
-    drop(puppet);
     Revocations::of(&run.folder.path().join("revoked")).revoke("forger").unwrap();
+    // Whoever waits hears of the revocation. Were nothing forgotten, this would be the answer at the end of the wait.
+    let ask = Request::Lease { held: Vec::new(), wait_ms: 15_000 };
+    let answer = puppet.ask(&ask, None).await.unwrap().0;
+    assert!(!matches!(answer, Response::Unfit { .. }), "{answer:?}");
+    puppet.ask(&Request::Release, None).await.unwrap();
+    drop(puppet);
     assert!(coordinator.await.unwrap().unwrap().finished);
     assert_eq!(worker.await.unwrap().unwrap().leases, 4 * 3 - 1);
     assert_eq!(run.manifest().await.training.unwrap().numerics_token.as_deref(), Some("test"));

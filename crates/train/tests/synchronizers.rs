@@ -328,3 +328,24 @@ async fn objects_that_count_stay_when_their_outer_step_is_reported_again() {
     assert!(coordinator.await.unwrap().unwrap().finished);
     worker.await.unwrap().unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_synchronizer_that_asks_for_no_orders_loses_its_modules() {
+    let undisturbed = Run::trained(config(), 1).await;
+    let mut config = config();
+    config.train.standstill_seconds = 1;
+    let run = Run::seeded(config).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let puppet = Puppet::silent(&run.token_as(SYNCHRONIZER, &token)).await;
+    puppet.hello("puppet", dipaco_train::BUILD).await;
+    // It claims a module, and then only keeps its connection.
+    let address = token.addresses[0].clone();
+    let orders = Request::Orders { modules: vec![FIRST], address, revoked: 0, wait_ms: 0 };
+    puppet.ask(&orders, None).await.unwrap();
+    let worker = run.spawn_worker(&token, "worker");
+    let worked = tokio::time::timeout(Duration::from_secs(60), worker).await;
+    worked.expect("without an end of the claim the run stands still for ever").unwrap().unwrap();
+    drop(puppet);
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    assert_eq!(run.weights().await, undisturbed.weights().await);
+}

@@ -165,7 +165,7 @@ impl Ledger {
     /// The record of a lease in its path's record once the lease is complete.
     pub(super) fn completed_lease_record(&self, lease: &Lease) -> Result<CompletedLeaseRecord, LedgerError> {
         let lacks = || LedgerError::Lacks { what: format!("path {}", lease.path) };
-        let progress = self.state.progress().paths.get(lease.path.index()).ok_or_else(lacks)?;
+        let progress = self.state.progress().paths.get(&lease.path).ok_or_else(lacks)?;
         let of = |lease: &Lease, fragment: &FragmentId| {
             lease.receives.iter().find(|r| r.fragment == *fragment).copied()
         };

@@ -153,7 +153,7 @@ impl<'a> OrderBuilder<'a> {
         let progress = state.progress();
         let slot = self.ledger.slot(fragment);
         let learners = state.topology().paths_through(fragment.module);
-        let sent = learners.filter_map(|path| progress.paths.get(path.index())?.sent.get(slot));
+        let sent = learners.filter_map(|path| progress.paths.get(&path)?.sent.get(slot));
         let pending = progress.pending.get(&fragment).map_or(0, Vec::len) as u64;
         sent.map(|&sent| u64::from(sent)).sum::<u64>().saturating_sub(pending)
     }

@@ -67,7 +67,7 @@ impl Ledger {
         let owned = |fragment: &FragmentId| owners.fence(fragment.module) == fence;
         let news: Vec<_> = self.news.extract_if(.., |fragment| owned(fragment)).collect();
         let stepping: BTreeSet<_> = due.iter().map(|step| step.fragment).collect();
-        let own: Vec<_> = due.into_iter().filter(|step| owned(&step.fragment)).collect();
+        let (own, others): (Vec<_>, Vec<_>) = due.into_iter().partition(|step| owned(&step.fragment));
         let builder = OrderBuilder::new(self, fence);
         let mut orders = Orders::default();
         let (mut shares, mut ordered) = (0, Vec::new());
@@ -92,6 +92,7 @@ impl Ledger {
         }
         self.news.extend(later);
         ordered.into_iter().for_each(|step| self.owners.order(now, fence, step));
+        others.into_iter().for_each(|step| self.owners.note_due(now, step));
         Ok(orders)
     }
 
@@ -140,7 +141,7 @@ impl Ledger {
         obsolete.extend(objects.momentum.replace(momentum).map(|object| object.name));
         for contribution in &step.contributions {
             let merged = objects.gradients.remove(contribution);
-            obsolete.extend(merged.map(|gradient| gradient.object.name));
+            obsolete.extend(merged.map(|gradient| gradient.object.name.clone()));
         }
         obsolete.extend(self.prune(fragment)?);
         self.note_change(obsolete);

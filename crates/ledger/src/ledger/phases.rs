@@ -47,11 +47,10 @@ impl Ledger {
         if !self.state.at_boundary() {
             return Err(LedgerError::NotAtBoundary { round: self.phase_end() });
         }
-        self.objects.shards = shards;
-        for path in &mut self.objects.paths {
-            (path.best, path.last) = (None, None);
-        }
+        self.objects.shards = shards.into();
         for path in self.state.topology().path_ids() {
+            let objects = self.objects.path_mut(path)?;
+            (objects.best, objects.last) = (None, None);
             self.note_recorded(path)?;
         }
         self.begin_shares()?;

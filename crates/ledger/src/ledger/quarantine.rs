@@ -63,7 +63,7 @@ impl Ledger {
         if is_last || limit == 0 || accounts < limit {
             return Ok(if others { FailureDecision::Retried } else { FailureDecision::Alone });
         }
-        let step = self.state.progress().paths.get(path.index()).map_or(0, |progress| progress.steps);
+        let step = self.state.progress().paths.get(&path).map_or(0, |progress| progress.steps);
         let record = QuarantineRecord { step, workers, reason: failure.to_string() };
         let objects = self.objects.path_mut(path)?;
         objects.quarantine = Some(record.clone());

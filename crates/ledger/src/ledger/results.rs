@@ -1,5 +1,7 @@
 //! Results of leases in the ledger.
 
+use std::sync::Arc;
+
 use dipaco_sync::{
     Commit, Contribution, EarlyContribution, ExpectedSend, FragmentId, LeaseClaim, LeaseError, LeaseKey,
     LeaseTask, OutOfProportion,
@@ -239,7 +241,7 @@ impl Ledger {
         let objects = self.objects.fragment_mut(fragment)?;
         objects.norms.remember(path, *norm);
         let gradient = CountedGradient { object: object.clone(), norm: *norm, token: token.to_owned() };
-        objects.gradients.insert(contribution, gradient);
+        objects.gradients.insert(contribution, Arc::new(gradient));
         let path = self.objects.path_mut(path)?;
         let fragments = path.counted.len();
         if let Some(counted) = path.counted.get_mut(slot) {

@@ -15,8 +15,10 @@ use dipaco_topology::{LevelConfig, ModuleId, Modules, Topology, TopologyConfig};
 /// The time of all calls but those that say otherwise.
 pub(crate) const NOW: Duration = Duration::ZERO;
 /// The only module.
+#[allow(dead_code, reason = "not every test program names it")]
 const MODULE: ModuleId = ModuleId { level: 0, index: 0 };
 /// Its only fragment.
+#[allow(dead_code, reason = "not every test program names it")]
 pub(crate) const FRAGMENT: FragmentId = FragmentId { module: MODULE, index: 0 };
 
 /// An object of this name and content.
@@ -70,6 +72,7 @@ pub(crate) fn start_of(paths: u32, levels: u16) -> RunManifest {
 }
 
 /// The ledger of a manifest.
+#[allow(dead_code, reason = "not every test program has this plan")]
 pub(crate) fn take_over(manifest: RunManifest) -> Ledger {
     take_over_from(manifest, |_| ())
 }

@@ -14,9 +14,10 @@ impl ChaosWorld<'_> {
         let Some(coordinator) = self.coordinator.as_mut().filter(|_| self.writing.is_none()) else {
             return Ok(());
         };
-        let Some(pending) = coordinator.ledger.poll_write().map_err(|error| error.to_string())? else {
+        let Some(draft) = coordinator.ledger.poll_write() else {
             return Ok(());
         };
+        let pending = draft.finish().map_err(|error| error.to_string())?;
         if self.bug == Some(Bug::EarlyDelete) {
             // The planted bug: objects go before the manifest that does not refer to them.
             pending.obsolete.iter().for_each(|name| self.store.delete(name));

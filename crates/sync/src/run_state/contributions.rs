@@ -131,7 +131,7 @@ impl RunState {
         let slots: Vec<_> = lease.receives.iter().map(|r| (self.slot(r.fragment), r.version)).collect();
         // Dropped outer gradients at the end of the lease.
         self.raise_sent(path, self.scheduled(path, lease.to, lease.task));
-        let progress = &mut self.progress.paths[path.index()];
+        let progress = &mut self.progress.paths[&path];
         for (slot, version) in slots {
             progress.adopted[slot] = version;
         }

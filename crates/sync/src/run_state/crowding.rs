@@ -52,7 +52,8 @@ mod tests {
         let limits = LeaseLimits { held_paths, ..LeaseLimits::of_silence(Duration::from_secs(60)) };
         let plan = RunPlan { schedule, scheme: Scheme::Synchronous, phase: 0, limits };
         let mut progress = TrainingProgress::start(&topology, 1);
-        for kept in &mut progress.paths[..kept_paths as usize] {
+        for kept in (0..kept_paths).map(PathId) {
+            let kept = &mut progress.paths[&kept];
             (kept.steps, kept.measured) = (1000, true);
         }
         RunState::new(topology, plan, progress, 1).unwrap()

@@ -60,7 +60,7 @@ impl RunState {
     }
 
     pub(super) fn lost(&self, path: PathId, fence: Fence) -> LeaseError {
-        match self.progress.paths.get(path.index()) {
+        match self.progress.paths.get(&path) {
             Some(done) => LeaseError::Lost { path, step: done.steps, fence },
             None => LeaseError::NoSuchPath { path, paths: self.topology.paths() },
         }

@@ -1,16 +1,19 @@
 //! Grants of leases: the path that a worker trains next, and the length of its lease.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use dipaco_topology::PathId;
 
 use super::{Grant, RunState};
+use crate::sampling::{DrawNumber, Sampling};
 use crate::scheme::dynamic_steps;
 use crate::{
     Fence, Lease, LeaseClaim, LeaseError, LeaseLimits, LeaseRequest, LeaseSecret, LeaseTask, ProcessId,
     Reason,
 };
+
+/// Number of draws among all open paths for a worker that leaves the drawn paths to others.
+const MOST_DRAWS: u64 = 8;
 
 impl RunState {
     /// Grants a lease to a worker: on the path that is furthest behind among the paths that can run. Among equals a
@@ -23,7 +26,7 @@ impl RunState {
             return Grant::Finished;
         }
         self.forget(now);
-        let exist = |path: &PathId| self.progress.paths.get(path.index()).is_some();
+        let exist = |path: &PathId| self.progress.paths.get(path).is_some();
         let held: Vec<_> = request.held.iter().copied().filter(exist).collect();
         for path in self.holders.asks(now, worker, &held) {
             self.look_at(path);
@@ -158,18 +161,28 @@ impl RunState {
                 });
                 held.next().unwrap_or(first)
             }),
-            Some(sampling) => {
-                let candidates: BTreeSet<_> = self.own(worker).chain(self.ready.open()).collect();
-                let candidates: Vec<_> = candidates
-                    .into_iter()
-                    .filter(|&(_, path)| !self.leaves_to_others(path, worker))
-                    .collect();
-                // Kept paths have taken no steps in this run.
-                sampling.draw(&candidates, self.places.taken(), self.next_fence)
-            }
+            Some(sampling) => self.drawn_for(worker, sampling),
         };
         let best = best.or_else(|| self.left_over_for(worker));
         best.and_then(|path| Some((path, self.ready.task(path).ok()?)))
+    }
+
+    /// A path drawn among those open to a worker. Looks at all open paths only for a worker that leaves several of them to
+    /// others.
+    fn drawn_for(&self, worker: &ProcessId, sampling: &Sampling) -> Option<PathId> {
+        let reserved: Vec<_> = self.own(worker).filter(|&(_, path)| !self.ready.is_open(path)).collect();
+        // Kept paths have taken no steps in this run.
+        let (lease, taken) = (self.next_fence, self.places.taken());
+        for repetition in 0..MOST_DRAWS {
+            let path = sampling.draw(&reserved, taken, DrawNumber { lease, repetition })?;
+            if !self.leaves_to_others(path, worker) {
+                return Some(path);
+            }
+        }
+        let mut candidates = reserved;
+        candidates.extend(self.ready.open());
+        candidates.retain(|&(_, path)| !self.leaves_to_others(path, worker));
+        sampling.draw_among(&candidates, taken, DrawNumber { lease, repetition: MOST_DRAWS })
     }
 
     /// The free paths that a worker holds, with their numbers of inner steps.
@@ -182,6 +195,12 @@ impl RunState {
         let own = self.own(worker).filter(|&(_, path)| !self.leaves_to_others(path, worker));
         // Few paths fail, so the first open path is mostly the answer.
         own.chain(self.ready.open().find(|&(_, path)| !self.leaves_to_others(path, worker))).min()
+    }
+
+    /// True if a path is free, for whichever worker. Nobody gets a lease otherwise.
+    #[must_use]
+    pub fn has_free_path(&self) -> bool {
+        self.ready.free().next().is_some()
     }
 
     /// True if a path is open to a worker whose held paths are known.
@@ -212,24 +231,27 @@ impl RunState {
                 && self.needed.is(path, &self.needs(path))
         });
         let paths = &self.progress.paths;
-        let finished = paths.iter().all(|path| path.measured) == self.finished();
-        let least = paths.iter().map(|path| path.steps).min().unwrap_or(0) == self.least_steps();
+        let finished = paths.values().all(|path| path.measured) == self.finished();
+        let least = paths.values().map(|path| path.steps).min().unwrap_or(0) == self.least_steps();
         let trained = self.topology.trained_paths();
-        let taken = trained.map(|path| paths[path.index()].steps).sum::<u64>() == self.places.taken();
+        let taken = trained.map(|path| paths[&path].steps).sum::<u64>() == self.places.taken();
         let end = self.end();
         let of_modules = self.topology.module_ids().all(|module| {
             let learners = self.topology.paths_through(module);
-            learners.filter(|path| paths[path.index()].steps < end).count() == self.places.in_phase(module)
+            learners.filter(|path| paths[path].steps < end).count() == self.places.in_phase(module)
         });
         let sent = self.progress.versions.iter().all(|(&fragment, &version)| {
             let mut learners = self.topology.paths_through(fragment.module);
             let slot = self.slot(fragment);
-            let complete = learners.all(|path| paths[path.index()].sent[slot] > version);
+            let complete = learners.all(|path| paths[&path].sent[slot] > version);
             complete == self.sent.complete().contains(&fragment)
         });
+        let mut open: Vec<_> = self.ready.open().map(|(_, path)| path).collect();
+        open.sort_unstable();
+        let drawn = self.sampling.as_ref().is_none_or(|sampling| sampling.open().eq(open.iter().copied()));
         #[cfg(test)]
         self.looks.set(looks);
-        agrees && finished && least && taken && of_modules && sent
+        agrees && drawn && finished && least && taken && of_modules && sent
     }
 
     /// Last inner step of a lease that starts after `from` inner steps.

@@ -127,7 +127,7 @@ mod tests {
         }
 
         fn steps(&self) -> Vec<u64> {
-            self.rounds.progress().paths.iter().map(|path| path.steps / STEPS).collect()
+            self.rounds.progress().paths.values().map(|path| path.steps / STEPS).collect()
         }
     }
 

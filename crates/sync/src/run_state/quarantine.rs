@@ -90,7 +90,7 @@ impl RunState {
         let receives = self.receives(path, from, task);
         let received: Vec<_> = receives.iter().map(|(r, _)| (self.slot(r.fragment), r.version)).collect();
         self.raise_sent(path, self.scheduled(path, to, task));
-        let progress = &mut self.progress.paths[path.index()];
+        let progress = &mut self.progress.paths[&path];
         for (slot, version) in received {
             progress.adopted[slot] = version;
         }

@@ -109,6 +109,9 @@ impl RunState {
         let taken = rests || leased || self.progress.quarantined.contains(&path);
         let reserved = self.holders.are_waited_for(path);
         self.ready.set(path, steps, task, Standing { leased, taken, reserved });
+        if let Some(sampling) = &mut self.sampling {
+            sampling.set_open(path, self.ready.is_open(path).then_some(steps));
+        }
         self.needed.set(path, self.needs(path));
     }
 

@@ -197,7 +197,8 @@ fn a_kept_path_gets_no_lease_and_nothing_waits_for_it() {
     for scheme in [Scheme::Synchronous, Scheme::Quorum(quorum)] {
         let plan = RunPlan { scheme, ..plan(&[2 * STEPS]) };
         let mut progress = TrainingProgress::start(&topology, 1);
-        for kept in &mut progress.paths[..4] {
+        for kept in (0..4).map(PathId) {
+            let kept = &mut progress.paths[&kept];
             (kept.steps, kept.measured) = (2 * STEPS, true);
         }
         let mut run = RunState::new(topology.clone(), plan.clone(), progress, 1).unwrap();

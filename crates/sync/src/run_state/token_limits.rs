@@ -33,9 +33,11 @@ impl RunState {
 
     /// A path for a worker whose token has no lease, although the path waits for the worker with its newest state: that
     /// worker gets no lease of it, because its token has as many as it may have. The other worker repeats the steps since
-    /// the path's stored state, with the same bits. Looks at the free paths only while a token has that many leases.
+    /// the path's stored state, with the same bits. Looks at the tokens only while a free path waits for its holder, and at
+    /// the free paths only while a token has that many leases.
     pub(super) fn left_over_for(&self, worker: &ProcessId) -> Option<PathId> {
         if self.leases.of_token(&worker.token) > 0
+            || self.ready.reserved().next().is_none()
             || !self.leases.each_token().any(|token| self.token_has_enough(token).is_some())
         {
             return None;

@@ -39,7 +39,7 @@ fn look(requests: &CoordinatorRequests, traffic: &TrafficSource) -> LiveRun {
     let ledger = requests.ledger();
     let (state, topology) = (ledger.state(), ledger.state().topology());
     let mut modules: BTreeMap<_, Vec<u32>> = BTreeMap::new();
-    for (fragment, version) in &state.progress().versions {
+    for (fragment, version) in state.progress().versions.iter() {
         modules.entry(fragment.module).or_default().push(*version);
     }
     let modules = modules.into_iter().map(|(module, versions)| LiveModule {
@@ -54,7 +54,7 @@ fn look(requests: &CoordinatorRequests, traffic: &TrafficSource) -> LiveRun {
         // A heartbeat sets the deadline to the longest silence from then on.
         silent_seconds: (now + silence).saturating_sub(lease.deadline).as_secs_f64(),
     };
-    let paths = topology.path_ids().zip(&state.progress().paths).map(|(path, progress)| {
+    let paths = state.progress().paths.iter().map(|(&path, progress)| {
         let shard = ledger.shard(path).ok();
         LivePath {
             path,

@@ -54,10 +54,13 @@ impl ManifestWriter {
     /// Writes the changes of the ledger since the last write: first a new checkpoint, then the manifest that names it.
     /// Returns the pause before the next write.
     pub(crate) async fn write_pending(&mut self) -> Result<Duration, CoordinatorError> {
-        let pending = self.ledger.lock().unwrap_or_else(PoisonError::into_inner).poll_write()?;
-        let Some(PendingWrite { checkpoint, manifest, change, obsolete }) = pending else {
+        // A statement of its own, so that the ledger is not locked while the write is encoded: with thousands of paths that
+        // takes long.
+        let draft = self.ledger.lock().unwrap_or_else(PoisonError::into_inner).poll_write();
+        let Some(draft) = draft else {
             return Ok(Duration::ZERO);
         };
+        let PendingWrite { checkpoint, manifest, change, obsolete } = draft.finish()?;
         if let Some(NewCheckpoint { object, content }) = checkpoint {
             self.store.put_referenced(&object, [content.into()]).await?;
         }

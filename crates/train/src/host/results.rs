@@ -294,25 +294,23 @@ impl ResultIntake {
     }
 }
 
-/// The outcome of reading a piece of an object.
-pub(crate) enum ObjectPiece {
-    /// The piece, or the refusal of an offset at which no piece begins.
-    Answer(Answer),
-    /// The store can't deliver the object.
-    Unreadable(StoreError),
-}
-
-/// Reads the piece of an object that begins at `offset`.
-pub(crate) async fn read_piece(store: &RunStore, object: &ObjectRef, offset: u64) -> ObjectPiece {
+/// Reads the piece of an object that begins at `offset`. The answer is the piece, or the refusal of an offset at which no
+/// piece begins.
+///
+/// # Errors
+/// When the store can't deliver the object.
+pub(crate) async fn read_piece(
+    store: &RunStore,
+    object: &ObjectRef,
+    offset: u64,
+) -> Result<Answer, StoreError> {
     if offset > object.bytes || !offset.is_multiple_of(PIECE_BYTES) {
         let reason = format!("no piece of {} begins at byte {offset}", object.name);
-        return ObjectPiece::Answer((Response::Refused { reason }, None));
+        return Ok((Response::Refused { reason }, None));
     }
     let end = object.bytes.min(offset.saturating_add(PIECE_BYTES));
-    match store.get_range(object, offset..end).await {
-        Ok(piece) => ObjectPiece::Answer((Response::Piece { total: object.bytes }, Some(piece))),
-        Err(error) => ObjectPiece::Unreadable(error),
-    }
+    let piece = store.get_range(object, offset..end).await?;
+    Ok((Response::Piece { total: object.bytes }, Some(piece)))
 }
 
 #[cfg(test)]

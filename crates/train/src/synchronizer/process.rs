@@ -20,9 +20,9 @@ use crate::client::{
     Identity, LONG_CALL_TIMEOUT, NextIdentity, SHORT_CALL_TIMEOUT, Session, TokenSource, instance,
 };
 use crate::host::{
-    Admission, AdmittedUpload, Answer, LinkIssuer, ObjectPiece, Peer, Reception, Registration,
-    RequestHandler, ResultIntake, ResultReceiver, Revocations, Upload, UploadedPiece, Uploads,
-    VerifiedGradients, read_piece, refused, serve_peers,
+    Admission, AdmittedUpload, Answer, LinkIssuer, Peer, Reception, Registration, RequestHandler,
+    ResultIntake, ResultReceiver, Revocations, Upload, UploadedPiece, Uploads, VerifiedGradients, read_piece,
+    refused, serve_peers,
 };
 use crate::synchronizer::live::{self, ObserveSynchronizer, Tally};
 use crate::synchronizer::{OrdersInFlight, Synchronizer, SynchronizerError};
@@ -236,11 +236,9 @@ impl SynchronizerProcess {
         if let Some(refusal) = self.foreign(object) {
             return refusal;
         }
-        match read_piece(&self.intake.store, object, offset).await {
-            ObjectPiece::Answer(answer) => answer,
-            // The object is superseded and deleted, or damaged. Only the coordinator can tell.
-            ObjectPiece::Unreadable(error) => elsewhere(&error),
-        }
+        let piece = read_piece(&self.intake.store, object, offset).await;
+        // The object is superseded and deleted, or damaged. Only the coordinator can tell.
+        piece.unwrap_or_else(|error| elsewhere(&error))
     }
 }
 

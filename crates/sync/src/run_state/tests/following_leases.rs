@@ -58,12 +58,12 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
         ));
     }
     assert!(matches!(commit(&mut rounds, &next), Commit::Accepted(_)));
-    assert_eq!(rounds.progress().paths[0].steps, 20);
+    assert_eq!(rounds.progress().paths[&PathId(0)].steps, 20);
     // A following lease is lost with the lease before it.
     let other = lease(rounds.follow(at(1), &leases[1].claim(), LeaseSecret::default()).unwrap());
     assert!(rounds.release(PathId(1), leases[1].fence));
     assert!(rounds.heartbeat(at(51), &other.claim(), 0, 0).is_err());
-    assert_eq!(rounds.progress().paths[1].steps, 0);
+    assert_eq!(rounds.progress().paths[&PathId(1)].steps, 0);
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn a_worker_that_lost_its_lease_is_refused_and_a_retry_is_told_so() {
     assert!(matches!(commit(&mut rounds, &zombie), Commit::Refused(LeaseError::Lost { .. })));
     assert!(matches!(commit(&mut rounds, &heir), Commit::Accepted(_)));
     assert_eq!(commit(&mut rounds, &heir), Commit::Duplicate);
-    assert_eq!(rounds.progress().paths[0].steps, STEPS);
+    assert_eq!(rounds.progress().paths[&PathId(0)].steps, STEPS);
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn only_the_drawn_paths_train_and_their_modules_merge_only_them() {
         assert_eq!(merged, expected, "{} {}", step.fragment, step.version);
     }
     assert!(steps.iter().any(|step| step.contributions.is_empty()));
-    for path in &rounds.progress().paths {
+    for path in rounds.progress().paths.values() {
         assert_eq!((path.steps, path.measured, &path.sent[..]), (40 * STEPS, true, &[40, 40][..]));
     }
 }

@@ -3,15 +3,17 @@
 use std::error::Error;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
+use std::time::Instant;
 
 use dipaco_shards::{ShardsError, TokenSetManifest};
-use dipaco_store::ObjectRef;
+use dipaco_store::{ObjectRef, StoreError};
 use dipaco_topology::PathId;
 
 use super::CoordinatorRequests;
+use super::repeated_read::RepeatedRead;
 use crate::blocking::blocking;
 use crate::coordinator::error::CoordinatorError;
-use crate::host::{Answer, ObjectPiece, read_piece, refused};
+use crate::host::{Answer, read_piece, refused};
 use dipaco_protocol::{PIECE_BYTES, Response};
 
 /// Ends the lease of a worker that asks for an object that is not current.
@@ -28,15 +30,7 @@ impl CoordinatorRequests {
         object: &ObjectRef,
         offset: u64,
     ) -> Result<Answer, CoordinatorError> {
-        if !self.is_current(object) {
-            return Ok(outdated(object));
-        }
-        match read_piece(&self.intake.store, object, offset).await {
-            ObjectPiece::Answer(answer) => Ok(answer),
-            // Superseded and deleted since the first lookup.
-            ObjectPiece::Unreadable(_) if !self.is_current(object) => Ok(outdated(object)),
-            ObjectPiece::Unreadable(error) => Err(error.into()),
-        }
+        self.answer_of(object, || read_piece(&self.intake.store, object, offset)).await
     }
 
     /// A link to an object that a worker may fetch.
@@ -49,13 +43,26 @@ impl CoordinatorRequests {
 
     /// Reads an object that a worker received with a wrong hash. A damaged object ends the coordinator.
     pub(super) async fn check_object(&self, object: &ObjectRef) -> Result<Answer, CoordinatorError> {
-        if !self.is_current(object) {
-            return Ok(outdated(object));
-        }
-        match self.intake.store.verify(object).await {
-            Ok(()) => Ok((Response::Done, None)),
-            Err(_) if !self.is_current(object) => Ok(outdated(object)),
-            Err(error) => Err(error.into()),
+        let verify = || async { self.intake.store.verify(object).await.map(|()| (Response::Done, None)) };
+        self.answer_of(object, verify).await
+    }
+
+    /// The answer that a read of an object gives. While the object can't be read, its worker waits: one error of a disk, or a
+    /// short outage of the store, is no reason to end the run of everybody.
+    async fn answer_of<F: Future<Output = Result<Answer, StoreError>>>(
+        &self,
+        object: &ObjectRef,
+        read: impl Fn() -> F,
+    ) -> Result<Answer, CoordinatorError> {
+        let failed = |error: &StoreError| self.warn_unreadable(error);
+        let answer = RepeatedRead::default().of(|| self.is_current(object), read, failed).await?;
+        Ok(answer.unwrap_or_else(|| outdated(object)))
+    }
+
+    fn warn_unreadable(&self, error: &StoreError) {
+        if let Some(suppressed) = self.unreadable.due(Instant::now()) {
+            let cause = error.source().map(ToString::to_string);
+            tracing::warn!(%error, cause, suppressed, "a worker waits for an object, which is read again");
         }
     }
 

@@ -70,7 +70,7 @@ impl CoordinatorRequests {
             )));
         }
         let worker = peer.process.clone();
-        // A change wakes every waiting worker. Only workers with a possible lease go through the full decision.
+        // Many changes wake every waiting worker. Only workers with a possible lease go through the full decision.
         let worth = |state: &RunState| state.has_work(&worker) || state.finished();
         let secret = lease_secret();
         let ask = |ledger: &mut Ledger, now| {
@@ -151,6 +151,7 @@ impl CoordinatorRequests {
                     return Ok((Response::Wait { reason }, None));
                 }
                 () = changed => {}
+                () = waiting.changed() => {}
                 () = tokio::time::sleep_until(deadline) => {}
             }
         }
@@ -209,6 +210,22 @@ impl CoordinatorRequests {
             self.drop_ended_uploads(&lease.worker, lease.path, lease.fence);
         }
         self.changed.notify_waiters();
+    }
+
+    /// Wakes the requests that the end of a worker's lease may answer. Most workers complete a lease while no path is free,
+    /// and thousands of others may wait.
+    pub(super) fn wake_after_lease(&self, worker: &ProcessId) {
+        let everybody = {
+            let ledger = self.ledger();
+            let state = ledger.state();
+            state.has_free_path() || state.finished() || state.at_boundary()
+        };
+        if everybody {
+            self.changed.notify_waiters();
+        } else {
+            // It may follow the lease that is current now. Outer steps wake the other requests of this kind.
+            self.waiting.wake(worker);
+        }
     }
 
     /// Time of the next event without a message: of a lease, a grace period, or an outer step of a synchronizer.

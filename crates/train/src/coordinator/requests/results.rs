@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use dipaco_ledger::{
-    FailureDecision, LeaseCompletion, QuarantineRecord, Recording, ResultError, StoredResult, TrainingFailure,
+    FailureDecision, LeaseCompletion, Ledger, QuarantineRecord, Recording, ResultError, StoredResult,
+    TrainingFailure,
 };
 use dipaco_store::ObjectRef;
 use dipaco_sync::{LeaseClaim, LeaseError, LeaseKey, LeaseTask};
@@ -45,7 +46,7 @@ impl ResultReceiver for CoordinatorRequests {
     /// Records that a result is in the store. Its lease may have ended since the upload began. A result for the end of a
     /// lease counts only with [`complete_lease`](Self::complete_lease).
     async fn record(&self, upload: &Upload, stored: StoredResult) -> Result<Response, CoordinatorError> {
-        let recording = self.change(|ledger| match &upload.admitted.expected {
+        let recording = self.count(|ledger| match &upload.admitted.expected {
             Some(expected) => ledger.record_result(expected, stored),
             None => ledger.check_and_record(&upload.claim, upload.item, upload.admitted.to, stored),
         })?;
@@ -54,6 +55,20 @@ impl ResultReceiver for CoordinatorRequests {
 }
 
 impl CoordinatorRequests {
+    /// Makes a change with which results may begin to count. The first one sets the fingerprint of the run. So it wakes the
+    /// workers that wait: those with other devices give their leases back.
+    fn count<T>(&self, change: impl FnOnce(&mut Ledger) -> T) -> T {
+        let (changed, is_first) = self.change(|ledger| {
+            let is_set = ledger.numerics().is_some();
+            let changed = change(ledger);
+            (changed, !is_set && ledger.numerics().is_some())
+        });
+        if is_first {
+            self.changed.notify_waiters();
+        }
+        changed
+    }
+
     /// Waits until a recorded result is on the disk, and returns the answer.
     async fn recorded(
         &self,
@@ -103,7 +118,7 @@ impl CoordinatorRequests {
         let name = item.object_name(claim.key, to, &digest.hash);
         let ContentDigest { hash, bytes } = digest;
         let stored = StoredResult { object: ObjectRef { name, hash, bytes }, norm };
-        let recording = self.change(|ledger| ledger.check_and_record(claim, item, to, stored))?;
+        let recording = self.count(|ledger| ledger.check_and_record(claim, item, to, stored))?;
         self.recorded(claim, item, recording).await
     }
 
@@ -159,7 +174,7 @@ impl CoordinatorRequests {
     ) -> Result<Answer, CoordinatorError> {
         let LeaseKey { path, fence, .. } = claim.key;
         let worker = &claim.worker.name;
-        let completed = self.change(|ledger| ledger.complete_lease(self.now(), claim, &report))?;
+        let completed = self.count(|ledger| ledger.complete_lease(self.now(), claim, &report))?;
         // A duplicate waits too: the write of its first request may still be under way.
         self.on_disk().await?;
         match completed {
@@ -200,7 +215,7 @@ impl CoordinatorRequests {
                     waited_seconds: report.waited_seconds,
                 })?;
                 tracing::debug!(%path, round, %fence, worker, "committed");
-                self.changed.notify_waiters();
+                self.wake_after_lease(&claim.worker);
                 Ok((Response::Done, None))
             }
         }

@@ -1,0 +1,146 @@
+//! The next write of the manifest: drafted with the ledger, finished without it.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dipaco_ledger::{
+    LeaseCompletion, LeaseReport, LeaseResult, Ledger, NewCheckpoint, ObjectRef, OuterStepDone,
+    OuterStepOrder, PendingWrite, Recording, RunManifest, StepRecording, StoredResult, TrainingRecord, names,
+};
+use dipaco_sync::{Grant, Lease, ScheduledSend};
+use support::{NOW, ask, lease, object, start_of, take_over_from};
+
+/// The store of a run, by the names of its objects.
+struct Disk {
+    names: BTreeSet<String>,
+    checkpoints: BTreeMap<String, TrainingRecord>,
+    manifest: RunManifest,
+}
+
+impl Disk {
+    fn put(&mut self, name: String) -> ObjectRef {
+        self.names.insert(name.clone());
+        object(&name)
+    }
+
+    /// Carries a write out. No object that a checkpoint or the manifest needs may be deleted with it.
+    fn write(&mut self, write: PendingWrite) {
+        if let Some(NewCheckpoint { object, content }) = write.checkpoint {
+            assert_eq!(ObjectRef::of(object.name.clone(), &content), object);
+            self.names.insert(object.name.clone());
+            self.checkpoints.insert(object.name, serde_json::from_slice(&content).unwrap());
+        }
+        self.manifest = write.manifest.unwrap_or_else(|| self.manifest.clone());
+        for name in write.obsolete {
+            assert!(self.names.remove(&name), "{name} is deleted, and is not there");
+        }
+        assert!(self.needed().is_subset(&self.names), "{:?} {:?}", self.needed(), self.names);
+    }
+
+    fn needed(&self) -> BTreeSet<String> {
+        let checkpoints = || self.manifest.checkpoints.iter().map(|record| record.object.name.clone());
+        let trainings = checkpoints().map(|name| &self.checkpoints[&name]).chain(&self.manifest.training);
+        let objects = trainings.flat_map(TrainingRecord::objects).map(|object| object.name.clone());
+        objects.chain(checkpoints()).collect()
+    }
+}
+
+/// A run of three paths through a module that keeps this many checkpoints.
+fn begin(checkpoints: usize) -> (Ledger, Disk) {
+    let manifest = start_of(3, 1);
+    let names = manifest.training.as_ref().unwrap().objects().map(|object| object.name.clone()).collect();
+    let disk = Disk { names, checkpoints: BTreeMap::new(), manifest: manifest.clone() };
+    (take_over_from(manifest, |plan| plan.checkpoints = checkpoints), disk)
+}
+
+/// Uploads all results of a lease, and completes it.
+fn train(ledger: &mut Ledger, disk: &mut Disk, lease: &Lease) {
+    let claim = lease.claim();
+    let gradients = lease.sends.iter().map(|&ScheduledSend { fragment, number, .. }| {
+        LeaseResult::OuterGradient { fragment, number, tokens: 1 }
+    });
+    for item in gradients.chain([LeaseResult::State]).filter(|_| lease.from < lease.to) {
+        let object = disk.put(item.object_name(claim.key, lease.to, "hash"));
+        let stored = StoredResult { object, norm: 1.0 };
+        let recording = ledger.check_and_record(&claim, item, lease.to, stored).unwrap();
+        assert!(matches!(recording, Recording::Recorded), "{recording:?}");
+    }
+    let completed = ledger.complete_lease(NOW, &claim, &LeaseReport::default()).unwrap();
+    assert!(matches!(completed, LeaseCompletion::Accepted { .. }), "{completed:?}");
+}
+
+/// Takes the outer steps that are due.
+fn step(ledger: &mut Ledger, disk: &mut Disk) {
+    let orders = ledger.orders(NOW, ledger.own_fence()).unwrap().orders;
+    for OuterStepOrder { fragment, version, fence, .. } in orders.into_iter().filter(|order| order.due) {
+        let module = fragment.module;
+        let done = OuterStepDone {
+            fragment,
+            version,
+            fence,
+            weights: disk.put(names::weights(module, fragment.index, version, fence)),
+            momentum: disk.put(names::momentum(module, fragment.index, version, fence)),
+            change: None,
+            norm: 1.0,
+            cosine: None,
+            seconds: 0.0,
+        };
+        assert!(matches!(ledger.record_step(&done).unwrap(), StepRecording::Counts { .. }));
+    }
+}
+
+/// Trains a round of all paths.
+fn round(ledger: &mut Ledger, disk: &mut Disk) {
+    while let Grant::Lease(lease) = ask(ledger, "a") {
+        train(ledger, disk, &lease);
+    }
+    step(ledger, disk);
+}
+
+#[test]
+fn a_draft_that_is_finished_later_has_the_training_of_its_time() {
+    let [at_once, later] = [true, false].map(|at_once| {
+        let (mut ledger, mut disk) = begin(2);
+        let first = lease(&mut ledger, "a");
+        train(&mut ledger, &mut disk, &first);
+        let draft = ledger.poll_write().unwrap();
+        let (before, after) = if at_once { (Some(draft), None) } else { (None, Some(draft)) };
+        let before = before.map(|draft| draft.finish().unwrap());
+        round(&mut ledger, &mut disk);
+        let written = before.or_else(|| after.map(|draft| draft.finish().unwrap())).unwrap();
+        let next = ledger.poll_write().unwrap().finish().unwrap();
+        [written, next].map(|write| (write.checkpoint, write.manifest.unwrap(), write.obsolete))
+    });
+    assert_eq!(at_once, later);
+    let training = later.map(|(_, manifest, _)| manifest.training.unwrap());
+    let waiting =
+        training.map(|training| training.paths.iter().map(|path| path.gradients.len()).sum::<usize>());
+    assert_eq!(waiting, [1, 0], "the outer gradient of one path waits in the first manifest");
+}
+
+#[test]
+fn objects_of_checkpoints_stay_until_the_checkpoint_is_dropped() {
+    for keep in [0, 1, 2] {
+        let (mut ledger, mut disk) = begin(keep);
+        let mut rounds = Vec::new();
+        let mut draft = ledger.poll_write().unwrap();
+        while !ledger.state().finished() {
+            // The ledger goes on before the draft is encoded.
+            round(&mut ledger, &mut disk);
+            disk.write(draft.finish().unwrap());
+            rounds.push(disk.manifest.checkpoints.iter().map(|record| record.round).collect::<Vec<_>>());
+            draft = ledger.poll_write().unwrap();
+        }
+        disk.write(draft.finish().unwrap());
+        let expected = match keep {
+            0 => [vec![], vec![], vec![]],
+            1 => [vec![0], vec![1], vec![2]],
+            _ => [vec![0], vec![0, 1], vec![1, 2]],
+        };
+        assert_eq!(rounds, expected);
+        assert_eq!(disk.manifest.checkpoints, [], "a complete run keeps none");
+        assert_eq!(disk.names, disk.needed(), "nothing is left behind");
+    }
+}
