@@ -9,7 +9,9 @@ use dipaco_net::JoinToken;
 use dipaco_path::TrainDevice;
 use dipaco_sync::Fence;
 use dipaco_train::client::{Moved, TokenSource};
-use dipaco_train::{LeaseMoment, LeaseObserver, LeaseStage, WorkerError, WorkerOptions, work};
+use dipaco_train::{
+    LeaseMoment, LeaseObserver, LeaseStage, WEIGHTS_IN_MEMORY, WorkerError, WorkerOptions, work,
+};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
@@ -160,6 +162,7 @@ pub async fn lease_trial(
         cache,
         patience: Duration::from_secs(10),
         bandwidth: 0,
+        weights_in_memory: WEIGHTS_IN_MEMORY,
         device: TrainDevice::Cpu,
         observer: Some(observer),
     };

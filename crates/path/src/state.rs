@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use dipaco_model::{ModuleWeights, TensorSpec, little_endian, parameters, safetensors_parts, tensors_of};
+use dipaco_model::{TensorSpec, little_endian, parameters, safetensors_parts, tensors_of};
 use dipaco_sync::{Ahead, Schedule};
 use dipaco_topology::PathId;
 
-use crate::state_header::{self, StateHeader, kept_spec};
+use crate::state_header::{self, kept_spec};
+use crate::state_reader::StateReader;
 use crate::{MomentSpecs, PathError};
 
 /// The optimizer's moments, the step and the data position of a path, and those of its weights that the store does not
@@ -71,7 +72,7 @@ impl FragmentState {
     }
 
     /// Builds the state from its parts. The three parts of the lead are present together or not at all.
-    fn of_parts(mut parts: BTreeMap<&'static str, Vec<f32>>) -> Option<Self> {
+    pub(crate) fn of_parts(mut parts: BTreeMap<&'static str, Vec<f32>>) -> Option<Self> {
         let mut take = |place: usize| PARTS.get(place).and_then(|name| parts.remove(name));
         let (weights, base, residual) = (take(0), take(1), take(2));
         let ahead = match (take(3), take(4), take(5)) {
@@ -160,22 +161,9 @@ impl PathState {
     /// # Errors
     /// When the bytes are damaged, or belong to another model.
     pub fn decode(bytes: &[u8], moments: &MomentSpecs) -> Result<Self, PathError> {
-        let header = StateHeader::read(std::iter::once(bytes), u64::MAX)?;
-        let specs = header.specs(moments);
-        let StateHeader { step, position, kept: places, .. } = header;
-        let mut first = ModuleWeights::from_safetensors(bytes, specs.into())?.values;
-        let [firsts, seconds] = [moments.first(), moments.second()].map(parameters);
-        let mut rest = first.split_off(firsts + seconds).into_iter();
-        let second = first.split_off(firsts);
-        // The first moments keep the memory of all values otherwise.
-        first.shrink_to_fit();
-        let mut take = |count| rest.by_ref().take(count).collect::<Vec<f32>>();
-        let mut kept = BTreeMap::new();
-        for (place, parts) in places {
-            let parts = parts.into_iter().map(|(part, length)| (part, take(length))).collect();
-            kept.insert(place, FragmentState::of_parts(parts).ok_or_else(state_header::damaged)?);
-        }
-        Ok(Self { step, position, first, second, kept })
+        let mut reader = StateReader::new(moments, bytes.len());
+        reader.read(bytes)?;
+        reader.finish()
     }
 }
 
@@ -221,6 +209,15 @@ mod tests {
     fn a_state_survives_its_file() {
         let bytes = state().encode(&moments()).unwrap();
         assert_eq!(PathState::decode(&bytes, &moments()).unwrap(), state());
+        let moments = moments();
+        for length in 1..=bytes.len() {
+            let mut reader = StateReader::new(&moments, bytes.len());
+            bytes.chunks(length).for_each(|piece| reader.read(piece).unwrap());
+            assert_eq!(reader.finish().unwrap(), state(), "pieces of {length} bytes");
+        }
+        let mut reader = StateReader::new(&moments, bytes.len());
+        reader.read(&bytes).unwrap();
+        assert!(reader.read(b"x").is_err(), "more bytes than the file has");
     }
 
     #[test]

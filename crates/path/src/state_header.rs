@@ -15,7 +15,7 @@ const FORMAT: &str = "dipaco-path-state/3";
 /// The entry of the file's metadata that holds a [`Place`] as JSON.
 pub(crate) const PLACE: &str = "dipaco";
 /// Bytes of the length of the header.
-const LENGTH: usize = 8;
+pub(crate) const LENGTH: usize = 8;
 
 /// Progress of the path.
 #[derive(Serialize, Deserialize)]
@@ -27,6 +27,7 @@ struct Place {
 }
 
 /// What the header of a state's file tells.
+#[derive(Debug)]
 pub(crate) struct StateHeader {
     /// Inner steps taken since the start of the run.
     pub(crate) step: u64,

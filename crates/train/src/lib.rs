@@ -44,4 +44,7 @@ pub use seed::{SeedError, SeedOptions, SeedSummary, adopt_seed, import_seed, tra
 pub use synchronizer::{
     ObserveSynchronizer, SynchronizerError, SynchronizerOptions, SynchronizerSummary, synchronize,
 };
-pub use worker::{LeaseMoment, LeaseObserver, LeaseStage, WorkerError, WorkerOptions, WorkerSummary, work};
+pub use worker::{
+    LeaseMoment, LeaseObserver, LeaseStage, WEIGHTS_IN_MEMORY, WorkerError, WorkerOptions, WorkerSummary,
+    work,
+};

@@ -45,6 +45,7 @@
 //! Dropping them is safe at any time: requests may be repeated, and a lease without heartbeats ends at its deadline.
 
 mod background;
+mod cached_fragments;
 mod carry_out;
 mod completion;
 mod error;
@@ -104,11 +105,16 @@ pub struct WorkerOptions {
     pub patience: Duration,
     /// Bandwidth that transfers may use in each direction, in megabits per second; 0 means no limit.
     pub bandwidth: u32,
+    /// Bytes of weights that stay in memory besides those of the next lease. Others that come back lie on the disk of `cache`.
+    pub weights_in_memory: usize,
     /// Device to train on.
     pub device: TrainDevice,
     /// Hears of the stages of each lease, for measurements.
     pub observer: Option<LeaseObserver>,
 }
+
+/// [`WorkerOptions::weights_in_memory`] of the program: 128 MiB.
+pub const WEIGHTS_IN_MEMORY: usize = 128 << 20;
 
 /// Counts of a worker's leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -146,8 +152,9 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     let folder = StateFolder::new(options.cache.clone(), MomentSpecs::of_plan(plan)?);
     let states = KeptStates::new(plan.train.held_paths, folder);
     let transfer = Arc::new(Transfer::new(session.clone(), options.bandwidth));
+    let weights =
+        FragmentCache::new(transfer.clone(), layout, options.cache.clone(), options.weights_in_memory);
     let shards = ShardCache::new(transfer.clone(), options.shards, options.cache);
-    let weights = FragmentCache::new(transfer.clone(), layout);
     let mut worker = Worker {
         prefetch: Arc::new(Prefetch { session, transfer, weights, shards, observer: options.observer }),
         device: options.device,

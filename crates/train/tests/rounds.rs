@@ -172,6 +172,44 @@ async fn rounded_changes_and_fetched_weights_give_the_same_bits() {
     assert!(few_bytes * 10 < all_bytes * 9, "{few_bytes} of {all_bytes}");
 }
 
+/// The weights of a run and the bytes that its coordinator sent, after its training with one worker.
+async fn weights_and_bytes_sent(
+    config: RunConfig,
+    change: impl FnOnce(&mut WorkerOptions),
+) -> (Vec<String>, u64) {
+    let run = Run::seeded(config).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    // Not sent over the wire, so that weights are most of the bytes.
+    let shards = Some(run.folder.path().to_owned());
+    let mut options = WorkerOptions { shards, ..run.worker(&token, "w") };
+    change(&mut options);
+    work(options, CancellationToken::new()).await.unwrap();
+    (run.weights().await, coordinator.await.unwrap().unwrap().bytes_sent)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn weights_without_room_in_memory_lie_on_the_disk_and_are_not_fetched_again() {
+    let mut config = config();
+    config.train.state_every = 100;
+    config.train.held_paths = 4;
+    for broadcast in [Compression::F32, Compression::E3m0] {
+        config.outer.broadcast = broadcast;
+        let (expected, in_memory) = weights_and_bytes_sent(config.clone(), |_| {}).await;
+        let (weights, on_disk) =
+            weights_and_bytes_sent(config.clone(), |options| options.weights_in_memory = 0).await;
+        assert_eq!(weights, expected);
+        let without_disk = |options: &mut WorkerOptions| {
+            options.weights_in_memory = 0;
+            options.cache = "/proc/nothing".into();
+        };
+        let (weights, dropped) = weights_and_bytes_sent(config.clone(), without_disk).await;
+        assert_eq!(weights, expected);
+        // Messages are the same, but for a few bytes of timing.
+        assert!(on_disk < in_memory + in_memory / 50, "{on_disk} against {in_memory}");
+        assert!(dropped > on_disk + on_disk / 10, "{dropped} against {on_disk}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_level_takes_outer_steps_with_its_own_learning_rate() {
     let run = |rates: Vec<f64>| async move {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use dipaco_net::{JoinToken, NetError};
 use dipaco_train::client::TokenSource;
-use dipaco_train::{WorkerOptions, WorkerSummary, work};
+use dipaco_train::{WEIGHTS_IN_MEMORY, WorkerOptions, WorkerSummary, work};
 use tokio_util::sync::CancellationToken;
 
 use crate::device::DeviceOptions;
@@ -84,6 +84,7 @@ pub(crate) fn run(options: &WorkerArguments) -> Result<(), CliError> {
         cache: options.cache.clone(),
         patience: Duration::from_secs(options.patience),
         bandwidth: options.bandwidth,
+        weights_in_memory: WEIGHTS_IN_MEMORY,
         device: options.device.open()?,
         observer: None,
     };

@@ -115,7 +115,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "train.held_paths",
         "paths",
         "Paths whose states a worker keeps, 8 bytes per parameter each: that of its current path in memory, the others in unnamed \
-         files on the disk of its cache. Of paths with equal progress a worker receives those that \
+         files on the disk of its cache, where the global weights of their modules also lie, 4 bytes per parameter, if they \
+         exceed 128 MiB. Of paths with equal progress a worker receives those that \
          it holds first. With at least the number of paths divided by the number of workers, states travel only with each \
          `train.state_every`th lease.",
     ),

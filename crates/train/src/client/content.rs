@@ -12,6 +12,9 @@ use dipaco_protocol::ContentDigest;
 use crate::TrainError;
 use crate::blocking::blocking;
 
+/// Bytes that are read at once: whole f32 values.
+const PIECE: u64 = 4 << 20;
+
 /// Content to be uploaded.
 #[derive(Clone, Debug)]
 pub enum UploadContent {
@@ -98,18 +101,44 @@ impl ContentFile {
         Ok(Self { file: Mutex::new(file), folder: folder.to_owned(), digest })
     }
 
-    /// The whole content.
+    /// The whole content as f32 values in little-endian order. Bytes after the last whole value are left out.
     ///
     /// # Errors
     /// When the disk fails, or gives back other bytes.
-    pub(crate) fn content(&self) -> Result<Vec<u8>, FileError> {
-        let content = self.read(0, self.digest.bytes)?;
-        if ContentDigest::of(&content) != self.digest {
-            return Err(
-                self.failed(std::io::Error::other("the disk gave back other bytes than were written"))
-            );
+    pub(crate) fn values(&self) -> Result<Vec<f32>, FileError> {
+        let mut values = Vec::with_capacity(self.length() / size_of::<f32>());
+        self.read_pieces(|piece| {
+            values.extend(piece.as_chunks().0.iter().copied().map(f32::from_le_bytes));
+            Ok::<_, FileError>(())
+        })?;
+        Ok(values)
+    }
+
+    /// Length in bytes.
+    pub(crate) fn length(&self) -> usize {
+        usize::try_from(self.digest.bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Reads the whole content in pieces of 4 MiB, the last one shorter, and checks its hash.
+    ///
+    /// # Errors
+    /// When the disk fails, or gives back other bytes. The errors of `take`.
+    pub(crate) fn read_pieces<E: From<FileError>>(
+        &self,
+        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut hasher = blake3::Hasher::new();
+        let mut offset = 0;
+        while offset < self.digest.bytes {
+            let piece = self.read(offset, PIECE.min(self.digest.bytes - offset))?;
+            hasher.update(&piece);
+            take(&piece)?;
+            offset += piece.len() as u64;
         }
-        Ok(content)
+        if hasher.finalize().to_hex().as_str() == self.digest.hash {
+            return Ok(());
+        }
+        Err(self.failed(std::io::Error::other("the disk gave back other bytes than were written")).into())
     }
 
     fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, FileError> {
@@ -140,7 +169,16 @@ mod tests {
         let cache = folder.path().join("cache");
         let write = || ContentFile::write(&cache, [&b"first"[..], b"", b"and last"]).unwrap();
         let file = write();
-        assert_eq!(file.content().unwrap(), b"firstand last");
+        let content = |file: &ContentFile| {
+            let mut content = Vec::new();
+            file.read_pieces(|piece| {
+                content.extend_from_slice(piece);
+                Ok::<_, FileError>(())
+            })?;
+            Ok::<_, FileError>(content)
+        };
+        assert_eq!(content(&file).unwrap(), b"firstand last");
+        assert_eq!(file.values().unwrap(), [*b"firs", *b"tand", *b" las"].map(f32::from_le_bytes));
         assert_eq!(file.digest, ContentDigest::of(b"firstand last"));
         assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0, "the files have no names");
         assert_eq!(file.read(3, 4).unwrap(), b"stan");
@@ -148,7 +186,7 @@ mod tests {
         let damaged = write();
         damaged.file.lock().unwrap().seek(SeekFrom::Start(2)).unwrap();
         damaged.file.lock().unwrap().write_all(b"x").unwrap();
-        let error = format!("{:?}", damaged.content().unwrap_err());
+        let error = format!("{:?}", content(&damaged).unwrap_err());
         assert!(error.contains("other bytes"), "{error}");
         let error = ContentFile::write(Path::new("/proc/nothing"), [b"x"]).unwrap_err();
         assert!(error.to_string().contains("/proc/nothing"), "{error}");

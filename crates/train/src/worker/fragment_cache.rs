@@ -1,6 +1,7 @@
 //! The global weights that a worker has downloaded.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use dipaco_model::{ModuleWeights, TensorSpec};
@@ -11,47 +12,41 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use super::WorkerError;
+use super::cached_fragments::{CachedFragment, CachedFragments};
 use crate::TrainError;
 use crate::blocking::blocking;
 use crate::client::Transfer;
 use dipaco_protocol::{FragmentWeights, PIECES_AT_ONCE};
 
-/// Bytes of weights that are kept besides those of the next lease.
-const OTHERS: usize = 128 << 20;
-
-/// Global weights of a fragment and the object that holds them.
-#[derive(Clone)]
-struct CachedFragment {
-    object: ObjectRef,
-    values: Arc<Vec<f32>>,
-}
-
-/// Global weights by fragment. Weights that did not change since an earlier lease are not downloaded again.
+/// Global weights by fragment. Weights that did not change since an earlier lease are not downloaded again. The disk of the
+/// worker's cache holds what has no room in memory: of the paths whose states are there, at most half of what the states take.
 pub(super) struct FragmentCache {
     transfer: Arc<Transfer>,
     layout: Layout,
-    cached: Mutex<BTreeMap<FragmentId, CachedFragment>>,
+    cached: Mutex<CachedFragments>,
 }
 
 impl FragmentCache {
-    /// An empty cache.
-    pub(super) fn new(transfer: Arc<Transfer>, layout: Layout) -> Self {
-        Self { transfer, layout, cached: Mutex::default() }
+    /// An empty cache on the disk of `folder`, which need not exist, with `room` bytes of memory for weights besides those of the
+    /// next lease.
+    pub(super) fn new(transfer: Arc<Transfer>, layout: Layout, folder: PathBuf, room: usize) -> Self {
+        Self { transfer, layout, cached: Mutex::new(CachedFragments::new(folder, room)) }
     }
 
-    /// Downloads the global weights of a lease that the cache lacks, several fragments at a time.
+    /// Brings the global weights of a lease into memory, several fragments at a time: those that the cache lacks are
+    /// downloaded.
     pub(super) async fn fetch(&self, weights: &[FragmentWeights]) -> Result<(), WorkerError> {
         let mut cached = self.cached.lock().await;
-        let stale = |wanted: &&FragmentWeights| {
-            cached.get(&wanted.fragment).is_none_or(|cached| cached.object.hash != wanted.object.hash)
-        };
-        let mut wanted: Vec<FragmentWeights> = weights.iter().filter(stale).cloned().collect();
-        // At the start of a run all modules of a level are copies of the seed: one download serves them all.
+        let mut wanted = weights.to_vec();
         wanted.retain(|wanted| {
-            let same = cached.values().find(|cached| cached.object.hash == wanted.object.hash);
-            let Some(values) = same.map(|cached| cached.values.clone()) else { return true };
-            cached.insert(wanted.fragment, CachedFragment { object: wanted.object.clone(), values });
-            false
+            let has = |cached: &CachedFragment| cached.object.hash == wanted.object.hash;
+            let own = cached.get(wanted.fragment).filter(|own| has(own));
+            // At the start of a run all modules of a level are copies of the seed: one download serves them all.
+            let Some(same) = own.or_else(|| cached.with_hash(&wanted.object.hash)) else { return true };
+            let same = same.under(wanted.object.clone());
+            let on_disk = same.values().is_none();
+            cached.insert(wanted.fragment, same);
+            on_disk
         });
         let mut wanted = wanted.into_iter();
         let mut in_flight = JoinSet::new();
@@ -64,7 +59,7 @@ impl FragmentCache {
                     transfer: self.transfer.clone(),
                     specs: self.layout.fragment(fragment.module.level, fragment.index)?.specs.clone(),
                     // Taken out of the cache, so that a change is added to the values without a copy.
-                    cached: cached.remove(&fragment),
+                    cached: cached.remove(fragment),
                     wanted,
                 };
                 in_flight.spawn(async move { Ok::<_, WorkerError>((fragment, download.run().await?)) });
@@ -78,25 +73,17 @@ impl FragmentCache {
     /// The last downloaded weights of a fragment.
     pub(super) async fn get(&self, fragment: FragmentId) -> Result<Arc<Vec<f32>>, WorkerError> {
         let cached = self.cached.lock().await;
-        let values = cached.get(&fragment).map(|cached| cached.values.clone());
+        let values = cached.get(fragment).and_then(|cached| cached.values().cloned());
         values.ok_or_else(|| {
             let what = format!("the weights of fragment {fragment} were not downloaded before training");
             TrainError::Internal { what }.into()
         })
     }
 
-    /// Drops the weights of all fragments but the needed ones, and as many of the others, in their order, as fit into
-    /// [`OTHERS`].
+    /// Keeps the weights of the needed fragments in memory and those of `others` in their order, as far as they fit, and the
+    /// rest of `others` on the disk. Drops all else.
     pub(super) async fn keep(&self, needed: BTreeSet<FragmentId>, others: impl Iterator<Item = FragmentId>) {
-        let mut cached = self.cached.lock().await;
-        let (mut kept, mut room) = (needed, OTHERS);
-        for fragment in others {
-            let Some(found) = cached.get(&fragment).filter(|_| !kept.contains(&fragment)) else { continue };
-            let Some(left) = room.checked_sub(size_of_val(found.values.as_slice())) else { break };
-            room = left;
-            kept.insert(fragment);
-        }
-        cached.retain(|fragment, _| kept.contains(fragment));
+        self.cached.lock().await.keep(&needed, others).await;
     }
 }
 
@@ -109,27 +96,32 @@ struct Download {
 }
 
 impl Download {
-    /// Downloads the changes since the cached weights, or else the weights themselves.
+    /// Reads the weights from the disk, or downloads the changes since the cached weights, or else the weights themselves.
     async fn run(mut self) -> Result<CachedFragment, WorkerError> {
-        if let Some(changed) = self.changed().await? {
-            return Ok(CachedFragment { object: self.wanted.object, values: Arc::new(changed) });
+        if let Some(cached) = self.cached.take() {
+            if cached.object.hash == self.wanted.object.hash {
+                if let Some(loaded) = cached.load().await {
+                    return Ok(loaded);
+                }
+            } else if let Some(changed) = self.changed(cached).await? {
+                return Ok(CachedFragment::new(self.wanted.object, changed));
+            }
         }
         let object = self.wanted.object;
         let bytes = self.transfer.object_of(self.wanted.fragment, &object).await?;
         let (name, specs) = (object.name.clone(), self.specs);
         let module = blocking(move || module_files::decode(&name, &bytes, specs)).await??;
-        Ok(CachedFragment { object, values: Arc::new(module.values) })
+        Ok(CachedFragment::new(object, module.values))
     }
 
     /// Adds the downloaded changes to the cached weights. Returns `None` if no chain of changes leads from the cached
     /// weights to the wanted weights.
-    async fn changed(&mut self) -> Result<Option<Vec<f32>>, WorkerError> {
+    async fn changed(&self, cached: CachedFragment) -> Result<Option<Vec<f32>>, WorkerError> {
         let FragmentWeights { fragment, object, changes, .. } = &self.wanted;
-        let Some(cached) = self.cached.take() else { return Ok(None) };
         let Some(first) = changes.iter().position(|change| change.from == cached.object.hash) else {
             return Ok(None);
         };
-        let mut values = Arc::unwrap_or_clone(cached.values);
+        let Some(mut values) = cached.into_values().await else { return Ok(None) };
         for change in &changes[first..] {
             let bytes = self.transfer.object_of(*fragment, &change.object).await?;
             let module = fragment.module;

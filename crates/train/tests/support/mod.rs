@@ -191,6 +191,7 @@ impl Run {
             cache: self.folder.path().join("cache").join(name),
             patience: Duration::from_secs(20),
             bandwidth: 0,
+            weights_in_memory: dipaco_train::WEIGHTS_IN_MEMORY,
             device: TrainDevice::Cpu,
             observer: None,
         }
