@@ -39,6 +39,9 @@ const COLUMNS: &[Column] = &[
             .map(|(_, it)| format!("{:+.3} ({:+.3} to {:+.3})", it.bits_per_byte, it.low, it.high));
         each.collect::<Vec<_>>().join(" / ")
     }),
+    ("bits per token of the division", true, |row| {
+        row.token_gain.as_ref().map_or_else(String::new, |it| with_deviation(it, 3))
+    }),
     ("purity", true, |row| row.purity.as_ref().map_or_else(String::new, |it| with_deviation(it, 3))),
     ("NMI", true, |row| row.nmi.as_ref().map_or_else(String::new, |it| with_deviation(it, 3))),
 ];

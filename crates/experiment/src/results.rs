@@ -80,6 +80,10 @@ pub struct Facts {
     /// Sizes of the training shards; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<Shards>,
+    /// Bits per token by which a shard's own token frequencies predict its text better than those of all text, as in
+    /// `route inspect`; `None` for a single path, or if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_gain: Option<f64>,
     /// Losses on the paths' held-out documents; `None` without held-out documents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heldout: Option<Heldout>,

@@ -47,6 +47,9 @@ pub struct TableRow {
     pub change: Option<Spread>,
     /// Bits per byte over the seeds.
     pub bits_per_byte: Option<Spread>,
+    /// Bits per token that the division of the text explains ([`Facts::token_gain`]), over the seeds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_gain: Option<Spread>,
     /// Purity of the paths over the seeds; `None` without labels.
     pub purity: Option<Spread>,
     /// Normalised mutual information of paths and domains over the seeds; `None` without labels.
@@ -136,6 +139,9 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
         perplexities,
         change: Spread::of(&changes),
         bits_per_byte: over(|found| found.bits_per_byte),
+        token_gain: Spread::of(
+            &measured.iter().filter_map(|(cell, _)| cell.facts.token_gain).collect::<Vec<_>>(),
+        ),
         purity: over(|found| found.purity),
         nmi: over(|found| found.nmi),
         differences,

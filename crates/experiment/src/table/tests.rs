@@ -66,8 +66,13 @@ fn the_table_in_markdown() {
     assert!(!text.contains("seconds") && !text.contains("Sweeps"), "{text}");
     let mut timed = results();
     timed.cells[0].facts.seconds = 12.34;
+    (timed.cells[1].facts.token_gain, timed.cells[3].facts.token_gain) = (Some(0.5), Some(0.75));
     let text = ExperimentTable::of(&timed).to_string();
     assert!(text.contains("| tokens | seconds |") && text.contains("| 2.0k | 12.3 |"), "{text}");
+    assert!(
+        text.contains("| bits per token of the division |") && text.contains("| 0.625 ± 0.177 |"),
+        "{text}"
+    );
 }
 
 #[test]

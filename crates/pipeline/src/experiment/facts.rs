@@ -35,6 +35,7 @@ pub(super) fn facts(run: &RunDirectory, config: &RunConfig, phase: u32) -> Resul
             documents: shards.shards().iter().map(|shard| shard.documents).collect(),
             tokens: shards.shards().iter().map(|shard| shard.tokens).collect(),
         }),
+        token_gain: dipaco_routing::token_gain(&shards, config.routing.prefix_tokens)?,
         heldout,
         validation: validation(&RunCurves::read(run, config)?),
     })
