@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use dipaco_tests::process::dipaco;
+use dipaco_tests::process::{command, dipaco, output};
 use dipaco_tests::run::{Run, routed, snapshot};
 use serde_json::Value;
 
@@ -100,7 +100,11 @@ fn the_parts_of_a_lease_are_measured_and_add_up() {
     };
     assert!(faults(2) * 10.0 < faults(0), "{report}");
 
-    let text = dipaco(LEASE).succeeded();
+    let folder = tempfile::tempdir().unwrap();
+    let mut lease = command(LEASE.split_whitespace());
+    lease.env("TMPDIR", folder.path());
+    let text = output(lease).succeeded();
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the coordinator's store is left");
     for says in [
         "inner steps",
         "page faults",

@@ -18,6 +18,7 @@ use dipaco_topology::Topology;
 use dipaco_train::{
     CoordinatorOptions, Revocations, SeedOptions, coordinate, open_run, start_training, train_seed,
 };
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio_util::sync::CancellationToken;
@@ -36,15 +37,19 @@ pub(super) struct TrialCoordinator {
     /// The process ends at the end of its standard input.
     leash: Option<ChildStdin>,
     pub(super) token: JoinToken,
+    /// Its temporary files, which a process that is killed leaves behind. Dropped after the process.
+    _folder: TempDir,
 }
 
 impl TrialCoordinator {
     /// Starts `dipaco bench` with these arguments, which must call [`lead`], and waits for its token.
     pub(super) async fn start<A: AsRef<std::ffi::OsStr>>(arguments: &[A]) -> Result<Self, CliError> {
         let program = crate::runtime::program()?;
+        let folder = tempfile::tempdir().map_err(io("create", "a temporary folder"))?;
         let mut child = Command::new(&program)
             .args(["--quiet", "bench"])
             .args(arguments)
+            .env("TMPDIR", folder.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -58,7 +63,7 @@ impl TrialCoordinator {
         }
         let token = serde_json::from_str(&said)
             .map_err(|error| io("read from", "the coordinator's process")(error.into()))?;
-        Ok(Self { child, leash, token })
+        Ok(Self { child, leash, token, _folder: folder })
     }
 
     /// Resident memory of the process in bytes.
