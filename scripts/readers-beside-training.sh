@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Reads a run 200 times (or $1 times) while a training with very short rounds replaces its weights: in turn with `evaluate`,
 # `route score`, `plot`, a request to `serve`, which takes up new weights, and `export`. Prints each failure, and at every
-# tenth read the complete rounds, and the objects and bytes in the store. A run that is prepared and routed is in $2; $3 is
-# the number of inner steps of a round.
+# tenth read the complete rounds, and the objects and bytes in the store. A run that is prepared and routed is in $2, with
+# documents for routers (`routing.router_share`), which `route score` reads; $3 is the number of inner steps of a round.
 #
 #   scripts/readers-beside-training.sh 200 runs/mine
 set -euo pipefail
