@@ -76,7 +76,7 @@ pub use split::{join, split};
 pub use step::{Positions, StepSequence, Stepper};
 pub use step_pages::StepPages;
 pub use weight_reader::WeightReader;
-pub use weight_stream::WeightStream;
+pub use weight_stream::{WeightStream, take_bytes};
 pub use weights::{
     ModuleView, ModuleWeights, into_little_endian, little_endian, safetensors_parts, tensors_of,
 };

@@ -147,7 +147,7 @@ fn read_header(
 }
 
 /// Moves bytes from the start of `piece` to `to`, until that has `length`.
-fn take_bytes(to: &mut Vec<u8>, piece: &mut &[u8], length: usize) {
+pub fn take_bytes(to: &mut Vec<u8>, piece: &mut &[u8], length: usize) {
     let (first, rest) = piece.split_at(length.saturating_sub(to.len()).min(piece.len()));
     to.extend_from_slice(first);
     *piece = rest;
