@@ -130,8 +130,8 @@ impl StepSpeed {
     }
 }
 
-/// Trains a fresh path on random tokens and measures the time of each step. `task` counts the steps. `loaded` is called before
-/// the first step. Returns `None` when `stop` returned true between two steps.
+/// Trains a fresh path on random tokens and measures the time of each step. `task` counts the steps. `freed` is called before
+/// the first step, each time a copy of the weights has been freed. Returns `None` when `stop` returned true between two steps.
 ///
 /// # Errors
 /// The errors of the trainer.
@@ -140,14 +140,14 @@ pub fn measure(
     subject: &StepSubject,
     effort: Effort,
     task: &Task,
-    loaded: impl FnOnce(),
+    freed: impl Fn(),
     stop: impl Fn() -> bool,
 ) -> Result<Option<StepSpeed>, PipelineError> {
     let begin = Instant::now();
     let profile = Profile::new(now);
-    let mut trainer = trainer(device, subject, effort)?.with_profile(profile.clone());
+    let mut trainer = trainer(device, subject, effort, &freed)?.with_profile(profile.clone());
+    freed();
     let batch = batch(subject)?;
-    loaded();
     let mut seconds = Vec::new();
     let mut loss = 0.0;
     for step in 0..effort.warm_up + effort.steps {
@@ -175,11 +175,12 @@ pub fn measure(
     Ok(Some(StepSpeed { seconds, phases, loss }))
 }
 
-/// A trainer of a path with random weights. The copy of the weights that it is made of is freed before the first
-/// step, so that it does not count as memory of the step.
-fn trainer(device: &TrainDevice, subject: &StepSubject, effort: Effort) -> Result<Trainer, PipelineError> {
+/// A trainer of a path with random weights. The copies of the weights that it is made of are freed, so that they do not count as
+/// memory of the step.
+fn trainer(device: &TrainDevice, subject: &StepSubject, effort: Effort, freed: impl Fn()) -> Result<Trainer, PipelineError> {
     let StepSubject { model, topology, .. } = subject;
     let weights: Vec<ModuleWeights> = split(model, topology, &dipaco_model::init(model, SEED)?)?;
+    freed();
     let state = PathState::start(&MomentSpecs::new(model, topology, subject.train.optimizer));
     let inner = InnerConfig::of_path(&subject.train, (effort.warm_up + effort.steps) as u64);
     Ok(Trainer::new(device, model, topology, &weights, state, inner)?)

@@ -176,7 +176,7 @@ pub(super) fn run(options: &StepOptions, progress: &Progress) -> Result<(), CliE
     let effort = Effort { warm_up: WARM_UP, steps: options.steps, seconds: f64::MAX };
     let task = progress.task("steps", Some((WARM_UP + options.steps) as u64), ProgressUnit::Count("steps"));
     let found =
-        // What loading has freed is no memory of a step.
+        // The copies of the weights are no memory of a step.
         measure(&device, &subject, effort, &task, memory::give_freed_back, || interrupt.is_set())?
             .ok_or(CliError::Interrupted)?;
     task.finish();
