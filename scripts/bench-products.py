@@ -8,7 +8,7 @@ Times the five linear maps of a path at the sizes of `dipaco bench step`: querie
 down; head. Each has three products: the output, the gradient of the input, the gradient of the weights. The program is built with
 `cargo build --release -p dipaco-ops --example product_rates`; it also times the `gemm` crate. The interpreter of --python has
 torch (MKL in f32, oneDNN in bf16) and numpy (OpenBLAS, f32). Programs run one after the other, and each round runs all of
-them. Packing counts on every side. All results are f32 here, and bf16 in PyTorch's bf16 products.
+them. Packing counts on every side. Results have the dtype of the operands, except for our gradients of weights, which are f32.
 
 Prints a table: for each dtype, size and product the rate of each library in GFLOP/s, all maps of the path together, as often as a
 step has them, and our rate over that of the fastest library; and the worst of the maps. The time of a product is the median

@@ -1,22 +1,30 @@
 #!/usr/bin/env python3
-"""Extension by left-out domains: trains a run without some domains, extends it by a path for each of them, and evaluates that.
+"""Extension by left-out domains: trains a run without some domains, extends it by a path for each, and compares three runs.
 
     scripts/extend-domains.py --train corpus/train --validation corpus/validation --labels domains.jsonl.gz \\
-        --leave-out latin law --config configs/small.toml --out runs/extend
+        --leave-out latin law --config configs/small.toml --seeds 1 2 3 --out runs/extend
 
-The labels are JSON lines with `url` and `domain`; the text is C4's json.gz. The new paths begin as copies of the paths
-of --add, or of path 0. Results: bits per byte on the validation text of the left-out domains for every old path and for
-the extended run (OUT/results.json), and a comparison of the old paths' weights.
+The labels are JSON lines with `url` and `domain`; the text is C4's json.gz. For each seed:
+
+old   trained on the text without these domains
+new   `old` with a path for each of them, which trains on their text alone. It begins as a copy of the path that `old`
+      routes most of that domain to
+all   trained on all domains from the start, with the settings of `old`
+
+Each is evaluated by its own router on the validation text of all domains. The table has the bits per byte; OUT/results.json
+has them by domain, and whether the old paths' weights are the same bits in `new`. A repeated call goes on with the runs
+that are not complete.
 """
 
-import argparse
 import gzip
 import json
-import subprocess
-from pathlib import Path
+import pathlib
+import statistics
+
+import runs
 
 
-def divide(folder: Path, domains: dict[str, str], left_out: set[str], out: Path) -> None:
+def divide(folder, domains, left_out, out):
     """Writes the documents of a folder to OUT/kept and OUT/new."""
     for part in ("kept", "new"):
         (out / part).mkdir(parents=True, exist_ok=True)
@@ -33,63 +41,127 @@ def divide(folder: Path, domains: dict[str, str], left_out: set[str], out: Path)
                 (new if domains[url] in left_out else kept).write(line)
 
 
-def labels(file: Path) -> dict[str, str]:
+def labels(file):
     """The domain of each document by its url."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         return {label["url"]: label["domain"] for label in map(json.loads, lines)}
 
 
-def main() -> None:
-    """Divides the text, runs the steps, and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+class Comparison:
+    """The three runs of one seed."""
+
+    def __init__(self, options, seed):
+        self.options = options
+        self.folder = options.out / f"seed-{seed}"
+        self.settings = [word for setting in [*options.set, f"run.seed={seed}"] for word in ("--set", setting)]
+
+    def dipaco(self, command, name, *words):
+        """Runs a command of the program on one of the runs; returns its standard output."""
+        return runs.run(self.options.dipaco, *command.split(), "--run", self.folder / name, *words)
+
+    def train(self, name, *commands):
+        """Divides the text among the paths and trains them, unless the run is evaluated already."""
+        for command in (*commands, "route fit", "route assign"):
+            self.dipaco(command, name)
+        self.dipaco("train", name, "--workers", self.options.workers)
+
+    def routed(self, name):
+        """The evaluation of the routed model, with its domains."""
+        file = self.folder / f"{name}.json"
+        if not file.exists():
+            made = self.dipaco("evaluate", name, "--labels", self.options.labels, "--no-seed", "--json")
+            part = file.with_suffix(".part")
+            part.write_text(made, encoding="utf-8")
+            part.rename(file)
+        (found,) = [found for found in json.loads(file.read_text(encoding="utf-8")) if found["model"] == "routed"]
+        return found
+
+    def begin(self, name, text):
+        """Trains a run from the start, unless it is evaluated already."""
+        if not (self.folder / f"{name}.json").exists():
+            words = ["--config", self.options.config, *self.settings, *text, "--validation", self.options.validation]
+            self.dipaco("prepare", name, *words)
+            self.train(name, "seed")
+        return self.routed(name)
+
+    def extend(self, old):
+        """Extends the old run by a path for each left-out domain."""
+        if not (self.folder / "new.json").exists():
+            usual = {domain["domain"]: domain["documents_of_path"] for domain in old["per_domain"]}
+            copied = [usual[domain].index(max(usual[domain])) for domain in self.options.leave_out]
+            copies = [word for path in copied for word in ("--add", path)]
+            level = ["--level", self.options.level] if self.options.level else []
+            self.dipaco("extend", "new", "--from", self.folder / "old", *copies, *level)
+            self.dipaco("prepare", "new", self.options.out / "text/new", "--validation", self.options.validation)
+            self.train("new")
+        return self.routed("new")
+
+    def same_weights(self, paths):
+        """Whether each old path has the same bits in the extended run."""
+        same = []
+        for path in range(paths):
+            weights = []
+            for name in ("old", "new"):
+                out = self.folder / "exported" / f"{name}-{path}"
+                self.dipaco("export", name, "--path", path, "--out", out, "--force")
+                weights.append((out / "model.safetensors").read_bytes())
+            same.append(weights[0] == weights[1])
+        return same
+
+    def results(self):
+        """Trains what is left to train, and compares."""
+        old = self.begin("old", [self.options.out / "text/kept"])
+        new = self.extend(old)
+        everything = self.begin("all", [self.options.train])
+        paths = len(old["per_domain"][0]["documents_of_path"])
+        named = {"old": old, "new": new, "all": everything}
+        return {
+            "bits_per_byte": {name: found["bits_per_byte"] for name, found in named.items()},
+            "domains": {
+                domain["domain"]: {
+                    name: next(d["bits_per_byte"] for d in found["per_domain"] if d["domain"] == domain["domain"])
+                    for name, found in named.items()
+                }
+                for domain in old["per_domain"]
+            },
+            "same_weights": self.same_weights(paths),
+        }
+
+
+def print_table(results, left_out):
+    """Prints the bits per byte of all seeds: of each left-out domain, of the mean of the others, and of all text."""
+    print("| seed | text | old | new | all |\n|--:|---|--:|--:|--:|")
+    for seed, result in results.items():
+        domains = result["domains"]
+        others = [numbers for domain, numbers in domains.items() if domain not in left_out]
+        rows = {domain: domains[domain] for domain in left_out}
+        rows["mean of the other domains"] = {run: statistics.fmean(o[run] for o in others) for run in ("old", "new", "all")}
+        rows["all text"] = result["bits_per_byte"]
+        for text, numbers in rows.items():
+            print(f"| {seed} | {text} | {numbers['old']:.3f} | {numbers['new']:.3f} | {numbers['all']:.3f} |")
+        same = result["same_weights"]
+        print(f"seed {seed}: {sum(same)} of {len(same)} old paths have the same bits in the extended run")
+
+
+def main():
+    """Divides the text, trains the runs of each seed, and writes the results."""
+    parser = runs.parser(__doc__)
     for name in ("--train", "--validation", "--labels", "--config", "--out"):
-        parser.add_argument(name, type=Path, required=True)
+        parser.add_argument(name, type=pathlib.Path, required=True)
     parser.add_argument("--leave-out", nargs="+", required=True, metavar="DOMAIN")
-    parser.add_argument("--add", nargs="+", type=int, metavar="PATH", help="the path that each new path is a copy of")
     parser.add_argument("--level", help="the level of the new modules; all by default")
-    parser.add_argument("--dipaco", default="target/release/dipaco")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1], metavar="N")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the configuration")
     parser.add_argument("--workers", default="2")
-    parser.add_argument("--divide-only", action="store_true", help="write the divided text and stop")
     options = parser.parse_args()
     domains = labels(options.labels)
     unknown = set(options.leave_out) - set(domains.values())
     if unknown:
         raise SystemExit(f"no document has the domain {', '.join(sorted(unknown))}")
-    for part in ("train", "validation"):
-        divide(getattr(options, part), domains, set(options.leave_out), options.out / "text" / part)
-    if options.divide_only:
-        return
-
-    def dipaco(*words: str) -> str:
-        command = [options.dipaco, *map(str, words)]
-        return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
-
-    text, old, new = options.out / "text", options.out / "old", options.out / "new"
-    config = ("--config", options.config)
-    dipaco("prepare", "--run", old, *config, text / "train/kept", "--validation", text / "validation/kept")
-    for step in (["seed"], ["route", "fit"], ["route", "assign"], ["train", "--workers", options.workers]):
-        dipaco(*step, "--run", old)
-    add = options.add or [0] * len(options.leave_out)
-    level = ["--level", options.level] if options.level else []
-    copies = [word for path in add for word in ("--add", path)]
-    made = json.loads(dipaco("extend", "--run", new, "--from", old, *copies, *level, "--json"))
-    dipaco("prepare", "--run", new, text / "train/new", "--validation", text / "validation/new")
-    for step in (["route", "fit"], ["route", "assign"], ["train", "--workers", options.workers]):
-        dipaco(*step, "--run", new)
-
-    results = {"routed": json.loads(dipaco("evaluate", "--run", new, "--json")), "paths": {}, "same_weights": {}}
-    for path in made["paths"]:
-        number = path["path"]
-        results["paths"][number] = json.loads(dipaco("evaluate", "--run", new, "--path", number, "--json"))
-        if path["trained_modules"]:
-            continue
-        weights = []
-        for run in (old, new):
-            out = options.out / "exported" / f"{run.name}-{number}"
-            dipaco("export", "--run", run, "--path", number, "--out", out, "--force")
-            weights.append((out / "model.safetensors").read_bytes())
-        results["same_weights"][number] = weights[0] == weights[1]
+    divide(options.train, domains, set(options.leave_out), options.out / "text")
+    results = {seed: Comparison(options, seed).results() for seed in options.seeds}
     (options.out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    print_table(results, options.leave_out)
 
 
 if __name__ == "__main__":
