@@ -177,7 +177,12 @@ pub fn measure(
 
 /// A trainer of a path with random weights. The copies of the weights that it is made of are freed, so that they do not count as
 /// memory of the step.
-fn trainer(device: &TrainDevice, subject: &StepSubject, effort: Effort, freed: impl Fn()) -> Result<Trainer, PipelineError> {
+fn trainer(
+    device: &TrainDevice,
+    subject: &StepSubject,
+    effort: Effort,
+    freed: impl Fn(),
+) -> Result<Trainer, PipelineError> {
     let StepSubject { model, topology, .. } = subject;
     let weights: Vec<ModuleWeights> = split(model, topology, &dipaco_model::init(model, SEED)?)?;
     freed();

@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::forward::WIDTH;
 use super::{Activations, BlockGradients, BlockInput, BlockShape, BlockWeights, Stack};
 use crate::attention;
 use crate::buffer::{Buffer, Workspace};
 use crate::element::{Element, convert};
 use crate::product::{
-    LeftRows, Matrix, OuterProduct, Rhs, RightOperand, RowSplitter, by_columns, multiply, outer_products,
-    part, row_tasks, with_rows,
+    LeftRows, Matrix, OuterProduct, Rhs, RightOperand, RowSplitter, WIDTH, by_columns, multiply,
+    outer_products, part, row_tasks, with_rows,
 };
 use crate::profile::Phase;
 use crate::rms_norm::{self, WeightSums, summed};

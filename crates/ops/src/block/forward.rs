@@ -12,16 +12,13 @@ use crate::attention;
 use crate::buffer::Workspace;
 use crate::element::{Element, convert, narrow};
 use crate::product::{
-    LeftRows, Matrix, NR, Rhs, RightOperand, RowSplitter, by_columns, multiply, part, row_tasks, with_rows,
+    LeftRows, Matrix, NR, Rhs, RightOperand, RowSplitter, WIDTH, by_columns, multiply, part, row_tasks,
+    with_rows,
 };
 use crate::profile::Phase;
 use crate::rope::RopeTable;
 use crate::scratch::with_scratch;
 use crate::{rms_norm, swiglu, vector};
-
-/// Columns of a product whose f32 results stay in scratch memory, and in the cache, until the next operation has read
-/// them.
-pub(super) const WIDTH: usize = 256;
 
 /// The weights of a block as right operands: W (n, k) of `x · Wᵀ` is the transpose of the operand (k × n).
 struct ForwardWeights<'a> {

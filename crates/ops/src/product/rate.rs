@@ -3,12 +3,14 @@
 use rayon::prelude::*;
 
 use super::{
-    LeftRows, Matrix, OuterProduct, RightOperand, RowSplitter, multiply, outer_products, part, row_tasks,
-    with_rows,
+    LeftRows, Matrix, OuterProduct, RightOperand, RowSplitter, WIDTH, by_columns, multiply, outer_products,
+    part, row_tasks,
 };
 use crate::buffer::Workspace;
-use crate::element::{Element, Precision};
+use crate::element::{Element, Precision, narrow};
 use crate::linear::LinearShape;
+use crate::scratch::with_scratch;
+use crate::vector;
 
 /// A product of a linear map `y = x · Wᵀ` in a training step: x (rows, inputs), W (outputs, inputs), y (rows, outputs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +33,8 @@ pub fn product_rate(precision: Precision, tries: usize, now: impl Fn() -> f64) -
     2.0 * (SIZE as f64).powi(3) / seconds.into_iter().fold(f64::MAX, f64::min)
 }
 
-/// The seconds of each of `tries` products with all threads of the current pool, packing included. Operands have
-/// `precision`, results are f32. `now` gives the time in seconds.
+/// The seconds of each of `tries` products with all threads of the current pool, packing included. Operands and the results of
+/// outputs and input gradients have `precision`, weight gradients are f32. `now` gives the time in seconds.
 pub fn product_seconds(
     product: LinearProduct,
     shape: LinearShape,
@@ -55,21 +57,23 @@ fn seconds<E: Element>(
     let LinearShape { rows, inputs, outputs } = shape;
     let values = |count| -> Vec<E> { (0..count).map(|i| E::from_f32((i % 7) as f32 * 0.25 - 0.5)).collect() };
     let (x, dy, weight) = (values(rows * inputs), values(rows * outputs), values(outputs * inputs));
-    let results = match product {
-        LinearProduct::Output => rows * outputs,
-        LinearProduct::InputGradient => rows * inputs,
-        LinearProduct::WeightGradient => outputs * inputs,
+    let (mut results, mut gradient) = match product {
+        LinearProduct::Output => (values(rows * outputs), Vec::new()),
+        LinearProduct::InputGradient => (values(rows * inputs), Vec::new()),
+        LinearProduct::WeightGradient => (Vec::new(), vec![0.0; outputs * inputs]),
     };
-    let (workspace, mut c) = (Workspace::default(), vec![0.0; results]);
+    let workspace = Workspace::default();
     let mut compute = || match product {
-        LinearProduct::Output => of_rows(&workspace, &x, Matrix::columns(&weight, inputs, outputs), &mut c),
+        LinearProduct::Output => {
+            of_rows(&workspace, &x, Matrix::columns(&weight, inputs, outputs), &mut results);
+        }
         LinearProduct::InputGradient => {
-            of_rows(&workspace, &dy, Matrix::rows(&weight, outputs, inputs), &mut c);
+            of_rows(&workspace, &dy, Matrix::rows(&weight, outputs, inputs), &mut results);
         }
         LinearProduct::WeightGradient => {
             let right = RightOperand::new::<E, E>(&workspace, Matrix::rows(&x, rows, inputs));
             let product =
-                OuterProduct { a: &dy, stride: outputs, rows: outputs, rhs: right.rhs(), c: &mut c };
+                OuterProduct { a: &dy, stride: outputs, rows: outputs, rhs: right.rhs(), c: &mut gradient };
             outer_products(&mut [product], rows, false);
             right.give(&workspace);
         }
@@ -82,15 +86,26 @@ fn seconds<E: Element>(
     (0..tries).map(timed).collect()
 }
 
-/// `c = a · B`: a (rows, depth), B (depth, lanes), c (rows, lanes).
-fn of_rows<E: Element>(workspace: &Workspace, a: &[E], b: Matrix<'_, E>, c: &mut [f32]) {
+/// `c = a · B`: a (rows, depth), B (depth, lanes), c (rows, lanes). Each task has a few columns of its results in scratch memory,
+/// from where it rounds them, as a block does with its activations.
+fn of_rows<E: Element>(workspace: &Workspace, a: &[E], b: Matrix<'_, E>, c: &mut [E]) {
     let Matrix { depth, lanes, .. } = b;
     let right = RightOperand::new::<E, E>(workspace, b);
     let mut c = RowSplitter::new(c, lanes);
     let task = |rows: std::ops::Range<usize>| (part(a, depth, &rows), c.next(rows.len()));
     let tasks: Vec<_> = row_tasks::<E>(a.len() / depth).into_iter().map(task).collect();
     tasks.into_par_iter().with_max_len(1).for_each(|(a, c)| {
-        with_rows(LeftRows::contiguous(a, depth), |a| multiply(a, right.rhs(), 0..lanes, c, lanes, false));
+        with_scratch(a.len() / depth * WIDTH, |scratch| {
+            by_columns(LeftRows::contiguous(a, depth), lanes, WIDTH, |columns, a| {
+                let width = columns.len();
+                multiply(a, right.rhs(), columns.clone(), scratch, width, false);
+                let results = scratch.chunks_exact(width).zip(c.chunks_exact_mut(lanes));
+                vector::dispatch(
+                    #[inline(always)]
+                    || results.for_each(|(row, c)| narrow(row, &mut c[columns.clone()])),
+                );
+            });
+        });
     });
     right.give(workspace);
 }

@@ -5,6 +5,10 @@ use std::ops::Range;
 use super::{LeftRows, Lhs, Tiling, with_rows};
 use crate::element::Element;
 
+/// Columns of a product whose f32 results stay in scratch memory, and in the cache, until the next operation has read
+/// them.
+pub(crate) const WIDTH: usize = 256;
+
 /// Runs `f` on the rows of a left operand and on the next at most `step` of `columns` columns of the result, until all
 /// columns are done. With few columns at a time, `f` finds the result in the first-level cache when it goes on with it.
 pub(crate) fn by_columns<E: Element>(
