@@ -22,6 +22,14 @@ pub enum ShardsError {
         #[source]
         source: std::io::Error,
     },
+    /// A file is longer than any such file can be.
+    #[error("{} has more than {largest} bytes: it can't be what its name says; get it anew, or name another one", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The largest possible length in bytes.
+        largest: u64,
+    },
     /// The HDF5 library refused an operation.
     #[error("cannot {action} {} as HDF5: prepare the file again, and check the free disk space", path.display())]
     Hdf5 {

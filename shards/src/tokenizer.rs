@@ -6,7 +6,6 @@ mod library;
 mod pieces;
 mod train;
 
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -57,15 +56,19 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
+    /// The largest length of a `tokenizer.json` in bytes. Known tokenizers have up to 35 MB. A value of JSON can take forty times
+    /// its text in memory.
+    pub const LARGEST_FILE: u64 = 128 << 20;
+
     /// Reads a `tokenizer.json`. `end_of_text` names its end-of-text token; `None` tries the usual names.
     ///
     /// # Errors
-    /// The file cannot be read, is not a tokenizer, or has no end-of-text token.
+    /// The file cannot be read, is longer than any tokenizer, is not a tokenizer, or has no end-of-text token.
     pub fn from_file(path: &Path, end_of_text: Option<&str>) -> Result<Self, ShardsError> {
-        let failed = ShardsError::io("read", path);
-        let mut json = Vec::new();
-        let read = dipaco_files::open_regular(path).and_then(|mut file| file.read_to_end(&mut json));
-        read.map_err(failed)?;
+        let read = dipaco_files::read_regular(path, Self::LARGEST_FILE);
+        let json = read
+            .map_err(ShardsError::io("read", path))?
+            .ok_or_else(|| ShardsError::TooLarge { path: path.to_owned(), largest: Self::LARGEST_FILE })?;
         Self::from_bytes(&json, end_of_text, &path.display().to_string())
     }
 

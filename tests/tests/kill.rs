@@ -1,5 +1,5 @@
-//! A run with processes that are killed or stand still in the middle of a round, or with a store that can't be read for a
-//! while, ends with the same bits as an undisturbed run.
+//! A run with processes that are killed or stand still in the middle of a round, or with a store or shards that fail for
+//! a while, ends with the same bits as an undisturbed run.
 #![allow(clippy::unwrap_used)]
 
 use dipaco_tests::file_server::FileServer;
@@ -14,6 +14,9 @@ fn middle_of_a_round(leader: &mut Process) -> String {
     }
     field(&leader.line_with(" lease "), "worker").to_owned()
 }
+
+/// The warning of a process whose store or shards fail.
+const FAILS: &str = "an operation fails, and is repeated for up to five minutes";
 
 /// Interrupts a worker that may be on its way back to a coordinator that has finished, and would go on trying.
 fn dismiss(worker: Process) -> Output {
@@ -229,9 +232,49 @@ fn a_store_that_cannot_be_read_for_a_while_costs_no_worker_and_no_bit() {
     // A link to itself can't be opened, also not by root, and it is not absent.
     std::os::unix::fs::symlink(&file, &file).unwrap();
     let worker = run.worker("a");
-    let waits = coordinator.line_with("a worker waits for an object, which is read again");
+    let waits = coordinator.line_with(FAILS);
     assert!(waits.contains(&format!("can't read `{weights}`")), "{waits}");
     std::fs::rename(&kept, &file).unwrap();
+    let _ = coordinator.finish().succeeded();
+    let _ = dismiss(worker);
+    assert_eq!(run.bits(), undisturbed());
+}
+
+#[test]
+fn a_store_that_cannot_be_written_for_a_while_costs_no_process_and_no_bit() {
+    let run = untrained();
+    let mut coordinator = run.coordinator("--listen 127.0.0.1:0");
+    coordinator.line_with("listening for workers");
+    let mut synchronizer = run.synchronizer("0");
+    // From here on the coordinator looks at no names, and nothing has a momentum before the first outer step.
+    coordinator.line_with("takes the outer steps of these modules");
+    let momenta = run.file("store/momenta");
+    std::os::unix::fs::symlink(&momenta, &momenta).unwrap();
+    let worker = run.worker("a");
+    for process in [&mut coordinator, &mut synchronizer] {
+        let waits = process.line_with(FAILS);
+        assert!(waits.contains("can't write `momenta/"), "{waits}");
+    }
+    std::fs::remove_file(&momenta).unwrap();
+    let _ = coordinator.finish().succeeded();
+    [worker, synchronizer].into_iter().for_each(|process| drop(dismiss(process)));
+    assert_eq!(run.bits(), undisturbed());
+}
+
+#[test]
+fn a_shard_that_cannot_be_read_for_a_while_costs_no_worker_and_no_bit() {
+    let run = untrained();
+    let mut coordinator = run.coordinator("--listen 127.0.0.1:0");
+    coordinator.line_with("listening for workers");
+    let shards = run.status()["training"]["shards"].clone();
+    let shard = run.file("routing").join(shards[0]["file"].as_str().unwrap());
+    let kept = run.folder().join("kept");
+    std::fs::rename(&shard, &kept).unwrap();
+    std::os::unix::fs::symlink(&shard, &shard).unwrap();
+    let worker = run.worker("a");
+    let waits = coordinator.line_with(FAILS);
+    assert!(waits.contains(&shard.display().to_string()), "{waits}");
+    std::fs::rename(&kept, &shard).unwrap();
     let _ = coordinator.finish().succeeded();
     let _ = dismiss(worker);
     assert_eq!(run.bits(), undisturbed());

@@ -19,7 +19,7 @@ mod hash;
 mod pending;
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 pub use error::FileError;
@@ -61,6 +61,18 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
     }
     File::open(path)
+}
+
+/// Reads a file from elsewhere, which has at most `largest` bytes; `None` if it is longer. A sparse file of any length takes no
+/// space on a disk, so its author can fill the memory of whoever reads it.
+///
+/// # Errors
+/// As [`open_regular`], and when the file can't be read.
+pub fn read_regular(path: &Path, largest: u64) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    // One byte more than allowed, to see that the file goes on. Its length in the file system may change meanwhile.
+    open_regular(path)?.take(largest.saturating_add(1)).read_to_end(&mut bytes)?;
+    Ok((bytes.len() as u64 <= largest).then_some(bytes))
 }
 
 fn write_and_publish(file: PendingFile, bytes: &[u8]) -> Result<(), FileError> {

@@ -1,10 +1,11 @@
 //! The files of a pretrained model that a run keeps, and that an export writes out again.
 
-use std::io::Read;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use dipaco_files::open_regular;
+use dipaco_files::read_regular;
 use dipaco_model::{ImportError, PretrainedSettings};
+use dipaco_shards::Tokenizer;
 use serde_json::Value;
 
 use crate::error::PipelineError;
@@ -30,11 +31,11 @@ impl CopiedFile {
         self.0
     }
 
-    /// The largest length in bytes. Known tokenizers have up to 35 MB. The settings of a tokenizer may list all of its added
-    /// tokens, and other files have a few thousand bytes. A value of JSON can take forty times its text in memory.
+    /// The largest length in bytes. The settings of a tokenizer may list all of its added tokens, and other files have a few
+    /// thousand bytes.
     pub(crate) fn largest(self) -> u64 {
         match self {
-            TOKENIZER => 128 << 20,
+            TOKENIZER => Tokenizer::LARGEST_FILE,
             TOKENIZER_CONFIG | SPECIAL_TOKENS => 16 << 20,
             _ => 1 << 20,
         }
@@ -166,19 +167,24 @@ pub struct ExportedFiles {
     pub files: Vec<(String, Vec<u8>)>,
 }
 
+/// The chat template in a file that a configuration names, in Jinja.
+///
+/// # Errors
+/// [`PipelineError::Io`] when the file can't be read or is no UTF-8, and [`PretrainedError::TooLarge`] above 1 MiB.
+pub fn chat_template_in(file: &Path) -> Result<String, PipelineError> {
+    let failed = |source| PipelineError::Io { action: "read", path: file.to_owned(), source };
+    let bytes =
+        read_small(file, CHAT_TEMPLATE.largest())?.ok_or_else(|| failed(ErrorKind::NotFound.into()))?;
+    String::from_utf8(bytes).map_err(|error| failed(std::io::Error::new(ErrorKind::InvalidData, error)))
+}
+
 /// Reads a file of at most `largest` bytes; `None` if it does not exist.
 pub(crate) fn read_small(path: &Path, largest: u64) -> Result<Option<Vec<u8>>, PipelineError> {
     let failed = |source| PipelineError::Io { action: "read", path: path.to_owned(), source };
-    let file = match open_regular(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(failed(source)),
-    };
-    let mut bytes = Vec::new();
-    // One byte more than allowed, to see that the file goes on. Its length in the file system may change meanwhile.
-    file.take(largest.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > largest {
-        return Err(PretrainedError::TooLarge { file: path.to_owned(), largest }.into());
+    match read_regular(path, largest) {
+        Ok(Some(bytes)) => Ok(Some(bytes)),
+        Ok(None) => Err(PretrainedError::TooLarge { file: path.to_owned(), largest }.into()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(failed(source)),
     }
-    Ok(Some(bytes))
 }

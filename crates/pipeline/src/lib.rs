@@ -80,7 +80,7 @@ pub use authority_error::AuthorityError;
 pub use error::PipelineError;
 pub use export_error::ExportError;
 pub use extend_error::ExtendError;
-pub use imported_files::{ExportedFiles, ImportedFolder};
+pub use imported_files::{ExportedFiles, ImportedFolder, chat_template_in};
 pub use label_error::LabelError;
 pub use pretrained_error::PretrainedError;
 pub use run::{Run, save_config, saved_run};

@@ -13,7 +13,7 @@ use dipaco_routing::{
     targets_of,
 };
 use dipaco_shards::{TokenSet, WorkPart};
-use dipaco_store::{ShardRecord, TrainingRecord};
+use dipaco_store::{RunStore, ShardRecord, TrainingRecord};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use dipaco_topology::PathId;
 use dipaco_train::{CoordinatorError, LedgerError, Reroute, score_header, small_shards, write_scores};
@@ -209,12 +209,17 @@ pub fn small(run: &RunDirectory, config: &RunConfig, phase: u32) -> Result<Optio
 }
 
 /// Begins a phase for a coordinator on this machine. The work ends soon after the coordinator does.
-pub(crate) fn rerouting(run: &RunDirectory, config: &RunConfig, progress: &Progress) -> Reroute {
-    let (run, config, progress) = (run.clone(), config.clone(), progress.clone());
+pub(crate) fn rerouting(
+    run: &RunDirectory,
+    config: &RunConfig,
+    store: &RunStore,
+    progress: &Progress,
+) -> Reroute {
+    let inputs = (run.clone(), config.clone(), store.clone(), progress.clone());
     Box::new(move |_| {
-        let (run, config, progress) = (run.clone(), config.clone(), progress.clone());
+        let (run, config, store, progress) = inputs.clone();
         Box::pin(async move {
-            let weights = Weights::open(&run, &config, Version::Current).await?;
+            let weights = Weights::of_store(store, &config, Version::Current).await?;
             let stop = StopWhenDropped(Arc::default());
             let cancel = stop.0.clone();
             let work = move || reroute(&run, &config, &weights, &progress, &cancel);

@@ -148,8 +148,7 @@ fn labels_hash(config: &RunConfig) -> Result<Option<String>, PipelineError> {
     else {
         return Ok(None);
     };
-    let failed = |source| PipelineError::Io { action: "read", path: file.clone(), source };
-    Ok(Some(blake3::hash(&std::fs::read(file).map_err(failed)?).to_hex().to_string()))
+    Ok(Some(dipaco_files::file_hash(file)?))
 }
 
 /// The token vectors of a text, for a router of a kind that needs them.

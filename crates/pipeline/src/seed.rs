@@ -1,7 +1,7 @@
 //! Pretraining the seed, the dense path that every path of a run starts from.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_path::TrainDevice;
@@ -12,7 +12,7 @@ use dipaco_train::{SeedOptions, SeedSummary, adopt_seed, open_run, train_seed};
 use crate::error::PipelineError;
 use crate::prepared::token_file;
 use crate::run_directory::RunDirectory;
-use crate::store::open_store;
+use crate::store::{open_store, open_store_of_long_work};
 
 /// Settings of the pretraining that do not change its weights.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +38,8 @@ pub async fn seed(
     let train = token_file(run, &run.train_tokens())?;
     let validation = run.validation_tokens();
     let validation = if validation.exists() { Some(token_file(run, &validation)?) } else { None };
-    let store = open_store(run).await?;
+    let stop = cancel.clone();
+    let store = open_store_of_long_work(run, move || stop.load(Ordering::Relaxed)).await?;
     let started = open_run(&store, || run_id(&config.run.name)).await?;
     let events = Arc::new(Events::create(&run.events())?);
     let SeedHow { restart, device } = how;

@@ -1,6 +1,7 @@
 //! The store of a run.
 
 use dipaco_store::{RunManifest, RunStore, StoreError};
+use dipaco_train::store_patience;
 
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
@@ -14,6 +15,18 @@ pub async fn open_store(run: &RunDirectory) -> Result<RunStore, PipelineError> {
     let store = RunStore::create(&run.store())?;
     store.check_writable().await?;
     Ok(store)
+}
+
+/// Opens the store of a run for a long work: what fails is repeated for some minutes, until `stopped` tells that the user has
+/// asked this process to stop.
+///
+/// # Errors
+/// As [`open_store`].
+pub async fn open_store_of_long_work(
+    run: &RunDirectory,
+    stopped: impl Fn() -> bool + Send + Sync + 'static,
+) -> Result<RunStore, PipelineError> {
+    Ok(open_store(run).await?.with_patience(store_patience(stopped)))
 }
 
 /// Opens the store of a run to read it. Returns `None` when the run has no directory for one, and creates nothing.
@@ -33,7 +46,17 @@ pub fn existing_store(run: &RunDirectory) -> Result<Option<RunStore>, PipelineEr
 /// # Errors
 /// [`PipelineError::Store`] when the store can't be read or no manifest in it is intact.
 pub async fn manifest(run: &RunDirectory) -> Result<Option<RunManifest>, PipelineError> {
-    let Some(store) = existing_store(run)? else { return Ok(None) };
+    match existing_store(run)? {
+        Some(store) => manifest_in(&store).await,
+        None => Ok(None),
+    }
+}
+
+/// Reads the current manifest in a store. Returns `None` when it has none.
+///
+/// # Errors
+/// [`PipelineError::Store`] when the store can't be read or no manifest in it is intact.
+pub async fn manifest_in(store: &RunStore) -> Result<Option<RunManifest>, PipelineError> {
     let Some(loaded) = store.load::<RunManifest>().await? else { return Ok(None) };
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");

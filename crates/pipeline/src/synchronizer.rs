@@ -15,7 +15,7 @@ use crate::advertised::with_bound_port;
 use crate::error::PipelineError;
 use crate::limits::raise_open_files;
 use crate::run_directory::RunDirectory;
-use crate::store::{manifest, open_store};
+use crate::store::{manifest, open_store_of_long_work};
 use crate::watch::watch;
 
 /// Settings of a synchronizer.
@@ -69,7 +69,8 @@ pub async fn synchronize(
     if manifest(run).await?.is_none_or(|held| held.run != token.run_id) {
         return Err(PipelineError::OtherStore { store: run.store(), run: token.run_id });
     }
-    let store = open_store(run).await?;
+    let stop = cancel.clone();
+    let store = open_store_of_long_work(run, move || stop.is_cancelled()).await?;
     std::fs::create_dir_all(run.root()).map_err(|source| PipelineError::Io {
         action: "create",
         path: run.root().to_owned(),

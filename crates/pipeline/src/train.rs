@@ -9,6 +9,7 @@ use dipaco_config::RunConfig;
 use dipaco_monitor::{Monitor, TensorBoard, follow};
 use dipaco_net::{Clock, Limits, RunAuthority, Server};
 use dipaco_path::DeviceChoice;
+use dipaco_store::RunManifest;
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::Topology;
 use dipaco_train::{
@@ -25,7 +26,7 @@ use crate::phases;
 use crate::route::shard_records;
 use crate::run_directory::RunDirectory;
 use crate::run_lock::RunLock;
-use crate::store::{manifest, open_store};
+use crate::store::{manifest, manifest_in, open_store_of_long_work};
 use crate::validation::validate_in_turn;
 use crate::watch::watch;
 use crate::workers::{WorkerSetup, Workers};
@@ -67,16 +68,18 @@ pub async fn train(
     progress: &Progress,
     cancel: CancellationToken,
 ) -> Result<CoordinatorSummary, PipelineError> {
-    let store = open_store(run).await?;
+    let stop = cancel.clone();
+    let store = open_store_of_long_work(run, move || stop.is_cancelled()).await?;
     let _lock = RunLock::for_training(run)?;
     if options.resume {
         // First, because a damaged run goes back to a checkpoint and is then no longer complete.
         recover(&store, progress).await?;
     }
-    if let Some(summary) = finished(run, config).await? {
+    let saved = manifest_in(&store).await?;
+    if let Some(summary) = saved.as_ref().map_or(Ok(None), |saved| finished(saved, config))? {
         return Ok(summary);
     }
-    let phase = phases::current(run).await?;
+    let phase = saved.map_or(0, |saved| saved.phase());
     let started = start_training(&store, config, shard_records(run, phase, config)?, options.resume).await?;
     if let Some(training) = &started.manifest.training {
         let rounds = training.phase_end() - training.phase_begin();
@@ -100,13 +103,13 @@ pub async fn train(
         .map(|folder| tokio::spawn(follow(TensorBoard::new(&run.events(), folder), watching.clone())));
     let setup = CoordinatorOptions {
         config: config.clone(),
-        store,
+        store: store.clone(),
         started,
         shards: run.routing(0).root().to_owned(),
         revocations: Revocations::of(&run.revoked()),
         renew: Some(renewals(authority)),
         clock: Clock::system(),
-        reroute: (!options.stop_at_phase).then(|| phases::rerouting(run, config, progress)),
+        reroute: (!options.stop_at_phase).then(|| phases::rerouting(run, config, &store, progress)),
         events,
         progress: progress.clone(),
         observe: Some(Box::new(move |live| monitor.watch(live))),
@@ -133,8 +136,8 @@ pub async fn train(
         let _ = board.await;
     }
     let summary = result?;
-    let manifest = manifest(run).await?;
-    let training = manifest.and_then(|manifest| manifest.training);
+    let saved = manifest_in(&store).await?;
+    let training = saved.and_then(|manifest| manifest.training);
     let holdout = config.train.holdout_fraction;
     if let Some(warning) = training.and_then(|training| rising_losses(&training, holdout)) {
         tracing::warn!("{warning}");
@@ -160,11 +163,7 @@ pub async fn check_settings(run: &RunDirectory, config: &RunConfig) -> Result<()
 /// The summary of a run that is complete under this configuration; `None` when there is something left to train.
 ///
 /// Neither workers nor shards are needed to find out: both may be gone when a run is complete.
-async fn finished(
-    run: &RunDirectory,
-    config: &RunConfig,
-) -> Result<Option<CoordinatorSummary>, PipelineError> {
-    let Some(manifest) = manifest(run).await? else { return Ok(None) };
+fn finished(manifest: &RunManifest, config: &RunConfig) -> Result<Option<CoordinatorSummary>, PipelineError> {
     let (Some(start), Some(training)) = (manifest.start_hash(), &manifest.training) else { return Ok(None) };
     if !training.finished() || training.origin != training_origin(config, &start)? {
         return Ok(None);

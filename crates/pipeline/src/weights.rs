@@ -71,7 +71,18 @@ impl Weights {
         config: &RunConfig,
         version: Version,
     ) -> Result<Self, PipelineError> {
-        let store = existing_store(run)?.ok_or(PipelineError::NoSeed)?;
+        Self::of_store(existing_store(run)?.ok_or(PipelineError::NoSeed)?, config, version).await
+    }
+
+    /// [`Weights::open`] for a store that is open.
+    ///
+    /// # Errors
+    /// As [`Weights::open`].
+    pub async fn of_store(
+        store: RunStore,
+        config: &RunConfig,
+        version: Version,
+    ) -> Result<Self, PipelineError> {
         let PinnedManifest { manifest, warnings, pin } =
             PinnedManifest::load(&store).await?.ok_or(PipelineError::NoSeed)?;
         for warning in &warnings {

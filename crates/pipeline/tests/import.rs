@@ -291,6 +291,12 @@ fn a_file_that_is_longer_than_a_model_can_have_is_refused_by_name() {
         let expected = format!("{} has more than {largest} bytes", file.display());
         assert!(refused.to_string().contains(&expected), "{refused}");
     }
+    // The file of `serve.chat_template`.
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("mine.jinja");
+    lengthen(&template, 1 << 42);
+    let refused = dipaco_pipeline::chat_template_in(&template).unwrap_err();
+    assert!(refused.to_string().contains("mine.jinja has more than 1048576 bytes"), "{refused}");
 }
 
 #[test]

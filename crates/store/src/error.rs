@@ -210,6 +210,18 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// True if the same operation may succeed later: the disk, the network or the remote store failed. Damage, absence and
+    /// another writer's content stay.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Remote { .. } | Self::Full { .. } => true,
+            // A limit of this process.
+            Self::Io { source, .. } => !is_of(source, &[io::ErrorKind::FileTooLarge]),
+            _ => false,
+        }
+    }
+
     /// The error of a request to a remote store. An object that can't be read because it is absent is missing; nothing
     /// else of a store can be absent but its bucket.
     pub(crate) fn remote(what: &'static str, object: &str, store: &str, source: object_store::Error) -> Self {
@@ -227,7 +239,9 @@ impl StoreError {
         let (object, store) = (object.to_owned(), store.to_owned());
         match source {
             object_store::Error::NotFound { .. } => Self::Missing { object, store },
-            source if is_full(&source) => Self::Full { object, store, source: Box::new(source) },
+            source if is_of(&source, &[io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded]) => {
+                Self::Full { object, store, source: Box::new(source) }
+            }
             source => Self::Io { what, object, store, source: Box::new(source) },
         }
     }
@@ -284,12 +298,12 @@ impl RemoteCause {
     }
 }
 
-/// True if the cause is a full disk or quota. object_store wraps the operating system's error several levels deep.
-fn is_full(error: &object_store::Error) -> bool {
+/// True if the cause is an error of the operating system of one of these kinds. object_store wraps it several levels deep.
+fn is_of(error: &object_store::Error, kinds: &[io::ErrorKind]) -> bool {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(io) = error.downcast_ref::<io::Error>() {
-            return matches!(io.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+            return kinds.contains(&io.kind());
         }
         cause = error.source();
     }
@@ -323,5 +337,15 @@ mod tests {
             assert!(error.to_string().contains("no space left in /run while writing `modules/0/0/1`"));
         }
         assert!(matches!(from_os(5), StoreError::Io { .. }));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_file_that_is_too_large_for_this_process_stays_too_large() {
+        let too_large = from_os(27);
+        assert!(matches!(&too_large, StoreError::Io { .. }) && !too_large.may_pass(), "{too_large:?}");
+        for code in [5, 28, 122] {
+            assert!(from_os(code).may_pass());
+        }
     }
 }

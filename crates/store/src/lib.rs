@@ -32,7 +32,8 @@
 //!
 //! The manifest of a training run is [`RunManifest`]; the mechanism works with any [`ManifestSchema`].
 //!
-//! This package knows no tensors and has no caches. The caller decides about deletions.
+//! A store with [`Patience`] repeats what fails, for some time. This package knows no tensors and has no caches. The caller
+//! decides about deletions.
 
 #![forbid(unsafe_code)]
 
@@ -44,6 +45,7 @@ mod link;
 mod link_reader;
 mod manifest;
 mod parts;
+mod patience;
 mod pins;
 mod probe;
 mod remote;
@@ -63,4 +65,5 @@ pub use error::{RemoteCause, StoreError};
 pub use link_reader::{LinkError, LinkReader};
 pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, ManifestSequence};
 pub use parts::{ObjectParts, PARTS_IN_MEMORY};
+pub use patience::Patience;
 pub use store::{RunStore, StoredObject};

@@ -7,7 +7,6 @@
 use std::fmt;
 
 use bytes::Bytes;
-use object_store::Error;
 use object_store::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -154,13 +153,9 @@ impl RunStore {
         let content = encode(manifest, sequence, &probe::unique());
         let content = content.map_err(|source| self.payload_error::<M>(&name, source))?;
         let path = Path::from(name.as_str());
-        match self.create_exclusive(&path, content.into()).await {
-            Ok(()) => {}
-            Err(Error::AlreadyExists { .. }) => {
-                let current = self.newest().await?;
-                return Err(self.conflict(expected, current));
-            }
-            Err(source) => return Err(self.failed("write", &name, source)),
+        if !self.create_exclusive(&path, content.into()).await? {
+            let current = self.newest().await?;
+            return Err(self.conflict(expected, current));
         }
         // A writer that paused after its listing may create a number that other writers have used and pruned. The
         // second listing detects this: only numbers at least `KEPT_MANIFESTS` behind the newest are pruned.

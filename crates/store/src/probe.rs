@@ -27,8 +27,7 @@ impl RunStore {
         }
         let name = format!("{PROBES}/{}", unique());
         let path = Path::from(name.as_str());
-        let failed = |source| self.failed("write", &name, source);
-        self.create_exclusive(&path, Bytes::from_static(b"first").into()).await.map_err(failed)?;
+        self.create_exclusive(&path, Bytes::from_static(b"first").into()).await?;
         self.list_under(Some(&Path::from(PROBES))).await?;
         let second = self.objects.put_opts(&path, "second".into(), PutOptions::from(PutMode::Create)).await;
         let found = self.read(&path).await;

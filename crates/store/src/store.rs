@@ -16,6 +16,7 @@ use crate::ObjectRef;
 use crate::address::{self, Open, Resolved, StoreOptions};
 use crate::hash::hash;
 use crate::parts::ObjectParts;
+use crate::patience::Patience;
 use crate::transfer::{PART, SLOTS};
 use crate::{StoreError, manifest, probe};
 
@@ -39,6 +40,7 @@ pub struct RunStore {
     pub(crate) signer: Option<Arc<dyn Signer>>,
     /// Bounds the parts on the line to a remote store; other stores need no bound.
     pub(crate) slots: Option<Arc<Semaphore>>,
+    pub(crate) patience: Patience,
 }
 
 impl fmt::Debug for RunStore {
@@ -90,6 +92,7 @@ impl RunStore {
             folder: None,
             signer: None,
             slots: None,
+            patience: Patience::default(),
         }
     }
 
@@ -102,7 +105,8 @@ impl RunStore {
     fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Self, StoreError> {
         let Resolved { objects, signer, address, folder } = address::resolve(address, options, open)?;
         let slots = folder.is_none().then(|| Arc::new(Semaphore::new(SLOTS)));
-        Ok(Self { objects, address: address.into(), folder: folder.map(Into::into), signer, slots })
+        let (address, folder, patience) = (address.into(), folder.map(Into::into), Patience::default());
+        Ok(Self { objects, address, folder, signer, slots, patience })
     }
 
     /// True for a store behind a network, where the outcome of a request can be unknown.
@@ -154,21 +158,14 @@ impl RunStore {
         let exists = || StoreError::Exists { object: name.to_owned(), store: self.address.to_string() };
         if self.is_remote() && content.content_length() > PART {
             return match self.verify(reference).await {
-                Err(StoreError::Missing { .. }) => {
-                    let written = self.overwrite(&path, content).await;
-                    written.map_err(|source| self.failed("write", name, source))
-                }
+                Err(StoreError::Missing { .. }) => self.overwrite(&path, content).await,
                 Err(StoreError::Cut { .. } | StoreError::Damaged { .. }) => Err(exists()),
                 verified => verified,
             };
         }
         // Only a conditional write is safe here: a look-up before the write would leave a gap in which another writer
         // publishes the name.
-        match self.create_exclusive(&path, content).await {
-            Ok(()) => Ok(()),
-            Err(Error::AlreadyExists { .. }) => Err(exists()),
-            Err(source) => Err(self.failed("write", name, source)),
-        }
+        if self.create_exclusive(&path, content).await? { Ok(()) } else { Err(exists()) }
     }
 
     /// Publishes `content`, which may lie in several parts of memory, under `name` atomically, in place of any old content.
@@ -186,8 +183,7 @@ impl RunStore {
         let path = object_path(name)?;
         let content: PutPayload = content.into_iter().collect();
         let reference = reference(name, &content).await;
-        let written = self.overwrite(&path, content).await;
-        written.map_err(|source| self.failed("write", name, source))?;
+        self.overwrite(&path, content).await?;
         Ok(reference)
     }
 
@@ -294,11 +290,15 @@ impl RunStore {
     /// # Errors
     /// [`StoreError::Name`] and [`StoreError::Io`].
     pub async fn contains(&self, name: &str) -> Result<bool, StoreError> {
-        match self.objects.head(&object_path(name)?).await {
-            Ok(_) => Ok(true),
-            Err(Error::NotFound { .. }) => Ok(false),
-            Err(source) => Err(self.failed("look up", name, source)),
-        }
+        let path = object_path(name)?;
+        let attempt = || async {
+            match self.objects.head(&path).await {
+                Ok(_) => Ok(true),
+                Err(Error::NotFound { .. }) => Ok(false),
+                Err(source) => Err(self.failed("look up", name, source)),
+            }
+        };
+        self.patiently(attempt).await
     }
 
     /// Deletes an object. An absent object is no error, so a caller may repeat a deletion.
@@ -322,28 +322,34 @@ impl RunStore {
     }
 
     pub(crate) async fn list_under(&self, prefix: Option<&Path>) -> Result<Vec<StoredObject>, StoreError> {
-        let listed = self
-            .objects
-            .list(prefix)
-            .map_ok(|meta| StoredObject { name: meta.location.to_string(), bytes: meta.size });
-        let mut found: Vec<_> = listed
-            .try_collect()
-            .await
-            .map_err(|source| self.failed("list", prefix.map_or("", AsRef::as_ref), source))?;
+        let failed = |source| self.failed("list", prefix.map_or("", AsRef::as_ref), source);
+        let attempt = || async {
+            let listed = self
+                .objects
+                .list(prefix)
+                .map_ok(|meta| StoredObject { name: meta.location.to_string(), bytes: meta.size });
+            listed.try_collect::<Vec<_>>().await.map_err(failed)
+        };
+        let mut found = self.patiently(attempt).await?;
         found.sort();
         Ok(found)
     }
 
     pub(crate) async fn read(&self, path: &Path) -> Result<Bytes, StoreError> {
         let failed = |source| self.failed("read", path.as_ref(), source);
-        self.objects.get(path).await.map_err(failed)?.bytes().await.map_err(failed)
+        let attempt =
+            || async { self.objects.get(path).await.map_err(failed)?.bytes().await.map_err(failed) };
+        self.patiently(attempt).await
     }
 
     pub(crate) async fn remove(&self, path: &Path) -> Result<(), StoreError> {
-        match self.objects.delete(path).await {
-            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(source) => Err(self.failed("delete", path.as_ref(), source)),
-        }
+        let attempt = || async {
+            match self.objects.delete(path).await {
+                Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+                Err(source) => Err(self.failed("delete", path.as_ref(), source)),
+            }
+        };
+        self.patiently(attempt).await
     }
 
     pub(crate) fn failed(&self, what: &'static str, object: &str, source: Error) -> StoreError {

@@ -39,7 +39,18 @@ const ATTEMPTS: u32 = 3;
 
 impl RunStore {
     /// Writes `content` under `path` in place of any old content. A reader sees all of it or nothing.
-    pub(crate) async fn overwrite(&self, path: &Path, content: PutPayload) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] if the disk is full.
+    pub(crate) async fn overwrite(&self, path: &Path, content: PutPayload) -> Result<(), StoreError> {
+        let attempt = || async {
+            let written = self.overwrite_once(path, content.clone()).await;
+            written.map_err(|source| self.failed("write", path.as_ref(), source))
+        };
+        self.patiently(attempt).await
+    }
+
+    async fn overwrite_once(&self, path: &Path, content: PutPayload) -> Result<(), Error> {
         if self.is_remote() && content.content_length() > PART {
             return self.overwrite_in_parts(path, content.into_iter().collect()).await;
         }
@@ -81,11 +92,27 @@ impl RunStore {
     /// Writes `content` under `path` if the name is free. A name with exactly this content is a success, because a lost
     /// reply to an earlier attempt looks the same.
     ///
-    /// The caller makes content unlike any other writer's where only one writer may succeed.
+    /// Returns `false` if the name has other content. The caller makes content unlike any other writer's where only one
+    /// writer may succeed.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] if the name has other content.
-    pub(crate) async fn create_exclusive(&self, path: &Path, content: PutPayload) -> Result<(), Error> {
+    /// [`StoreError::Full`] if the disk is full.
+    pub(crate) async fn create_exclusive(
+        &self,
+        path: &Path,
+        content: PutPayload,
+    ) -> Result<bool, StoreError> {
+        let attempt = || async {
+            match self.create_exclusive_once(path, content.clone()).await {
+                Ok(()) => Ok(true),
+                Err(Error::AlreadyExists { .. }) => Ok(false),
+                Err(source) => Err(self.failed("write", path.as_ref(), source)),
+            }
+        };
+        self.patiently(attempt).await
+    }
+
+    async fn create_exclusive_once(&self, path: &Path, content: PutPayload) -> Result<(), Error> {
         let mut attempt = 1;
         loop {
             let written = {
@@ -105,6 +132,8 @@ impl RunStore {
                 }
                 // S3 refuses a creation during another one of the same name, also when the other one fails.
                 Ok(None) if attempt < ATTEMPTS => attempt += 1,
+                // It is not known whose content it is.
+                Err(unread) if exists => return Err(unread),
                 _ => return Err(error),
             }
         }
@@ -168,9 +197,12 @@ impl RunStore {
         let whole = range == (0..reference.bytes);
         // A range in an empty object is an error in some stores.
         let options = GetOptions { range: (!whole).then(|| range.into()), ..GetOptions::default() };
-        let _slot = self.slot().await;
         let failed = |source| self.failed("read", &reference.name, source);
-        self.open_object(reference, options).await?.bytes().await.map_err(failed)
+        let attempt = || async {
+            let _slot = self.slot().await;
+            self.open_object(reference, options.clone()).await?.bytes().await.map_err(failed)
+        };
+        self.patiently(attempt).await
     }
 
     /// Waits until the line has room for a part. A directory has room for everything.

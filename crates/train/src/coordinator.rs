@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use dipaco_config::RunConfig;
 use dipaco_ledger::{Ledger, PhaseBoundary};
-use dipaco_net::{Clock, RareWarning, Server, Traffic};
+use dipaco_net::{Clock, Server, Traffic};
 use dipaco_store::{RunStore, ShardRecord};
 use dipaco_telemetry::{Event, Events, LiveSource, Progress, WireBytes};
 use dipaco_topology::Topology;
@@ -73,7 +73,7 @@ const LOOK_FOR_LEFTOVERS: Duration = Duration::from_secs(3600);
 pub struct CoordinatorOptions {
     /// The run's configuration, with the vocabulary set.
     pub config: RunConfig,
-    /// The run's store.
+    /// The run's store. Give it [`store_patience`](crate::store_patience), or the first failure of a disk ends the coordinator.
     pub store: RunStore,
     /// The current manifest of the run.
     pub started: OpenRun,
@@ -229,7 +229,7 @@ impl RunningCoordinator {
         } = options;
         let begun = Instant::now();
         let leftovers = Leftovers { store: store.clone(), clock: clock.clone(), every: LOOK_FOR_LEFTOVERS };
-        leftovers.remove().await?;
+        leftovers.remove().await;
         let topology = Topology::new(&config.topology, config.model.blocks)?;
         let plan = WorkerPlan::new(&config);
         let to_write = Arc::new(Notify::new());
@@ -264,7 +264,6 @@ impl RunningCoordinator {
             ledger,
             intake: Arc::new(intake),
             links,
-            unreadable: RareWarning::default(),
             to_write,
             standstill: Duration::from_secs(config.train.standstill_seconds),
             shards,

@@ -5,7 +5,8 @@
 //! starts, [`start_training`] cuts it into modules, [`coordinate`] hands out leases and takes outer steps, [`work`]
 //! trains paths, and [`synchronize`] takes outer steps in another process.
 //!
-//! This package has no command line and chooses no directories.
+//! A store with [`store_patience`] lets these processes outlive a disk or a line that fails for some minutes. This package has
+//! no command line and chooses no directories.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod error;
 mod extension;
 pub mod host;
 mod open_run;
+mod patience;
 mod router;
 mod seed;
 mod stored_modules;
@@ -36,6 +38,7 @@ pub use error::TrainError;
 pub use extension::{ExtensionError, ExtensionOptions, check_finished, extend_run};
 pub use host::{HostError, Revocations};
 pub use open_run::{OpenRun, open_run};
+pub use patience::store_patience;
 pub use router::{
     RouterError, RouterStep, RouterTraining, TrainedRouter, rising_losses, score_header, shard_repeats,
     small_shards, train_router, write_scores,

@@ -1,7 +1,6 @@
 //! `dipaco serve`: serves a trained run over HTTP.
 
 use std::env::VarError;
-use std::fs;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::runtime;
 use dipaco_pipeline::serve::open;
-use dipaco_pipeline::{RunDirectory, Version, prepared, vocabulary};
+use dipaco_pipeline::{RunDirectory, Version, chat_template_in, prepared, vocabulary};
 
 /// The environment variable with API keys. There is no option for them: every user of a machine sees the arguments of its
 /// programs.
@@ -114,11 +113,7 @@ fn keys_of_environment() -> Result<ApiKeys, CliError> {
 /// The chat template of the configuration, or else of the imported model.
 fn chat_template(run: &RunDirectory, config: &RunConfig) -> Result<Option<ChatTemplate>, CliError> {
     let text = match &config.serve.chat_template {
-        Some(file) => Some(fs::read_to_string(file).map_err(|source| CliError::Io {
-            action: "read",
-            path: file.clone(),
-            source,
-        })?),
+        Some(file) => Some(chat_template_in(file)?),
         None => run.imported().chat_template()?,
     };
     let Some(text) = text else { return Ok(None) };

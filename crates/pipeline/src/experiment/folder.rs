@@ -72,14 +72,7 @@ impl ExperimentFolder {
         if let Err(std::fs::TryLockError::WouldBlock) = lock.try_lock() {
             return Err(PipelineError::FolderBusy { folder: folder.clone() });
         }
-        let labels_hash = match &options.labels {
-            Some(file) => {
-                let failed = |source| PipelineError::Io { action: "read", path: file.clone(), source };
-                let labels = std::fs::read(file).map_err(failed)?;
-                Some(blake3::hash(&labels).to_hex().to_string())
-            }
-            None => None,
-        };
+        let labels_hash = options.labels.as_deref().map(dipaco_files::file_hash).transpose()?;
         Ok(Self {
             progress: progress.clone(),
             cancel,

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use dipaco_net::Clock;
-use dipaco_store::{RunStore, StoreError};
+use dipaco_store::RunStore;
 
 /// Age from which on an unfinished write is a leftover of a process that is gone.
 const LEFTOVER: Duration = Duration::from_secs(3600);
@@ -18,25 +18,25 @@ pub(super) struct Leftovers {
 }
 
 impl Leftovers {
-    /// Removes what is there now.
-    ///
-    /// # Errors
-    /// When the store can't be read.
-    pub(super) async fn remove(&self) -> Result<(), StoreError> {
-        let leftovers = self.store.sweep(self.clock.now() - LEFTOVER).await?;
-        if leftovers > 0 {
-            tracing::info!(leftovers, "unfinished writes of earlier processes were removed from the store");
+    /// Removes what is there now. No run needs that, so a failure is only told.
+    pub(super) async fn remove(&self) {
+        match self.store.sweep(self.clock.now() - LEFTOVER).await {
+            Ok(0) => {}
+            Ok(leftovers) => {
+                tracing::info!(
+                    leftovers,
+                    "unfinished writes of earlier processes were removed from the store"
+                );
+            }
+            Err(error) => tracing::warn!(%error, "the store keeps unfinished writes of earlier processes"),
         }
-        Ok(())
     }
 
     /// Removes leftovers from time to time: synchronizers that are killed leave some during the training.
     pub(super) async fn keep_removing(&self) -> Infallible {
         loop {
             tokio::time::sleep(self.every).await;
-            if let Err(error) = self.remove().await {
-                tracing::warn!(%error, "the store keeps unfinished writes of earlier processes");
-            }
+            self.remove().await;
         }
     }
 }
@@ -57,7 +57,7 @@ mod tests {
             let now = SystemTime::now() + age;
             Leftovers { store: store.clone(), clock: Clock::from_fn(move || now), every: Duration::ZERO }
         };
-        at(LEFTOVER / 2).remove().await.unwrap();
+        at(LEFTOVER / 2).remove().await;
         assert!(unfinished.exists());
         let old = at(2 * LEFTOVER);
         let gone = async {

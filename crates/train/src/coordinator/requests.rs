@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dipaco_ledger::Ledger;
-use dipaco_net::{NetError, RareWarning};
+use dipaco_net::NetError;
 use dipaco_store::ShardRecord;
 use dipaco_sync::{Fence, ProcessId};
 use dipaco_telemetry::Event;
@@ -25,7 +25,6 @@ use dipaco_protocol::{FetchSource, Request, Response};
 mod fetches;
 mod leases;
 mod outer_steps;
-mod repeated_read;
 mod results;
 mod waiting;
 
@@ -44,8 +43,6 @@ pub(crate) struct CoordinatorRequests {
     pub(crate) intake: Arc<ResultIntake>,
     /// Makes links to objects of the store.
     pub(crate) links: LinkIssuer,
-    /// Warnings about objects that can't be read.
-    pub(crate) unreadable: RareWarning,
     /// Wakes the manifest writer.
     pub(crate) to_write: Arc<Notify>,
     /// Time after which a synchronizer loses its modules without an outer step.

@@ -47,7 +47,7 @@ pub struct SynchronizerOptions {
     pub modules: Vec<ModuleId>,
     /// `host:port` at which workers reach the synchronizer.
     pub address: String,
-    /// The run's store, shared with the coordinator.
+    /// The run's store, shared with the coordinator. Give it [`store_patience`](crate::store_patience), too.
     pub store: RunStore,
     /// True if workers may get links to the store.
     pub links: bool,

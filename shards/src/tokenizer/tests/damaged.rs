@@ -1,5 +1,6 @@
 //! Damaged and hostile tokenizers.
 
+use std::fs::File;
 use std::panic::resume_unwind;
 use std::process::Command;
 
@@ -124,6 +125,18 @@ fn a_panic_of_the_library_prints_nothing() {
 fn a_device_in_place_of_a_file_is_refused() {
     let error = Tokenizer::from_file(Path::new("/dev/zero"), None).unwrap_err();
     assert!(chain(&error).ends_with("it is no regular file"), "{}", chain(&error));
+}
+
+#[test]
+fn a_file_that_is_longer_than_any_tokenizer_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    // Sparse: it takes no space on the disk, and all memory of the machine when it is read.
+    File::create(&path).unwrap().set_len(1 << 42).unwrap();
+    let error = Tokenizer::from_file(&path, None).unwrap_err();
+    assert!(matches!(error, ShardsError::TooLarge { largest: Tokenizer::LARGEST_FILE, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("{} has more than 134217728 bytes", path.display())), "{text}");
 }
 
 /// A tokenizer of any kind.

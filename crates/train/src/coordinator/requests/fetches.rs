@@ -1,16 +1,16 @@
 //! Answers to fetches.
 
 use std::error::Error;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
-use std::time::Instant;
 
+use bytes::Bytes;
 use dipaco_shards::{ShardsError, TokenSetManifest};
 use dipaco_store::{ObjectRef, StoreError};
 use dipaco_topology::PathId;
 
 use super::CoordinatorRequests;
-use super::repeated_read::RepeatedRead;
+use crate::TrainError;
 use crate::blocking::blocking;
 use crate::coordinator::error::CoordinatorError;
 use crate::host::{Answer, read_piece, refused};
@@ -30,7 +30,7 @@ impl CoordinatorRequests {
         object: &ObjectRef,
         offset: u64,
     ) -> Result<Answer, CoordinatorError> {
-        self.answer_of(object, || read_piece(&self.intake.store, object, offset)).await
+        self.answer_of(object, read_piece(&self.intake.store, object, offset)).await
     }
 
     /// A link to an object that a worker may fetch.
@@ -43,26 +43,23 @@ impl CoordinatorRequests {
 
     /// Reads an object that a worker received with a wrong hash. A damaged object ends the coordinator.
     pub(super) async fn check_object(&self, object: &ObjectRef) -> Result<Answer, CoordinatorError> {
-        let verify = || async { self.intake.store.verify(object).await.map(|()| (Response::Done, None)) };
+        let verify = async { self.intake.store.verify(object).await.map(|()| (Response::Done, None)) };
         self.answer_of(object, verify).await
     }
 
-    /// The answer that a read of an object gives. While the object can't be read, its worker waits: one error of a disk, or a
-    /// short outage of the store, is no reason to end the run of everybody.
-    async fn answer_of<F: Future<Output = Result<Answer, StoreError>>>(
+    /// The answer that a read of an object gives. While the store's patience lasts, the worker waits.
+    async fn answer_of(
         &self,
         object: &ObjectRef,
-        read: impl Fn() -> F,
+        read: impl Future<Output = Result<Answer, StoreError>>,
     ) -> Result<Answer, CoordinatorError> {
-        let failed = |error: &StoreError| self.warn_unreadable(error);
-        let answer = RepeatedRead::default().of(|| self.is_current(object), read, failed).await?;
-        Ok(answer.unwrap_or_else(|| outdated(object)))
-    }
-
-    fn warn_unreadable(&self, error: &StoreError) {
-        if let Some(suppressed) = self.unreadable.due(Instant::now()) {
-            let cause = error.source().map(ToString::to_string);
-            tracing::warn!(%error, cause, suppressed, "a worker waits for an object, which is read again");
+        if !self.is_current(object) {
+            return Ok(outdated(object));
+        }
+        match read.await {
+            // Superseded and deleted since the look-up.
+            Err(_) if !self.is_current(object) => Ok(outdated(object)),
+            answer => Ok(answer?),
         }
     }
 
@@ -87,16 +84,26 @@ impl CoordinatorRequests {
             Ok(shard) => self.shards.join(&shard.file),
             Err(error) => return Ok(refused(error.to_string())),
         };
-        Ok(match blocking(move || read_file(&list, file, offset)).await? {
-            Ok((total, piece)) => (Response::Piece { total }, Some(piece.into())),
-            Err(error) => {
+        let read = || {
+            let list = list.clone();
+            async move { Ok(blocking(move || read_file(&list, file, offset)).await??) }
+        };
+        match self.intake.store.patience().repeat(read, may_pass).await {
+            Ok((total, piece)) => Ok((Response::Piece { total }, Some(Bytes::from(piece)))),
+            Err(TrainError::Shards(error)) => {
                 let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-                refused(format!(
+                Ok(refused(format!(
                     "the coordinator can't read the shard of path {path}: {error}{cause}; run `dipaco route assign` again"
-                ))
+                )))
             }
-        })
+            Err(error) => Err(error.into()),
+        }
     }
+}
+
+/// True if a shard may be readable later: the disk failed, and the file is there.
+fn may_pass(error: &TrainError) -> bool {
+    matches!(error, TrainError::Shards(ShardsError::Io { source, .. }) if source.kind() != ErrorKind::NotFound)
 }
 
 /// The length of a file of a shard, and the piece of it at `offset`.

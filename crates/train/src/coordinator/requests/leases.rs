@@ -265,3 +265,6 @@ impl CoordinatorRequests {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

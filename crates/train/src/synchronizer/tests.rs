@@ -1,0 +1,135 @@
+//! Outer steps with contributions that overflow, and in a store that fails for a while.
+
+use std::fs::{remove_file, rename};
+use std::os::unix::fs::symlink;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dipaco_config::RunConfig;
+use dipaco_store::{Patience, StoreError};
+use dipaco_topology::ModuleId;
+
+use super::*;
+
+const FRAGMENT: FragmentId = FragmentId { module: ModuleId { level: 0, index: 0 }, index: 0 };
+
+fn plan() -> WorkerPlan {
+    let mut config = RunConfig::default();
+    config.model.vocab_size = 11;
+    (config.model.hidden_size, config.model.ffn_size, config.model.blocks) = (8, 8, 1);
+    (config.model.heads, config.model.head_dim) = (1, 8);
+    config.topology = dipaco_topology::TopologyConfig::dense(1);
+    WorkerPlan::new(&config)
+}
+
+fn specs(plan: &WorkerPlan) -> Arc<[TensorSpec]> {
+    let layout = Layout::of_plan(plan, &plan.topology().unwrap()).unwrap();
+    layout.fragment(0, 0).unwrap().specs.clone()
+}
+
+fn synchronizer(plan: &WorkerPlan, store: &RunStore) -> Synchronizer {
+    let layout = Layout::of_plan(plan, &plan.topology().unwrap()).unwrap();
+    Synchronizer::new(store.clone(), layout, plan, VerifiedGradients::default(), std::env::temp_dir())
+}
+
+/// Puts weights of equal values into the store.
+async fn weights(store: &RunStore, plan: &WorkerPlan, value: f32) -> ObjectRef {
+    let specs = specs(plan);
+    let values = vec![value; dipaco_model::parameters(&specs)];
+    let weights = module_files::encode(&ModuleWeights { specs, values }).unwrap();
+    store.put("modules/before", weights).await.unwrap()
+}
+
+/// Puts an outer gradient of equal values into the store.
+async fn gradient(store: &RunStore, plan: &WorkerPlan, value: f32) -> ObjectRef {
+    let values = vec![value; dipaco_model::parameters(&specs(plan))];
+    let encoded = dipaco_codec::encode(&values, dipaco_codec::Compression::F32).unwrap();
+    store.put(&format!("gradients/{value}"), Bytes::from(encoded)).await.unwrap()
+}
+
+/// A step that is due, from these weights and this momentum, with one contribution.
+fn order(weights: ObjectRef, momentum: Option<ObjectRef>, gradient: ObjectRef) -> OuterStepOrder {
+    OuterStepOrder {
+        fragment: FRAGMENT,
+        version: 1,
+        fence: 7,
+        weights,
+        momentum,
+        shares: vec![MergeInput { path: PathId(0), weight: 1.0, gradient: Some(gradient) }],
+        applied: 0,
+        due: true,
+    }
+}
+
+#[tokio::test]
+async fn contributions_that_overflow_are_left_out() {
+    let (plan, store) = (plan(), RunStore::in_memory());
+    let weights = weights(&store, &plan, 0.25).await;
+    let synchronizer = synchronizer(&plan, &store);
+    for (value, expected) in [(-3e38f32, Some(0.25f32)), (1.0, None)] {
+        let gradient = gradient(&store, &plan, value).await;
+        let order = order(weights.clone(), None, gradient);
+        let done = synchronizer.carry_out(order).await.unwrap().unwrap();
+        let published = read_module(&store, &done.weights, specs(&plan)).await.unwrap().values;
+        assert!(published.iter().all(|value| value.is_finite()));
+        assert_eq!(published.iter().all(|value| *value == 0.25), expected.is_some(), "{value}");
+        assert!(store.get(&done.momentum).await.is_ok());
+    }
+}
+
+/// What an outer step gives when `part` of its store is broken until so many failures have been heard, and the number of
+/// failures.
+async fn step_with_broken(part: &str, mended: u32) -> (Result<OuterStepDone, SynchronizerError>, u32) {
+    let (plan, folder) = (plan(), tempfile::tempdir().unwrap());
+    let (place, kept) = (folder.path().join(part), folder.path().join("kept"));
+    let told = Arc::<AtomicU32>::default();
+    let (heard, broken, whole) = (told.clone(), place.clone(), kept.clone());
+    let patience = Patience::new(Duration::ZERO, Duration::from_secs(3600), move |_| {
+        let number = heard.fetch_add(1, Ordering::Relaxed) + 1;
+        if number == mended {
+            remove_file(&broken).unwrap();
+            if whole.exists() {
+                rename(&whole, &broken).unwrap();
+            }
+        }
+        number < 100
+    });
+    let store = RunStore::create(folder.path().to_str().unwrap()).unwrap().with_patience(patience);
+    let (weights, gradient) = (weights(&store, &plan, 0.25).await, gradient(&store, &plan, 1.0).await);
+    let momentum = OuterState::start(&plan.outer, dipaco_model::parameters(&specs(&plan)));
+    let momentum = momentum.encode(&plan.outer, &specs(&plan)).unwrap();
+    let momentum = store.put_replacing("before/momentum", momentum).await.unwrap();
+    if place.exists() {
+        rename(&place, &kept).unwrap();
+    }
+    // A link to itself can't be opened, also not by root, and it is not absent.
+    symlink(&place, &place).unwrap();
+    let stepped = synchronizer(&plan, &store).carry_out(order(weights, Some(momentum), gradient)).await;
+    (stepped.map(Option::unwrap), told.load(Ordering::Relaxed))
+}
+
+#[tokio::test]
+async fn a_store_that_fails_for_a_while_changes_no_bit_of_an_outer_step() {
+    let (calm, told) = step_with_broken("unrelated", u32::MAX).await;
+    let (calm, OuterStepDone { weights, momentum, .. }) = (told, calm.unwrap());
+    assert_eq!(calm, 0);
+    // The contributions, the old weights, the old momentum, and the place of the new ones.
+    for part in ["gradients/1", "modules/before", "before/momentum", "modules", "momenta"] {
+        let (done, told) = step_with_broken(part, 3).await;
+        let done = done.unwrap_or_else(|error| panic!("{part}: {error}"));
+        assert_eq!((&done.weights, &done.momentum), (&weights, &momentum), "{part}");
+        assert!(told >= 3, "{part}: {told}");
+    }
+}
+
+#[tokio::test]
+async fn an_outer_step_ends_with_the_reason_when_the_patience_ends() {
+    for (part, what) in [("gradients/1", "can't read `gradients/1`"), ("momenta", "can't write `momenta/")] {
+        let error = step_with_broken(part, u32::MAX).await.0.unwrap_err();
+        let SynchronizerError::Core(TrainError::Store(StoreError::Io { .. })) = &error else {
+            panic!("{part}: {error:?}");
+        };
+        assert!(error.to_string().starts_with(what), "{error}");
+    }
+}
