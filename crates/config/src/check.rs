@@ -1,6 +1,7 @@
 //! Checks that the values of a configuration are in range and fit together.
 
 mod paths_per_round;
+mod state_dtype;
 mod synchronous;
 
 use dipaco_routing::{FeatureKind, RouterKind};
@@ -227,6 +228,7 @@ impl RunConfig {
         self.check_outer(problems);
         self.check_sync(problems);
         self.check_paths_per_round(problems);
+        self.check_state_dtype(problems);
         problems.at_least_one("train.state_every", u64::from(train.state_every));
         problems.at_least_one("train.held_paths", train.held_paths as u64);
         if !(1..=86_400).contains(&train.lease_seconds) {

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use dipaco_model::ModelConfig;
+use dipaco_model::{Dtype, ModelConfig};
 use dipaco_optim::{AdamWConfig, Optimizer, ScheduleConfig};
 use dipaco_routing::RouterConfig;
 use dipaco_settings::{EvaluationConfig, ServeConfig};
@@ -262,6 +262,9 @@ pub struct TrainConfig {
     pub quarantine_after: usize,
     /// Key `train.state_every`.
     pub state_every: u32,
+    /// Key `train.state_dtype`. Left out of the written configuration when it is f32.
+    #[serde(skip_serializing_if = "Dtype::is_f32")]
+    pub state_dtype: Dtype,
     /// Key `train.held_paths`.
     pub held_paths: usize,
     /// Key `train.checkpoints`.
@@ -301,6 +304,7 @@ impl Default for TrainConfig {
             standstill_seconds: 1800,
             quarantine_after: 2,
             state_every: 4,
+            state_dtype: Dtype::default(),
             held_paths: 16,
             checkpoints: 2,
             threads_per_worker: 0,

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
 
-/// Type of the factors of matrix products (key `model.dtype`). Sums, weights, gradients, moments, norms, softmax and
-/// the loss are f32 with every type.
+/// Type of numbers: of the factors of matrix products (key `model.dtype`), and of moments between leases (key
+/// `train.state_dtype`). Sums, weights, gradients, norms, softmax, the loss, and moments in a lease are f32 with every type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
@@ -26,6 +26,22 @@ impl Dtype {
             Self::F32 => 4,
             Self::Bf16 => 2,
         }
+    }
+
+    /// Returns the largest relative error of rounding a normal number of f32 to the type.
+    #[must_use]
+    pub fn rounding(self) -> f64 {
+        match self {
+            Self::F32 => 0.0,
+            // Half of the last of 8 bits.
+            Self::Bf16 => 1.0 / 256.0,
+        }
+    }
+
+    /// True if this is f32, the default.
+    #[must_use]
+    pub fn is_f32(&self) -> bool {
+        *self == Self::F32
     }
 
     /// Returns the name in a configuration.

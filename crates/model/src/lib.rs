@@ -34,6 +34,7 @@
 mod config;
 mod error;
 mod export;
+mod file_values;
 mod forward;
 mod gguf;
 mod gradients;
@@ -61,6 +62,7 @@ pub use dipaco_ops::{
 };
 pub use error::{BoxError, ModelError};
 pub use export::{SpecialTokens, export_llama, export_model, import_llama};
+pub use file_values::{append_file_values, file_bytes, into_little_endian, little_endian};
 pub use forward::Loss;
 pub use gguf::{GgufTokens, GgufVocabulary, VocabularyError, export_gguf};
 pub use gradients::Gradients;
@@ -77,6 +79,4 @@ pub use step::{Positions, StepSequence, Stepper};
 pub use step_pages::StepPages;
 pub use weight_reader::WeightReader;
 pub use weight_stream::{WeightStream, take_bytes};
-pub use weights::{
-    ModuleView, ModuleWeights, into_little_endian, little_endian, safetensors_parts, tensors_of,
-};
+pub use weights::{ModuleView, ModuleWeights, file_order, safetensors_header, safetensors_parts, tensors_of};

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use dipaco_topology::{Part, Topology};
 
-use crate::ModelConfig;
+use crate::{Dtype, ModelConfig};
 
 /// Name and shape of a tensor of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct TensorSpec {
     pub part: Part,
     /// True if weight decay applies. It does not apply to norms.
     pub decay: bool,
+    /// Type of its numbers in files. In memory they are f32.
+    pub file_dtype: Dtype,
 }
 
 impl TensorSpec {
@@ -24,6 +26,12 @@ impl TensorSpec {
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Returns the bytes of its numbers in a file.
+    #[must_use]
+    pub fn file_bytes(&self) -> usize {
+        self.parameters().saturating_mul(self.file_dtype.bytes())
     }
 }
 
@@ -38,8 +46,10 @@ pub fn path_specs(config: &ModelConfig) -> Vec<TensorSpec> {
         shape: vec![rows, columns],
         part,
         decay: true,
+        file_dtype: Dtype::F32,
     };
-    let norm = |name: String, part| TensorSpec { name, shape: vec![d], part, decay: false };
+    let norm =
+        |name: String, part| TensorSpec { name, shape: vec![d], part, decay: false, file_dtype: Dtype::F32 };
     let embedding = matrix("model.embed_tokens.weight".into(), v, d, Part::Embedding);
     let mut specs = vec![TensorSpec { decay: config.embedding_decay, ..embedding }];
     for i in 0..config.blocks {

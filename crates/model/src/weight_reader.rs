@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::{ModelError, ModuleWeights, TensorSpec, WeightStream};
 
-/// Reads a safetensors file of f32 tensors piece by piece. The file is not in memory beside its values.
+/// Reads a safetensors file piece by piece. The file is not in memory beside its values.
 #[derive(Debug)]
 pub struct WeightReader {
     stream: WeightStream,
@@ -49,7 +49,7 @@ impl WeightReader {
     /// Reads the next piece of the file.
     ///
     /// # Errors
-    /// The bytes are damaged or more than the length of the file. A tensor is missing, unknown, of another shape or not f32.
+    /// The bytes are damaged or more than the length of the file. A tensor is missing, unknown, or of another shape or type.
     pub fn read(&mut self, piece: &[u8]) -> Result<(), ModelError> {
         let Self { stream, places, lengths, vectors, .. } = self;
         stream.read_values(piece, |spec, first, found| {
@@ -98,17 +98,30 @@ mod tests {
     use dipaco_topology::Part;
 
     use super::*;
+    use crate::Dtype;
 
     #[test]
     fn pieces_of_any_length_make_the_module() {
-        let spec = |name: &str, shape: &[usize]| TensorSpec {
+        let spec = |name: &str, shape: &[usize], file_dtype| TensorSpec {
             name: name.to_owned(),
             shape: shape.to_vec(),
             part: Part::Block(0),
             decay: false,
+            file_dtype,
         };
-        // Not in the order of the file.
-        let specs: Arc<[_]> = [spec("c", &[2, 3]), spec("a", &[5]), spec("b", &[0]), spec("aa", &[1])].into();
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            // Not in the order of the file.
+            let specs = [
+                spec("c", &[2, 3], dtype),
+                spec("a", &[5], dtype),
+                spec("b", &[0], Dtype::F32),
+                spec("aa", &[1], Dtype::F32),
+            ];
+            pieces_make(specs.into());
+        }
+    }
+
+    fn pieces_make(specs: Arc<[TensorSpec]>) {
         let module =
             ModuleWeights { specs: specs.clone(), values: (0..12).map(|value| value as f32).collect() };
         let file = module.to_safetensors(None).unwrap();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use safetensors::tensor::{Metadata, SafeTensorError};
 
+use crate::file_values::append_file_values;
 use crate::weights::check_tensors;
 use crate::{ModelError, TensorSpec};
 
@@ -12,13 +13,10 @@ use crate::{ModelError, TensorSpec};
 const LENGTH: usize = 8;
 /// Most bytes of a header, as in the package `safetensors`.
 const MOST_HEADER: usize = 100_000_000;
-/// Bytes of an f32.
-const F32: usize = size_of::<f32>();
-
 /// Values that are decoded at a time.
 const CHUNK: usize = 1 << 16;
 
-/// Reads a safetensors file of f32 tensors piece by piece.
+/// Reads a safetensors file piece by piece. Values of each type come as f32.
 #[derive(Debug)]
 pub struct WeightStream {
     specs: Arc<[TensorSpec]>,
@@ -59,7 +57,8 @@ impl WeightStream {
     /// time is in memory.
     ///
     /// # Errors
-    /// The bytes are damaged or more than the length of the file. A tensor is missing, unknown, of another shape or not f32.
+    /// The bytes are damaged or more than the length of the file. A tensor is missing, unknown, or of another shape
+    /// or type.
     /// The error of `take`.
     pub fn read(
         &mut self,
@@ -161,24 +160,22 @@ impl Tensors {
         take: &mut impl FnMut(&TensorSpec, usize, &[f32]) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {
         while let Some(spec) = self.order.front().and_then(|&index| specs.get(index)) {
-            let length = spec.parameters();
+            let (length, dtype) = (spec.parameters(), spec.file_dtype);
             if length == 0 {
                 take(spec, 0, &[])?;
             }
             if !self.cut.is_empty() {
-                take_bytes(&mut self.cut, &mut piece, F32);
-                let Some(value) = self.cut.first_chunk() else { return Ok(()) };
-                take(spec, self.taken, &[f32::from_le_bytes(*value)])?;
-                self.taken += 1;
-                self.cut.clear();
+                take_bytes(&mut self.cut, &mut piece, dtype.bytes());
+                if self.cut.len() < dtype.bytes() {
+                    return Ok(());
+                }
+                let value = std::mem::take(&mut self.cut);
+                self.take(spec, &value, take)?;
             }
-            let (own, rest) = piece.split_at(((length - self.taken) * F32).min(piece.len()));
-            let (values, cut) = own.as_chunks::<F32>();
-            for values in values.chunks(CHUNK) {
-                self.chunk.clear();
-                self.chunk.extend(values.iter().map(|&bytes| f32::from_le_bytes(bytes)));
-                take(spec, self.taken, &self.chunk)?;
-                self.taken += values.len();
+            let (own, rest) = piece.split_at(((length - self.taken) * dtype.bytes()).min(piece.len()));
+            let (whole, cut) = own.split_at(own.len() - own.len() % dtype.bytes());
+            for bytes in whole.chunks(CHUNK * dtype.bytes()) {
+                self.take(spec, bytes, take)?;
             }
             self.cut.extend_from_slice(cut);
             piece = rest;
@@ -188,6 +185,20 @@ impl Tensors {
             self.order.pop_front();
             self.taken = 0;
         }
+        Ok(())
+    }
+
+    /// Gives the next values of the current tensor, which are whole numbers in these bytes.
+    fn take(
+        &mut self,
+        spec: &TensorSpec,
+        bytes: &[u8],
+        take: &mut impl FnMut(&TensorSpec, usize, &[f32]) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        self.chunk.clear();
+        append_file_values(&mut self.chunk, bytes, spec.file_dtype);
+        take(spec, self.taken, &self.chunk)?;
+        self.taken += self.chunk.len();
         Ok(())
     }
 }

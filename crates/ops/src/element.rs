@@ -27,7 +27,7 @@ pub(crate) trait Element: Pod + Send + Sync + std::fmt::Debug + Default {
     /// The bits of a pair of bf16, as products of pairs read them.
     #[inline(always)]
     fn pair(low: Self, high: Self) -> u32 {
-        u32::from(round(low.to_f32())) | u32::from(round(high.to_f32())) << 16
+        u32::from(bf16_bits(low.to_f32())) | u32::from(bf16_bits(high.to_f32())) << 16
     }
 
     /// This memory as elements.
@@ -67,12 +67,12 @@ impl Element for bf16 {
 
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
-        Self::from_bits(round(value))
+        Self::from_bits(bf16_bits(value))
     }
 
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
+        bf16_value(self.to_bits())
     }
 
     #[inline(always)]
@@ -81,14 +81,23 @@ impl Element for bf16 {
     }
 }
 
-/// The bits of the nearest bf16, ties to even. It has no branch, so that a loop over it becomes vector code.
+/// The bits of the nearest bf16, ties to even; of an infinity beyond the largest bf16. It has no branch, so that a loop over
+/// it becomes vector code.
 #[inline(always)]
-fn round(value: f32) -> u16 {
+#[must_use]
+pub fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     // Cutting off the low bits could turn a NaN into an infinity, so one bit of the payload is set.
     let nan = bits >> 16 | 0x40;
     (if value.is_nan() { nan } else { rounded }) as u16
+}
+
+/// The value of the bits of a bf16.
+#[inline(always)]
+#[must_use]
+pub fn bf16_value(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
 }
 
 /// Rounds a slice to E.

@@ -63,7 +63,7 @@ pub use blocks::blocks;
 pub use buffer::Workspace;
 pub use cross_entropy::{HeadPlace, HeadSlots, cross_entropy, token_log_probs};
 pub use dipaco_tokens::{IGNORE, TokenBatch, TokenError, TokenRows};
-pub use element::Precision;
+pub use element::{Precision, bf16_bits, bf16_value};
 pub use embedding::{EmbeddingPlace, embedding};
 pub use error::OpsError;
 pub use format::WeightFormat;

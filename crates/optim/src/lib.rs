@@ -21,7 +21,7 @@ pub use adamw::{AdamWConfig, AdamWMoments, AdamWStep, adamw_step};
 pub use clip::{clip_scale, squared_norm};
 pub use config_error::OptimConfigError;
 pub use delayed_nesterov::{DelayedNesterov, DelayedNesterovConfig, delayed_nesterov_step};
-pub use muon::{MuonScratch, MuonStep, Optimizer, ProductShape, Products, muon_step};
+pub use muon::{MUON_MOMENTUM, MuonScratch, MuonStep, Optimizer, ProductShape, Products, muon_step};
 pub use nesterov::{NesterovConfig, OuterOptimizer, nesterov_step};
 pub use schedule::{ScheduleConfig, learning_rate};
 

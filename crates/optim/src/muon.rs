@@ -30,8 +30,8 @@ impl Optimizer {
     }
 }
 
-/// Decay of the momentum per step, as published.
-const MOMENTUM: f32 = 0.95;
+/// Decay of Muon's momentum per step, as published.
+pub const MUON_MOMENTUM: f32 = 0.95;
 /// Iterations of Newton–Schulz, as published.
 const ITERATIONS: usize = 5;
 /// Coefficients of Newton–Schulz, as published: `X ← 3.4445 X - 4.7750 G X + 2.0315 G² X` with the Gram matrix G. They
@@ -129,9 +129,9 @@ pub fn muon_step(
 
 /// The momentum after a step, and Nesterov's look ahead of it in `update`.
 fn nesterov(gradient: &[f32], momentum: &mut [f32], update: &mut [f32], scale: f32) {
-    zipped(momentum, gradient, |m, g| m + (1.0 - MOMENTUM) * (g * scale - m));
+    zipped(momentum, gradient, |m, g| m + (1.0 - MUON_MOMENTUM) * (g * scale - m));
     update.copy_from_slice(momentum);
-    zipped(update, gradient, |m, g| g * scale + MOMENTUM * (m - g * scale));
+    zipped(update, gradient, |m, g| g * scale + MUON_MOMENTUM * (m - g * scale));
 }
 
 /// One iteration of Newton–Schulz on `x` (rows, columns). The Gram matrix is of the smaller side, so a tall matrix is

@@ -136,7 +136,7 @@ pub struct LeaseTraining<'a> {
 
 /// Trains a lease. First measures the held-out loss of the weights, if they are global. `early` gets each outer
 /// gradient that the lease sends before its end. In the first lease of a phase the path starts its new shard from the
-/// beginning; moments and number of steps continue.
+/// beginning; moments and number of steps continue. At the end the moments are rounded to `train.state_dtype`.
 ///
 /// Returns `None` if `watch` was cancelled.
 ///
@@ -202,12 +202,14 @@ pub fn train_lease(
         report.loss = Some(mean);
     }
     let kept = weights.keep(plan, path, &mut trainer, to)?;
-    let state = PathState { kept, ..trainer.end(memory)? };
-    // The coordinator would refuse the state, and this worker could not go on from it either.
-    if to > from
-        && let Some(problem) = problem_of(plan, &weights.topology, &state)
-    {
-        return Err(PathError::DivergedResult { path, step: state.step.saturating_sub(1), problem });
+    let mut state = PathState { kept, ..trainer.end(memory)? };
+    if to > from {
+        // A lease that only measures begins with moments that are rounded, and changes none.
+        state.round_moments(plan.train.state_dtype);
+        // The coordinator would refuse the state, and this worker could not go on from it either.
+        if let Some(problem) = problem_of(plan, &weights.topology, &state) {
+            return Err(PathError::DivergedResult { path, step: state.step.saturating_sub(1), problem });
+        }
     }
     Ok(Some(TrainedLease { last, state, report }))
 }

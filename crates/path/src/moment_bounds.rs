@@ -19,15 +19,23 @@
 //!
 //! In f32 each step multiplies the old moment by `1 ± ROUNDING`. The sums above have their β enlarged by that, so they
 //! hold for any number of steps. What is too small for f32 is lost: at most `UNDERFLOW` of v a step.
+//!
+//! With `train.state_dtype = "bf16"` each lease ends with a rounding that multiplies a moment by `1 ± u`, `u = 2⁻⁸`. A lease
+//! has at least n steps, so the gradient of j steps ago has seen at most `1 + j / n` of these roundings. Its factor in m or v is
+//! at most `(1 + u)(1 + u)^(j / n)` times as large: a factor `1 + u` of the sum, and a β that is enlarged by
+//! `(1 + u)^(1 / n)`. The pair has the largest m beside the smallest v: each rounding counts `(1 + u)² / (1 - u)` in c².
+//! The configuration sees to it that `βⁿ (1 + u) < 1`, so the bounds stay finite. With the default βs they are
+//! at most 1.3 % wider than those of f32 with n = 30, and 18 % with n = 1.
 
-use dipaco_optim::AdamWConfig;
+use dipaco_optim::{AdamWConfig, MUON_MOMENTUM};
+use dipaco_protocol::WorkerPlan;
 
 /// Relative error of an old moment in a step, at most: the roundings of β, of its product and of the sum, of half an ulp
 /// each, and one to spare.
 const ROUNDING: f64 = 2.0 * f32::EPSILON as f64;
 /// What a step loses of a second moment below the normal numbers of f32, at most: two products and a sum, on a device that
-/// takes such numbers for 0.
-const UNDERFLOW: f64 = 3.0 * f32::MIN_POSITIVE as f64;
+/// takes such numbers for 0, and the rounding to bf16, which has the same normal numbers.
+const UNDERFLOW: f64 = 4.0 * f32::MIN_POSITIVE as f64;
 /// Room for the roundings that do not add up over the steps, and for the norm of a gradient that a GPU sums up in f32.
 const SLACK: f64 = 1.001;
 /// Largest sum of squares that is no violation without any gradient: numbers that are too small to fade in f32.
@@ -35,6 +43,28 @@ const SMALLEST: f64 = 1e-30;
 /// Largest magnitude of a gradient's element without clipping, or with a larger `clip_norm`. Nothing bounds such gradients,
 /// but their squares must fit into f32. In training that does not diverge they are below 1,000.
 const LARGEST_GRADIENT: f64 = 1e6;
+
+/// The rounding of moments at the ends of leases.
+#[derive(Clone, Copy, Debug)]
+struct LeaseRounding {
+    /// u, the largest relative error of one.
+    error: f64,
+    /// n, the fewest steps of a lease.
+    steps: u64,
+}
+
+impl LeaseRounding {
+    /// The rounding of the leases of a plan.
+    fn of_plan(plan: &WorkerPlan) -> Self {
+        let steps = plan.sync.shortest_lease(plan.train.inner_steps);
+        Self { error: plan.train.state_dtype.rounding(), steps }
+    }
+
+    /// The share of a step in the factor of each rounding.
+    fn of_step(self, factor: f64) -> f64 {
+        factor.powf(1.0 / self.steps.max(1) as f64)
+    }
+}
 
 /// The kinds of moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,29 +99,41 @@ pub(crate) struct MomentBounds {
 }
 
 impl MomentBounds {
-    /// The bounds of moments that have seen at most so many steps.
-    pub(crate) fn new(adamw: &AdamWConfig, steps: u64) -> Self {
+    /// The bounds of moments of a plan that have seen at most so many steps.
+    pub(crate) fn of_plan(plan: &WorkerPlan, steps: u64) -> Self {
+        Self::new(&plan.train.adamw, LeaseRounding::of_plan(plan), steps)
+    }
+
+    fn new(adamw: &AdamWConfig, rounding: LeaseRounding, steps: u64) -> Self {
         let &AdamWConfig { beta1, beta2, epsilon, clip_norm, .. } = adamw;
         let steps = steps.max(1) as f64;
         let clip = if clip_norm > 0.0 { clip_norm } else { f64::INFINITY };
         let element = clip.min(LARGEST_GRADIENT);
+        let (up, down) = (1.0 + rounding.error, 1.0 - rounding.error);
         // A running mean of values of at most 1.
-        let mean = |beta: f64| (1.0 - beta) * powers(beta * (1.0 + ROUNDING), steps) * SLACK;
+        let mean = |beta: f64, steps: f64| {
+            (1.0 - beta) * powers(beta * (1.0 + ROUNDING) * rounding.of_step(up), steps) * up * SLACK
+        };
         // Below the normal numbers a rounding is no relative error.
         let bounds = |element: f64, sum: f64| KindBounds {
             element: element as f32 + f32::MIN_POSITIVE,
             sum: sum + SMALLEST,
         };
         let of_mean = |mean: f64| bounds(mean * element, (mean * clip).powi(2));
-        let second = mean(beta2) * SLACK;
-        let fading = if beta1 > 0.0 { beta1 * beta1 / beta2 * (1.0 + 4.0 * ROUNDING) } else { 0.0 };
-        let ratio = (1.0 - beta1) * (powers(fading, steps) / (1.0 - beta2)).sqrt() * SLACK;
+        let second = mean(beta2, steps) * SLACK;
+        let apart = up * up / down;
+        let fading = if beta1 > 0.0 {
+            beta1 * beta1 / beta2 * (1.0 + 4.0 * ROUNDING) * rounding.of_step(apart)
+        } else {
+            0.0
+        };
+        let ratio = (1.0 - beta1) * (powers(fading, steps) / (1.0 - beta2) * apart).sqrt() * SLACK;
         let lost = (UNDERFLOW / (1.0 - beta2)).sqrt();
         Self {
-            first: of_mean(mean(beta1)),
+            first: of_mean(mean(beta1, steps)),
             second: bounds(second * element * element, second * clip * clip),
-            // Its decay is fixed and far from 1, so the roundings of its steps are within the slack.
-            momentum: of_mean(SLACK),
+            // Of any number of steps: its decay is fixed and far from 1.
+            momentum: of_mean(mean(MUON_MOMENTUM.into(), f64::INFINITY)),
             ratio: ratio as f32,
             floor: epsilon.max(lost) as f32,
         }

@@ -1,6 +1,6 @@
 //! The tensors of which a path keeps moments.
 
-use dipaco_model::{ModelConfig, OptimizerMemory, TensorSpec, parameters, path_specs, trained_specs};
+use dipaco_model::{Dtype, ModelConfig, OptimizerMemory, TensorSpec, parameters, path_specs, trained_specs};
 use dipaco_optim::{MuonStep, Optimizer};
 use dipaco_protocol::WorkerPlan;
 use dipaco_topology::{Part, Topology};
@@ -20,6 +20,8 @@ pub struct MomentSpecs {
     first: Vec<TensorSpec>,
     second: Vec<TensorSpec>,
     optimizer: Optimizer,
+    /// Type of the moments between two leases.
+    dtype: Dtype,
 }
 
 /// Rows and columns of a tensor that takes Muon's steps: with Muon the matrices of blocks. `None` for AdamW's tensors.
@@ -31,13 +33,13 @@ pub(crate) fn muon_matrix(optimizer: Optimizer, spec: &TensorSpec) -> Option<(us
 }
 
 impl MomentSpecs {
-    /// The moments of a path over the levels of `topology`.
+    /// The moments of a path over the levels of `topology`, in f32.
     #[must_use]
     pub fn new(model: &ModelConfig, topology: &Topology, optimizer: Optimizer) -> Self {
         Self::of_specs(trained_specs(model, topology), optimizer)
     }
 
-    /// The moments of a path that trains all of its tensors, such as a seed.
+    /// The moments of a path that trains all of its tensors, such as a seed, in f32.
     #[must_use]
     pub fn whole(model: &ModelConfig, optimizer: Optimizer) -> Self {
         Self::of_specs(path_specs(model), optimizer)
@@ -46,7 +48,13 @@ impl MomentSpecs {
     fn of_specs(trained: Vec<TensorSpec>, optimizer: Optimizer) -> Self {
         let first = if optimizer == Optimizer::Gradient { Vec::new() } else { trained };
         let second = first.iter().filter(|spec| muon_matrix(optimizer, spec).is_none()).cloned().collect();
-        Self { first, second, optimizer }
+        Self { first, second, optimizer, dtype: Dtype::F32 }
+    }
+
+    /// The same moments with this type between two leases (`train.state_dtype`).
+    #[must_use]
+    pub fn stored_as(self, dtype: Dtype) -> Self {
+        Self { dtype, ..self }
     }
 
     /// The moments of the paths of a worker's plan.
@@ -59,7 +67,14 @@ impl MomentSpecs {
 
     /// [`MomentSpecs::of_plan`], where the topology is known.
     pub(crate) fn of_plan_over(plan: &WorkerPlan, topology: &Topology) -> Self {
-        Self::new(&plan.model, topology, plan.outer.optimizer.inner(plan.train.optimizer))
+        let optimizer = plan.outer.optimizer.inner(plan.train.optimizer);
+        Self::new(&plan.model, topology, optimizer).stored_as(plan.train.state_dtype)
+    }
+
+    /// Type of the moments between two leases. In a lease they are f32.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
     }
 
     /// The tensors with a first moment: all that train, and none in synchronous training.
@@ -85,6 +100,12 @@ impl MomentSpecs {
         parameters(&self.first) + parameters(&self.second)
     }
 
+    /// Bytes of the moments in a state's file.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        (self.values() as u64).saturating_mul(self.dtype.bytes() as u64)
+    }
+
     /// The memory of the optimizer besides weights and gradients.
     #[must_use]
     pub fn memory(&self) -> OptimizerMemory {
@@ -97,9 +118,12 @@ impl MomentSpecs {
     /// The tensors of a state's file that hold the moments.
     pub(crate) fn named(&self) -> Vec<TensorSpec> {
         let named = |prefix: &'static str, specs: &[TensorSpec]| -> Vec<TensorSpec> {
-            let name =
-                |spec: &TensorSpec| TensorSpec { name: format!("{prefix}{}", spec.name), ..spec.clone() };
-            specs.iter().map(name).collect()
+            let named = |spec: &TensorSpec| TensorSpec {
+                name: format!("{prefix}{}", spec.name),
+                file_dtype: self.dtype,
+                ..spec.clone()
+            };
+            specs.iter().map(named).collect()
         };
         [named(FIRST, &self.first), named(SECOND, &self.second)].concat()
     }

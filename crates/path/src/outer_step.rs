@@ -207,7 +207,7 @@ impl OuterState {
 
 #[cfg(test)]
 mod tests {
-    use dipaco_model::ModuleWeights;
+    use dipaco_model::{Dtype, ModuleWeights};
     use dipaco_optim::{NesterovConfig, OuterOptimizer};
     use dipaco_topology::Part;
 
@@ -216,6 +216,10 @@ mod tests {
     fn outer(broadcast: Compression, delay: u32) -> OuterConfig {
         let nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.0 };
         OuterConfig { broadcast, delay, nesterov, ..OuterConfig::default() }
+    }
+
+    fn spec(name: &str, decay: bool) -> TensorSpec {
+        TensorSpec { name: name.into(), shape: vec![2], part: Part::Head, decay, file_dtype: Dtype::F32 }
     }
 
     fn through_its_file(outer: &OuterConfig, fragment: &[TensorSpec], state: &OuterState) -> OuterState {
@@ -264,8 +268,6 @@ mod tests {
         let plan = WorkerPlan::new(&config);
         let steps = SynchronousSteps::of_plan(&plan).unwrap();
         assert!(SynchronousSteps::of_plan(&WorkerPlan::new(&dipaco_config::RunConfig::default())).is_none());
-        let spec =
-            |name: &str, decay| TensorSpec { name: name.into(), shape: vec![2], part: Part::Head, decay };
         let fragment = [spec("matrix", true), spec("norm", false)];
         let mut state = OuterState::start(&config.outer, 4);
         let mut weights = [1.0f32, -2.0, 1.0, -2.0];
@@ -284,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_state_survives_its_file() {
-        let fragment = [TensorSpec { name: "a".into(), shape: vec![2], part: Part::Head, decay: true }];
+        let fragment = [spec("a", true)];
         for (broadcast, delay) in
             [(Compression::F32, 0), (Compression::Int8, 0), (Compression::F32, 3), (Compression::Bf16, 2)]
         {

@@ -1,7 +1,6 @@
 //! Reading values at any place of a file that lies in pieces.
 
-/// Bytes of an f32.
-const F32: usize = size_of::<f32>();
+use dipaco_model::{Dtype, append_file_values};
 
 /// A place in a file that lies in pieces. Moving forward passes each piece once; moving back begins at the first piece.
 pub(crate) struct PieceCursor<'a, I> {
@@ -23,7 +22,8 @@ impl<'a, I: Iterator<Item = &'a [u8]> + Clone> PieceCursor<'a, I> {
 
     /// Reads `count` values from the byte `place` of the file on into `values`, which it replaces. Returns whether the file
     /// has them.
-    pub(crate) fn read(&mut self, place: usize, count: usize, values: &mut Vec<f32>) -> bool {
+    pub(crate) fn read(&mut self, place: usize, count: usize, dtype: Dtype, values: &mut Vec<f32>) -> bool {
+        let length = dtype.bytes();
         values.clear();
         if place < self.place {
             (self.rest, self.piece, self.place) = (self.pieces.clone(), &[], 0);
@@ -33,27 +33,23 @@ impl<'a, I: Iterator<Item = &'a [u8]> + Clone> PieceCursor<'a, I> {
                 return false;
             }
         }
-        let (mut cut, mut filled) = ([0; F32], 0);
+        let mut cut = Vec::with_capacity(length);
         while values.len() < count {
-            if filled == 0 {
-                let (whole, _) = self.piece.as_chunks::<F32>();
-                let taken = whole.len().min(count - values.len());
-                values.extend(whole.iter().take(taken).map(|&bytes| f32::from_le_bytes(bytes)));
-                self.pass(taken * F32);
+            if cut.is_empty() {
+                let whole = (self.piece.len() / length).min(count - values.len()) * length;
+                append_file_values(values, self.piece.get(..whole).unwrap_or_default(), dtype);
+                self.pass(whole);
                 if values.len() == count {
                     break;
                 }
             }
             // A value that lies in two or more pieces.
             let Some(&byte) = self.next_piece().first() else { return false };
-            if let Some(place) = cut.get_mut(filled) {
-                *place = byte;
-            }
+            cut.push(byte);
             self.pass(1);
-            filled += 1;
-            if filled == F32 {
-                values.push(f32::from_le_bytes(cut));
-                filled = 0;
+            if cut.len() == length {
+                append_file_values(values, &cut, dtype);
+                cut.clear();
             }
         }
         true
@@ -82,23 +78,26 @@ impl<'a, I: Iterator<Item = &'a [u8]> + Clone> PieceCursor<'a, I> {
 
 #[cfg(test)]
 mod tests {
+    use dipaco_model::file_bytes;
+
     use super::*;
 
     #[test]
     fn values_are_read_at_any_place_and_across_pieces() {
         let numbers: Vec<f32> = (0..50).map(|number| number as f32).collect();
-        let bytes: Vec<u8> =
-            [7, 7, 7].into_iter().chain(numbers.iter().flat_map(|number| number.to_le_bytes())).collect();
-        for size in [1, 2, 3, 4, 5, 11, 1000] {
-            let mut cursor = PieceCursor::new(bytes.chunks(size));
-            let mut values = Vec::new();
-            for (first, count) in [(0, 50), (0, 1), (1, 7), (8, 20), (49, 1), (3, 0), (20, 30), (50, 0)] {
-                assert!(cursor.read(3 + first * F32, count, &mut values));
-                assert_eq!(values, numbers[first..first + count], "pieces of {size} bytes");
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let (bytes, length) = ([&[7; 3][..], &file_bytes(&numbers, dtype)].concat(), dtype.bytes());
+            for size in [1, 2, 3, 4, 5, 11, 1000] {
+                let mut cursor = PieceCursor::new(bytes.chunks(size));
+                let mut values = Vec::new();
+                for (first, count) in [(0, 50), (0, 1), (1, 7), (8, 20), (49, 1), (3, 0), (20, 30), (50, 0)] {
+                    assert!(cursor.read(3 + first * length, count, dtype, &mut values));
+                    assert_eq!(values, numbers[first..first + count], "pieces of {size} bytes");
+                }
+                assert!(!cursor.read(3 + 49 * length, 2, dtype, &mut values));
+                assert!(!cursor.read(usize::MAX, 1, dtype, &mut values));
+                assert!(cursor.read(3, 2, dtype, &mut values));
             }
-            assert!(!cursor.read(3 + 49 * F32, 2, &mut values));
-            assert!(!cursor.read(usize::MAX, 1, &mut values));
-            assert!(cursor.read(3, 2, &mut values));
         }
     }
 
@@ -108,7 +107,7 @@ mod tests {
         let pieces = [&[][..], &two[..3], &[], &two[3..], &[]];
         let mut cursor = PieceCursor::new(pieces.into_iter());
         let mut values = Vec::new();
-        assert!(cursor.read(0, 2, &mut values) && values == [1.0, 2.0]);
-        assert!(!cursor.read(8, 1, &mut values));
+        assert!(cursor.read(0, 2, Dtype::F32, &mut values) && values == [1.0, 2.0]);
+        assert!(!cursor.read(8, 1, Dtype::F32, &mut values));
     }
 }

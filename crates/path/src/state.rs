@@ -3,13 +3,18 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use dipaco_model::{TensorSpec, little_endian, parameters, safetensors_parts, tensors_of};
+use dipaco_model::{Dtype, TensorSpec, file_bytes, file_order, parameters, safetensors_header, tensors_of};
+use dipaco_ops::{bf16_bits, bf16_value, with_vector_units};
 use dipaco_sync::{Ahead, Schedule};
 use dipaco_topology::PathId;
+use rayon::prelude::*;
 
 use crate::state_header::{self, kept_spec};
 use crate::state_reader::StateReader;
 use crate::{MomentSpecs, PathError};
+
+/// Values that are rounded, or written to a file, at a time.
+const CHUNK: usize = 1 << 16;
 
 /// The optimizer's moments, the step and the data position of a path, and those of its weights that the store does not
 /// hold.
@@ -121,20 +126,41 @@ impl PathState {
         self.step = to;
     }
 
+    /// Rounds the moments to the type that they have between two leases. Each lease ends with this, wherever its state goes:
+    /// to the store, to the disk or memory of its worker, or into the repetition of the next lease. So no bit
+    /// depends on that. A moment beyond the largest number of the type becomes infinite. Uses all threads of the current pool.
+    pub fn round_moments(&mut self, dtype: Dtype) {
+        if dtype.is_f32() {
+            return;
+        }
+        for moments in [&mut self.first, &mut self.second] {
+            moments.par_chunks_mut(CHUNK).for_each(|moments| {
+                with_vector_units(
+                    #[inline(always)]
+                    || moments.iter_mut().for_each(|moment| *moment = bf16_value(bf16_bits(*moment))),
+                );
+            });
+        }
+    }
+
     /// Encodes the state as safetensors: `first/NAME` and `second/NAME` for each tensor with the moment, and
     /// `PART/LEVEL/FRAGMENT` for each part of a fragment's state.
     ///
     /// # Errors
     /// When the number of moments is another.
     pub fn encode(&self, moments: &MomentSpecs) -> Result<Vec<u8>, PathError> {
-        Ok(self.encoded_parts(moments)?.concat())
+        Ok(self.encoded_parts(moments)?.collect::<Vec<_>>().concat())
     }
 
-    /// The parts of [`encode`](Self::encode) in order, where they lie: a state is twice as large as the weights.
+    /// The parts of [`encode`](Self::encode) in order: a state is twice as large as the weights, so f32 stay where they lie, and
+    /// a few values at a time become bf16.
     ///
     /// # Errors
     /// When the number of moments is another.
-    pub fn encoded_parts(&self, moments: &MomentSpecs) -> Result<Vec<Cow<'_, [u8]>>, PathError> {
+    pub fn encoded_parts(
+        &self,
+        moments: &MomentSpecs,
+    ) -> Result<impl Iterator<Item = Cow<'_, [u8]>>, PathError> {
         let found = self.first.len() + self.second.len();
         if [self.first.len(), self.second.len()] != [moments.first(), moments.second()].map(parameters) {
             return Err(PathError::StateLength { expected: moments.values(), found });
@@ -150,10 +176,16 @@ impl PathState {
             })
             .collect();
         let tensors = tensors_of(first, &self.first).chain(tensors_of(second, &self.second));
-        let tensors = tensors.chain(kept.iter().map(|(spec, values)| (spec, *values)));
+        let mut tensors: Vec<_> = tensors.chain(kept.iter().map(|(spec, values)| (spec, *values))).collect();
+        tensors.sort_by(|(left, _), (right, _)| file_order(left, right));
         let place = state_header::place(self.step, self.position)?;
-        let tensors = tensors.map(|(spec, values)| (spec, little_endian(values)));
-        Ok(safetensors_parts(tensors, Some((state_header::PLACE, &place)))?)
+        let lengths = tensors.iter().map(|(spec, _)| (*spec, spec.file_bytes()));
+        let header = safetensors_header(lengths, Some((state_header::PLACE, &place)))?;
+        let parts: Vec<_> = tensors.into_iter().map(|(spec, values)| (spec.file_dtype, values)).collect();
+        let bytes = parts
+            .into_iter()
+            .flat_map(|(dtype, values)| values.chunks(CHUNK).map(move |values| file_bytes(values, dtype)));
+        Ok(std::iter::once(Cow::Owned(header)).chain(bytes))
     }
 
     /// Decodes the bytes of [`encode`](Self::encode).
@@ -218,6 +250,49 @@ mod tests {
         let mut reader = StateReader::new(&moments, bytes.len());
         reader.read(&bytes).unwrap();
         assert!(reader.read(b"x").is_err(), "more bytes than the file has");
+    }
+
+    #[test]
+    fn moments_in_bf16_survive_their_file_once_they_are_rounded() {
+        let (exact, rounded) = (moments(), moments().stored_as(Dtype::Bf16));
+        let [f32, bf16] = [&exact, &rounded].map(|moments| state().encode(moments).unwrap());
+        let values = exact.values();
+        assert_eq!((exact.file_bytes(), rounded.file_bytes()), (4 * values as u64, 2 * values as u64));
+        // The headers differ by the names of types and the digits of places.
+        assert!(bf16.len().abs_diff(f32.len() - 2 * values) < 256, "{} and {} bytes", bf16.len(), f32.len());
+        let (before, mut state) = (state(), state());
+        state.round_moments(Dtype::F32);
+        assert_eq!(state, before);
+        state.round_moments(Dtype::Bf16);
+        assert_ne!(state, before);
+        let moments_of = |state: &PathState| [&state.first[..], &state.second].concat();
+        for (rounded, value) in moments_of(&state).into_iter().zip(moments_of(&before)) {
+            assert!(rounded.to_bits() & 0xffff == 0 && (rounded - value).abs() <= value / 256.0, "{rounded}");
+        }
+        assert_eq!(state.kept, before.kept, "own weights, bases, rounding errors and leads stay f32");
+        // A state that is not rounded has the same file.
+        assert_eq!(state.encode(&rounded).unwrap(), bf16);
+        for length in 1..=bf16.len() {
+            let mut reader = StateReader::new(&rounded, bf16.len());
+            bf16.chunks(length).for_each(|piece| reader.read(piece).unwrap());
+            assert_eq!(reader.finish().unwrap(), state, "pieces of {length} bytes");
+        }
+        for (bytes, moments, why) in [
+            (&bf16, &exact, "is BF16 in the file: only F32"),
+            (&f32, &rounded, "is F32 in the file: only BF16"),
+        ] {
+            let error = PathState::decode(bytes, moments).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_moment_beyond_the_largest_bf16_becomes_infinite() {
+        let mut state = state();
+        (state.first[3], state.second[5], state.first[6]) = (f32::MIN, f32::MAX, f32::NAN);
+        state.round_moments(Dtype::Bf16);
+        assert_eq!((state.first[3], state.second[5]), (f32::NEG_INFINITY, f32::INFINITY));
+        assert!(state.first[6].is_nan());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use dipaco_model::{TensorSpec, WeightStream, parameters, trained_specs};
+use dipaco_model::{Dtype, TensorSpec, WeightStream, parameters, trained_specs};
 use dipaco_protocol::WorkerPlan;
 use dipaco_topology::{PathId, Topology};
 
@@ -27,7 +27,7 @@ const PAIRS: usize = 1 << 12;
 pub fn longest_state(plan: &WorkerPlan, topology: &Topology) -> u64 {
     let moments = MomentSpecs::of_plan_over(plan, topology);
     let kept = KeptParts::of_scheme(plan).vectors() * parameters(&trained_specs(&plan.model, topology));
-    (moments.values() + kept) as u64 * 4 + header_bytes(plan, topology, &moments)
+    moments.file_bytes() + kept as u64 * 4 + header_bytes(plan, topology, &moments)
 }
 
 /// Largest length in bytes of a state's header.
@@ -37,7 +37,7 @@ fn header_bytes(plan: &WorkerPlan, topology: &Topology, moments: &MomentSpecs) -
     (moments.first().len() + moments.second().len() + kept) as u64 * ENTRY_BYTES + REST_BYTES
 }
 
-/// Checks a path's state at the end of a lease that ends at `step`: tensors, shapes and values, and the progress that
+/// Checks a path's state at the end of a lease that ends at `step`: tensors, shapes, types and values, and the progress that
 /// only this lease leaves. A worker trains from the state without a further look, so a state that no training makes
 /// would end the training of one honest worker after another. The moments keep the bounds of training, and the other values are at
 /// most 10⁶.
@@ -113,7 +113,7 @@ fn check_kept(
     Ok(())
 }
 
-/// Checks that the file has exactly the tensors of its header and these moments, and their values.
+/// Checks that the file has exactly the tensors of its header and these moments, in their types, and their values.
 fn check_values<'a>(
     plan: &WorkerPlan,
     moments: &MomentSpecs,
@@ -123,13 +123,14 @@ fn check_values<'a>(
     let length = pieces.clone().map(<[u8]>::len).sum();
     let mut stream = WeightStream::new(header.specs(moments).into(), length);
     let mut check = ValueCheck {
-        moments: MomentCheck::new(MomentBounds::new(&plan.train.adamw, header.step)),
+        moments: MomentCheck::new(MomentBounds::of_plan(plan, header.step)),
         momenta: moments
             .first()
             .iter()
             .filter(|spec| moments.kind_of_first(spec) == MomentKind::Momentum)
             .map(|spec| spec.name.as_str())
             .collect(),
+        dtype: moments.dtype(),
         firsts: &header.firsts,
         cursor: PieceCursor::new(pieces.clone()),
         first: Vec::new(),
@@ -156,6 +157,8 @@ struct ValueCheck<'a, 'b, I> {
     moments: MomentCheck,
     /// Tensors that take Muon's steps.
     momenta: HashSet<&'b str>,
+    /// Type of the moments in the file.
+    dtype: Dtype,
     /// Bytes of the file before the first moments of each tensor.
     firsts: &'b HashMap<String, usize>,
     /// Where the first moments of the current second moments are read again.
@@ -194,7 +197,8 @@ impl<'a, I: Iterator<Item = &'a [u8]> + Clone> ValueCheck<'a, '_, I> {
         };
         let mut begin = begin;
         for second in second.chunks(PAIRS) {
-            if !self.cursor.read(place.saturating_add(4 * begin), second.len(), &mut self.first) {
+            let place = place.saturating_add(self.dtype.bytes() * begin);
+            if !self.cursor.read(place, second.len(), self.dtype, &mut self.first) {
                 return Some(format!("the first moments of {tensor} are cut"));
             }
             let problem = self.moments.pairs(tensor, begin, &self.first, second);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use dipaco_model::TensorSpec;
+use dipaco_model::{Dtype, TensorSpec};
 use dipaco_topology::Part;
 use safetensors::tensor::Metadata;
 use serde::{Deserialize, Serialize};
@@ -106,6 +106,7 @@ pub(crate) fn kept_spec(part: &str, level: u16, fragment: u32, values: usize) ->
         // Reading and writing states uses neither field.
         part: Part::Block(0),
         decay: false,
+        file_dtype: Dtype::F32,
     }
 }
 

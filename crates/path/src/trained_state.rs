@@ -55,7 +55,7 @@ impl<'a> Block<'a> {
 /// diverged. Uses all threads of the current pool.
 pub(crate) fn problem_of(plan: &WorkerPlan, topology: &Topology, state: &PathState) -> Option<String> {
     let moments = MomentSpecs::of_plan_over(plan, topology);
-    let bounds = MomentBounds::new(&plan.train.adamw, state.step);
+    let bounds = MomentBounds::of_plan(plan, state.step);
     let mut seconds = tensors_of(moments.second(), &state.second);
     let blocks: Vec<_> = tensors_of(moments.first(), &state.first)
         .flat_map(|(spec, first)| {

@@ -4,7 +4,7 @@
 use dipaco_config::RunConfig;
 use dipaco_fuzz::rand::Rng;
 use dipaco_fuzz::{Campaign, CaseRng, Reached};
-use dipaco_model::{ModelConfig, parameters, path_specs};
+use dipaco_model::{Dtype, ModelConfig, parameters, path_specs};
 use dipaco_optim::{AdamWMoments, AdamWStep, adamw_step};
 use dipaco_protocol::WorkerPlan;
 use dipaco_sync::Ahead;
@@ -21,8 +21,8 @@ const LEARNING_RATE: f32 = 1e-3;
 /// Bytes of the pieces in which the state lies: less than its header has, and no multiple of a value.
 const PIECE: usize = 1001;
 
-/// A scheme whose paths keep a rounding error, and a lead over the global weights.
-fn plan(blocks: usize, width: usize) -> WorkerPlan {
+/// A scheme whose paths keep a rounding error, and a lead over the global weights, with moments of this type.
+fn plan(blocks: usize, width: usize, dtype: Dtype) -> WorkerPlan {
     let model = ModelConfig {
         vocab_size: 5,
         hidden_size: width,
@@ -36,7 +36,7 @@ fn plan(blocks: usize, width: usize) -> WorkerPlan {
     let mut config = RunConfig { model, topology: TopologyConfig::dense(blocks), ..RunConfig::default() };
     (config.train.rounds, config.train.inner_steps, config.train.batch) = (3, STEP, 2);
     (config.sync.overlap_steps, config.sync.eager) = (STEP, true);
-    config.outer.error_feedback = 1.0;
+    (config.outer.error_feedback, config.train.state_dtype) = (1.0, dtype);
     WorkerPlan::new(&config)
 }
 
@@ -71,7 +71,16 @@ fn furthest(plan: &WorkerPlan, mut state: PathState) -> f32 {
 
 #[test]
 fn damaged_states_are_refused_or_read() {
-    let plan = plan(1, 4);
+    play(Campaign::new("path-state"), Dtype::F32);
+}
+
+#[test]
+fn damaged_states_of_bf16_are_refused_or_read() {
+    play(Campaign::new("path-state-bf16"), Dtype::Bf16);
+}
+
+fn play(campaign: Campaign, dtype: Dtype) {
+    let plan = plan(1, 4, dtype);
     let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
     let reached = |bytes: &[u8]| match check_state(&plan, &layout, PathId(0), STEP, bytes.chunks(PIECE)) {
         Ok(()) => {
@@ -84,24 +93,31 @@ fn damaged_states_are_refused_or_read() {
         Err(PathError::OtherState { problem }) if problem.starts_with("its header has") => Reached::Outside,
         Err(_) => Reached::Inside,
     };
-    Campaign::new("path-state").past(0.05).memory(1 << 20).play(|rng| valid(rng, &plan), reached);
+    campaign.past(0.05).memory(1 << 20).play(|rng| valid(rng, &plan), reached);
 }
 
 #[test]
 fn the_check_copies_a_few_values_at_a_time() {
-    let plan = plan(8, 64);
-    let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
-    // The largest tensor is the rounding error of the whole module. The moments are twice as long.
+    copies_a_few_values(Campaign::new("path-state-memory"), &plan(8, 64, Dtype::F32));
+}
+
+#[test]
+fn the_check_copies_a_few_values_of_bf16_at_a_time() {
+    copies_a_few_values(Campaign::new("path-state-bf16-memory"), &plan(8, 64, Dtype::Bf16));
+}
+
+fn copies_a_few_values(campaign: Campaign, plan: &WorkerPlan) {
+    let layout = Layout::of_plan(plan, &plan.topology().unwrap()).unwrap();
+    // The largest tensor is the rounding error of the whole module. The moments are twice as long, and as long in bf16.
     let tensor = 4 * parameters(&path_specs(&plan.model)) as u64;
-    let reached = |bytes: &[u8]| match check_state(&plan, &layout, PathId(0), STEP, bytes.chunks(PIECE << 8))
-    {
+    let moments = MomentSpecs::of_plan(plan).unwrap().file_bytes();
+    let reached = |bytes: &[u8]| match check_state(plan, &layout, PathId(0), STEP, bytes.chunks(PIECE << 8)) {
         Ok(()) => {
-            assert!(bytes.len() as u64 > 3 * tensor);
+            assert!(bytes.len() as u64 > tensor + moments);
             Reached::Accepted
         }
         Err(_) => Reached::Inside,
     };
     // Less than a copy of this tensor.
-    let campaign = Campaign::new("path-state-memory").cases(20).memory(tensor);
-    campaign.play(|rng| valid(rng, &plan), reached);
+    campaign.cases(20).memory(tensor).play(|rng| valid(rng, plan), reached);
 }

@@ -262,9 +262,10 @@ fn wire(path: u64, moments: u64, paths_per_worker: u64, config: &RunConfig) -> W
     }
 }
 
-/// Bytes of the moments of a path.
+/// Bytes of the moments of a path on the wire and on a disk.
 fn moments(config: &RunConfig, topology: &Topology) -> u64 {
-    MomentSpecs::new(&config.model, topology, config.inner_optimizer()).memory().moments
+    let moments = MomentSpecs::new(&config.model, topology, config.inner_optimizer());
+    moments.stored_as(config.train.state_dtype).file_bytes()
 }
 
 fn tokens(config: &RunConfig, paths: u64) -> TokenCounts {
@@ -339,6 +340,18 @@ mod tests {
         // The state travels with each fourth lease.
         assert_eq!(adamw.wire.from_worker - plan.wire.from_worker, 4 * matrices / 4);
         assert_eq!(plan.memory.step.workspace - adamw.memory.step.workspace, 4 * 2 * (f * d + d * d));
+    }
+
+    #[test]
+    fn states_in_bf16_halve_the_wire_and_the_disk_and_not_the_memory() {
+        let mut bf16 = config();
+        bf16.train.state_dtype = Dtype::Bf16;
+        let f32 = DryRun::new(&config(), String::new(), 2, 1, None).unwrap();
+        let plan = DryRun::new(&bf16, String::new(), 2, 1, None).unwrap();
+        assert_eq!(plan.kept_states, f32.kept_states / 2);
+        // Each of the two states travels with each fourth lease: 4 bytes less for each parameter.
+        assert_eq!(f32.wire.from_worker - plan.wire.from_worker, 2 * 4 * plan.parameters.path / 4);
+        assert_eq!(plan.memory, f32.memory);
     }
 
     #[test]

@@ -73,6 +73,16 @@ impl SyncConfig {
         Ok(schedule.eager(self.eager).without(Drops::new(seed, self.drop_rate)))
     }
 
+    /// Fewest inner steps of a training lease in a run of H = `inner_steps`. Phases end with rounds, so each stop of the
+    /// [`Schedule`] is one of the steps `(f + 1) H / F + k H`.
+    #[must_use]
+    pub fn shortest_lease(&self, inner_steps: u64) -> u64 {
+        if self.dynamic_steps {
+            return 1;
+        }
+        inner_steps.checked_div(self.fragments.into()).unwrap_or(1).max(1)
+    }
+
     /// Rule for the contributions for which an outer step waits.
     #[must_use]
     pub fn scheme(&self) -> Scheme {

@@ -6,6 +6,7 @@ mod support;
 use std::sync::Arc;
 
 use dipaco_config::RunConfig;
+use dipaco_model::Dtype;
 use dipaco_path::{MomentSpecs, PathState};
 use dipaco_protocol::{ContentDigest, GrantedLease, LeaseReport, LeaseResult, Request, Response, WorkerPlan};
 use dipaco_telemetry::Events;
@@ -174,6 +175,10 @@ async fn a_state_that_no_training_makes_is_refused() {
         let refused = refusal(liar.submit(&work, LeaseResult::State, encoded.into()).await.unwrap());
         assert!(refused.contains(why), "{why}: {refused}");
     }
+    // Half of the bytes, and moments that an honest worker would train from.
+    let bf16 = sound.encode(&moments.clone().stored_as(Dtype::Bf16)).unwrap();
+    let refused = refusal(liar.submit(&work, LeaseResult::State, bf16.into()).await.unwrap());
+    assert!(refused.contains("is BF16 in the file: only F32 is read"), "{refused}");
     // The states of this scheme are moments. A state with room for weights too is refused before a byte of it is sent.
     let digest = ContentDigest { bytes: 12 * moments.values() as u64, ..ContentDigest::of(&[]) };
     let submit = Request::Submit { lease: work.key(), item: LeaseResult::State, digest, offset: 0 };
@@ -186,7 +191,15 @@ async fn a_state_that_no_training_makes_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_that_ends_or_freezes_the_training_of_others_is_refused() {
-    let Hostile { run, coordinator, token, liar } = Hostile::started(config()).await;
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let mut config = config();
+        config.train.state_dtype = dtype;
+        forged_moments_are_refused(config).await;
+    }
+}
+
+async fn forged_moments_are_refused(config: RunConfig) {
+    let Hostile { run, coordinator, token, liar } = Hostile::started(config).await;
     let work = liar.lease().await;
     let moments = MomentSpecs::of_plan(&WorkerPlan::new(&run.config)).unwrap();
     let position = work.to * run.config.train.batch as u64;

@@ -5,12 +5,13 @@ mod support;
 
 use dipaco_codec::Compression;
 use dipaco_config::RunConfig;
+use dipaco_model::Dtype;
 use dipaco_path::PathData;
 use dipaco_protocol::WorkerPlan;
 use dipaco_shards::{TokenFileWriter, TokenSet, TokenSetManifest};
 use dipaco_sync::{EmbeddingMean, SyncConfig, Weighting};
 use dipaco_telemetry::Events;
-use dipaco_topology::PathId;
+use dipaco_topology::{PathId, TopologyConfig};
 use dipaco_train::{WorkerOptions, work};
 use support::{Run, config, tokens};
 use tokio_util::sync::CancellationToken;
@@ -153,6 +154,27 @@ async fn states_that_stay_with_workers_change_only_the_traffic() {
         let (held, few_bytes) = weights_and_bytes(config, 1).await;
         assert_eq!(often, held);
         assert!(few_bytes * 2 < all_bytes, "{few_bytes} of {all_bytes}");
+    }
+}
+
+/// A single path stays in the memory of its worker, so only there a lease can begin with a state that was never in a file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn moments_in_bf16_give_the_same_bits_wherever_their_states_lie() {
+    let mut single = config();
+    single.topology = TopologyConfig::dense(single.model.blocks);
+    for mut config in [config(), streaming(1, 0.5), single] {
+        let (exact, f32_bytes) = weights_and_bytes(config.clone(), 1).await;
+        config.train.state_dtype = Dtype::Bf16;
+        // Each lease uploads its state, and the worker keeps it.
+        let (kept, bytes) = weights_and_bytes(config.clone(), 1).await;
+        assert_ne!(kept, exact);
+        assert!(bytes < f32_bytes - f32_bytes / 10, "{bytes} of {f32_bytes}");
+        assert_eq!(kept, weights_and_bytes(config.clone(), 2).await.0);
+        // The second worker begins with the stored states.
+        assert_eq!(kept, weights_after_a_restart(config.clone()).await);
+        // It repeats the steps since the start.
+        (config.train.state_every, config.train.held_paths) = (100, 4);
+        assert_eq!(kept, weights_after_a_restart(config).await);
     }
 }
 

@@ -106,16 +106,24 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "train.state_every",
         "leases",
         "Leases of a path between two uploads of its state (moments, data position), which is twice the size of the \
-         weights. 1 uploads the state of every lease. A worker that takes over a path of a lost worker starts from the last \
+         weights, or as large with `train.state_dtype = \"bf16\"`. 1 uploads the state of every lease. A worker that takes over a path of a lost worker starts from the last \
          uploaded state and repeats the later leases, with the same result. A state is also uploaded when a path moves to \
          another worker to balance the load, and with every lease of a worker that has more paths than \
          `train.held_paths`. With more than 1 the last states of the run stay with the workers.",
     ),
+    key(
+        "train.state_dtype",
+        "name",
+        "Number format of the moments in a path's state: \"f32\", the default, or \"bf16\" for half of the bytes on the wire and \
+         on the disk. Each lease then ends with a rounding of the moments to the nearest bf16, also where the state stays with \
+         its worker, so the result does not depend on the workers. During a lease moments are f32. Moments must fade by \
+         1/128 at least in each lease; otherwise rounding would keep them as they are.",
+    ),
     free(
         "train.held_paths",
         "paths",
-        "Paths whose states a worker keeps, 8 bytes per parameter each: that of its current path in memory, the others in unnamed \
-         files on the disk of its cache, where the global weights of their modules also lie, 4 bytes per parameter, if they \
+        "Paths whose states a worker keeps: that of its current path in memory, 8 bytes per parameter, the others in unnamed \
+         files on the disk of its cache, 8 bytes per parameter each or 4 with `train.state_dtype = \"bf16\"`, where the global weights of their modules also lie, 4 bytes per parameter, if they \
          exceed 128 MiB. Of paths with equal progress a worker receives those that \
          it holds first. With at least the number of paths divided by the number of workers, states travel only with each \
          `train.state_every`th lease.",

@@ -59,6 +59,36 @@ fn the_numbers_of_products_are_named() {
 }
 
 #[test]
+fn moments_that_are_rounded_fade_in_each_lease() {
+    let config = set(&["train.state_dtype=bf16"]).unwrap().config;
+    assert_eq!(config.train.state_dtype, dipaco_model::Dtype::Bf16);
+    assert_eq!(RunConfig::from_toml(&config.to_toml(), Path::new("again.toml")).unwrap(), config);
+    // Runs from before the key are still the same runs.
+    let default = RunConfig::default();
+    assert!(!serde_json::to_string(&default).unwrap().contains("state_dtype"));
+    assert_ne!(config.hash(), default.hash());
+    assert_eq!(config.train.of_weights().state_dtype, config.train.state_dtype, "it changes the weights");
+    let error = set(&["train.state_dtype=f16"]).unwrap_err().to_string();
+    assert!(error.contains("train.state_dtype: expected `f32` or `bf16`"), "{error}");
+    let of = |overrides: &[&str]| {
+        let bf16 = ["train.state_dtype=bf16", "train.adamw.beta2=0.999"];
+        set(&bf16.iter().chain(overrides).copied().collect::<Vec<_>>())
+    };
+    for good in [&["train.inner_steps=8"][..], &["train.inner_steps=1", "outer.optimizer=adamw"]] {
+        of(good).unwrap();
+    }
+    assert!(of(&["train.inner_steps=1", "train.state_dtype=f32"]).is_ok());
+    for (wrong, steps) in [
+        (&["train.inner_steps=7"][..], "the 7 steps of"),
+        (&["train.inner_steps=30", "sync.fragments=4"], "the 7 steps of"),
+        (&["sync.quorum=1", "sync.dynamic_steps=true"], "the 1 step of"),
+    ] {
+        let error = of(wrong).unwrap_err().to_string();
+        assert!(error.contains(steps) && error.contains("at least 8 steps"), "{error}");
+    }
+}
+
+#[test]
 fn rescaling_is_an_exponent_or_a_name() {
     let rescale = |value: &str| set(&[&format!("outer.rescale={value}")]).unwrap().config;
     assert_eq!(rescale("none"), rescale("0"));

@@ -9,6 +9,7 @@ use dipaco_topology::Part;
 use serde_json::json;
 
 use super::*;
+use crate::Dtype;
 use crate::init;
 
 /// A matrix of 3 rows of 32 numbers in three magnitudes, half of the last row zero.
@@ -30,7 +31,13 @@ fn written(
     values: &[f32],
     format: WeightFormat,
 ) -> Result<(String, String), ModelError> {
-    let spec = TensorSpec { name: name.into(), shape: shape.into(), part: Part::Block(0), decay: true };
+    let spec = TensorSpec {
+        name: name.into(),
+        shape: shape.into(),
+        part: Part::Block(0),
+        decay: true,
+        file_dtype: Dtype::F32,
+    };
     let config = ModelConfig { head_dim: 4, ..ModelConfig::default() };
     let (name, tensor) = tensor(&config, &spec, values, format)?;
     let bytes = tensor.data()?;

@@ -5,6 +5,9 @@ use dipaco_optim::{
     muon_step, squared_norm,
 };
 
+use dipaco_model::Dtype;
+use dipaco_ops::{bf16_bits, bf16_value};
+
 use super::*;
 
 /// Elements of a tensor: one for each course of gradients.
@@ -42,27 +45,65 @@ fn gradient(step: u64, largest: f64, numbers: &mut Numbers) -> Vec<f32> {
     (0..ELEMENTS).map(element).collect()
 }
 
+/// Moments that are f32 in states.
+const EXACT: LeaseRounding = LeaseRounding { error: 0.0, steps: 1 };
+
+/// Moments that are bf16 at the end of each lease of at least so many steps.
+fn rounded(steps: u64) -> LeaseRounding {
+    LeaseRounding { error: Dtype::Bf16.rounding(), steps }
+}
+
+/// Ends a lease.
+fn round(moments: &mut [f32]) {
+    moments.iter_mut().for_each(|moment| *moment = bf16_value(bf16_bits(*moment)));
+}
+
 /// The violation of a state of one tensor with AdamW's moments.
 fn violation(adamw: &AdamWConfig, steps: u64, first: &[f32], second: &[f32]) -> Option<String> {
-    let mut check = MomentCheck::new(MomentBounds::new(adamw, steps));
+    violation_of(adamw, EXACT, steps, first, second)
+}
+
+fn violation_of(
+    adamw: &AdamWConfig,
+    rounding: LeaseRounding,
+    steps: u64,
+    first: &[f32],
+    second: &[f32],
+) -> Option<String> {
+    let mut check = MomentCheck::new(MomentBounds::new(adamw, rounding, steps));
     let problem = check.add(MomentKind::First, "w", 0, first);
     let problem = problem.or_else(|| check.add(MomentKind::Second, "w", 0, second));
     problem.or_else(|| check.pairs("w", 0, first, second)).or_else(|| check.end())
 }
 
+/// Decays of both moments.
+const BETAS: [(f64, f64); 8] = [
+    (0.9, 0.95),
+    (0.9, 0.999),
+    (0.0, 0.95),
+    (0.9, 0.0),
+    (0.0, 0.0),
+    (0.99, 0.9999),
+    (0.95, 0.9),
+    (0.9, 0.81),
+];
+
 #[test]
 fn moments_of_trained_paths_are_within_their_bounds() {
-    let betas = [
-        (0.9, 0.95),
-        (0.9, 0.999),
-        (0.0, 0.95),
-        (0.9, 0.0),
-        (0.0, 0.0),
-        (0.99, 0.9999),
-        (0.95, 0.9),
-        (0.9, 0.81),
-    ];
-    for ((beta1, beta2), clip_norm) in betas.into_iter().flat_map(|betas| [(betas, 1.0), (betas, 0.0)]) {
+    for (beta1, beta2) in BETAS {
+        trains_within_bounds((beta1, beta2), EXACT);
+        // The shortest leases in which the configuration lets moments be bf16, and longer ones.
+        let left = 1.0 - 2.0 * Dtype::Bf16.rounding();
+        let shortest = (1..).find(|&steps| f64::max(beta1, beta2).powf(steps as f64) <= left).unwrap();
+        for steps in [shortest, shortest + 1, 3 * shortest] {
+            trains_within_bounds((beta1, beta2), rounded(steps));
+        }
+    }
+}
+
+/// Trains with many courses of gradients, and compares the moments with their bounds at the end of each lease.
+fn trains_within_bounds((beta1, beta2): (f64, f64), rounding: LeaseRounding) {
+    for clip_norm in [1.0, 0.0] {
         for (largest, epsilon) in [(1e-30, 1e-8), (1e-3, 1e-15), (1e5, 1e-30)] {
             let adamw = AdamWConfig { beta1, beta2, clip_norm, epsilon, ..AdamWConfig::default() };
             let (mut weights, mut first, mut second) = ([0.0; ELEMENTS], [0.0; ELEMENTS], [0.0; ELEMENTS]);
@@ -73,8 +114,18 @@ fn moments_of_trained_paths_are_within_their_bounds() {
                 let step = AdamWStep { number, learning_rate: 1e-3, gradient_scale, decay: true };
                 let moments = AdamWMoments { first: &mut first, second: &mut second };
                 adamw_step(&mut weights, &gradient, moments, &step, &adamw);
-                let problem = violation(&adamw, number, &first, &second);
-                assert!(problem.is_none(), "step {number} of {adamw:?} with {largest:e}: {problem:?}");
+                if !number.is_multiple_of(rounding.steps) {
+                    continue;
+                }
+                if rounding.error > 0.0 {
+                    round(&mut first);
+                    round(&mut second);
+                }
+                let problem = violation_of(&adamw, rounding, number, &first, &second);
+                assert!(
+                    problem.is_none(),
+                    "step {number} of {adamw:?}, {rounding:?}, with {largest:e}: {problem:?}"
+                );
             }
         }
     }
@@ -103,7 +154,9 @@ impl Products for Plain {
 
 #[test]
 fn the_momentum_of_trained_paths_is_within_its_bounds() {
-    for (clip_norm, largest) in [(1.0, 1e5), (1.0, 1e-30), (0.1, 1e5), (0.0, 1e5)] {
+    let cases = [(1.0, 1e5), (1.0, 1e-30), (0.1, 1e5), (0.0, 1e5)];
+    let roundings = |case| [EXACT, rounded(1), rounded(30)].map(|rounding| (case, rounding));
+    for ((clip_norm, largest), rounding) in cases.into_iter().flat_map(roundings) {
         let adamw = AdamWConfig { clip_norm, ..AdamWConfig::default() };
         let (mut weights, mut momentum) = ([0.1; ELEMENTS], [0.0; ELEMENTS]);
         let (mut scratch, mut numbers) = (MuonScratch::default(), Numbers(3));
@@ -113,13 +166,17 @@ fn the_momentum_of_trained_paths_is_within_its_bounds() {
             let step =
                 MuonStep { rows: 8, columns: 8, learning_rate: 1e-3, gradient_scale, weight_decay: 0.1 };
             muon_step(&mut weights, &gradient, &mut momentum, &step, &Plain, &mut scratch);
-            let mut check = MomentCheck::new(MomentBounds::new(&adamw, number));
+            if rounding.error > 0.0 && number.is_multiple_of(rounding.steps) {
+                round(&mut momentum);
+            }
+            let mut check = MomentCheck::new(MomentBounds::new(&adamw, rounding, number));
             let problem = check.add(MomentKind::Momentum, "w", 0, &momentum).or_else(|| check.end());
             assert!(problem.is_none(), "step {number} with {clip_norm}, {largest:e}: {problem:?}");
         }
-        let mut check = MomentCheck::new(MomentBounds::new(&adamw, 1));
+        let mut check = MomentCheck::new(MomentBounds::new(&adamw, rounding, 1));
         let most = if clip_norm > 0.0 { clip_norm as f32 } else { 1e6 };
-        assert!(check.add(MomentKind::Momentum, "w", 0, &[1.01 * most]).is_some());
+        let wider = if rounding.error > 0.0 { 1.1 } else { 1.01 };
+        assert!(check.add(MomentKind::Momentum, "w", 0, &[wider * most]).is_some());
     }
 }
 
@@ -141,9 +198,45 @@ fn poisoned_moments_are_refused() {
         (&free, f32::NAN, 0.0, "first moment 1"),
         (&free, 0.0, f32::NAN, "second moment 1"),
     ] {
-        let problem = violation(adamw, 1000, &[0.0, first], &[0.0, second]).unwrap_or_default();
-        assert!(problem.contains(why), "{first:e} and {second:e}: {problem:?}");
+        for rounding in [EXACT, rounded(1), rounded(30)] {
+            let problem = violation_of(adamw, rounding, 1000, &[0.0, first], &[0.0, second]);
+            let problem = problem.unwrap_or_default();
+            assert!(problem.contains(why), "{first:e} and {second:e}, {rounding:?}: {problem:?}");
+        }
     }
+}
+
+#[test]
+fn moments_that_become_infinite_when_they_are_rounded_are_refused() {
+    let adamw = AdamWConfig { clip_norm: 0.0, ..AdamWConfig::default() };
+    let mut largest = [f32::MAX];
+    round(&mut largest);
+    for rounding in [rounded(1), rounded(30)] {
+        for (first, second) in [(largest[0], 1.0), (0.0, largest[0]), (-largest[0], largest[0])] {
+            assert!(violation_of(&adamw, rounding, 10, &[first], &[second]).is_some(), "{first} {second}");
+        }
+    }
+}
+
+#[test]
+fn the_rounding_of_leases_widens_the_bounds_by_little() {
+    let adamw = AdamWConfig::default();
+    let kinds = |bounds: &MomentBounds| {
+        let kinds = [bounds.first, bounds.second, bounds.momentum];
+        let values = kinds.into_iter().flat_map(|kind| [f64::from(kind.element), kind.sum]);
+        values.chain([bounds.ratio.into()]).collect::<Vec<_>>()
+    };
+    let exact = kinds(&MomentBounds::new(&adamw, EXACT, 1_000_000));
+    for (steps, most) in [(1, 1.18), (30, 1.013)] {
+        let wider = kinds(&MomentBounds::new(&adamw, rounded(steps), 1_000_000));
+        for (wider, exact) in wider.into_iter().zip(&exact) {
+            assert!(wider > *exact && wider < most * exact, "{wider} and {exact}, leases of {steps} steps");
+        }
+    }
+    // The shortest leases that the configuration allows with this decay.
+    let adamw = AdamWConfig { beta2: 0.999, ..adamw };
+    let second = MomentBounds::new(&adamw, rounded(8), 1_000_000).second;
+    assert!(second.sum > 1.5 && second.sum < 2.1, "{second:?}");
 }
 
 #[test]
@@ -161,8 +254,9 @@ fn the_moments_of_a_path_together_are_those_of_its_largest_gradients() {
 #[test]
 fn the_largest_possible_moments_move_no_weight_much_further_than_honest_ones() {
     let adamw = AdamWConfig::default();
-    for steps in [1, 2, 10, 1000, 1_000_000] {
-        let bounds = MomentBounds::new(&adamw, steps);
+    let roundings = |steps| [EXACT, rounded(1), rounded(30)].map(|rounding| (steps, rounding));
+    for (steps, rounding) in [1, 2, 10, 1000, 1_000_000].into_iter().flat_map(roundings) {
+        let bounds = MomentBounds::new(&adamw, rounding, steps);
         for second in [0.0f32, 1e-30, 1e-16, 1e-8, 1e-3] {
             let largest = bounds.largest_first(second);
             let (mut weight, mut first, mut second) = ([0.0], [largest], [second]);

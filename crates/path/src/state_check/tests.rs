@@ -53,7 +53,12 @@ fn a_state_is_no_longer_than_its_scheme_and_optimizer_need() {
     let eager = plan(|plan| {
         (plan.sync.overlap_steps, plan.sync.eager, plan.outer.error_feedback) = (STEP, true, 1.0);
     });
-    for plan in [plan(|_| {}), muon, eager] {
+    let bf16 = plan(|plan| plan.train.state_dtype = Dtype::Bf16);
+    let bf16_muon = plan(|plan| {
+        (plan.train.state_dtype, plan.train.optimizer) = (Dtype::Bf16, Optimizer::Muon);
+        plan.outer.error_feedback = 1.0;
+    });
+    for plan in [plan(|_| {}), muon, eager, bf16, bf16_muon] {
         let topology = plan.topology().unwrap();
         let values = Layout::of_plan(&plan, &topology).unwrap().fragment(0, 0).unwrap().values();
         let part = vec![0.5; values];
@@ -69,7 +74,42 @@ fn a_state_is_no_longer_than_its_scheme_and_optimizer_need() {
         let (longest, checked) = checked(&plan, &state);
         checked.unwrap();
         let (bytes, limit) = (longest.len() as u64, longest_state(&plan, &topology));
-        assert!(bytes <= limit && limit < bytes + 4 * values as u64, "{bytes} bytes of at most {limit}");
+        assert!(bytes <= limit && limit < bytes + 2 * values as u64, "{bytes} bytes of at most {limit}");
+    }
+}
+
+#[test]
+fn a_state_whose_moments_have_another_type_is_refused() {
+    for (here, there) in [(Dtype::F32, Dtype::Bf16), (Dtype::Bf16, Dtype::F32)] {
+        let plan = plan(|plan| plan.train.state_dtype = here);
+        let sound = state(&plan);
+        checked(&plan, &sound).1.unwrap();
+        let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
+        let moments = MomentSpecs::of_plan(&plan).unwrap().stored_as(there);
+        let bytes = sound.encode(&moments).unwrap();
+        let error = check_state(&plan, &layout, PathId(0), STEP, bytes.chunks(1 << 12)).unwrap_err();
+        let name = |dtype: Dtype| dtype.name().to_uppercase();
+        let says = format!("is {} in the file: only {} is read", name(there), name(here));
+        assert!(error.to_string().contains(&says), "{error}");
+    }
+}
+
+#[test]
+fn a_state_with_one_tensor_of_another_type_is_refused() {
+    let plan = plan(|plan| plan.train.state_dtype = Dtype::Bf16);
+    let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
+    let (bytes, _) = checked(&plan, &state(&plan));
+    let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap();
+    let types: Vec<usize> = header.match_indices("\"BF16\"").map(|(at, _)| at).collect();
+    assert_eq!(types.len(), 2 * MomentSpecs::of_plan(&plan).unwrap().first().len());
+    for at in types {
+        // A type of the same length, so that nothing else is wrong.
+        let mut header = header.to_owned();
+        header.replace_range(at..at + 6, "\"F16\" ");
+        let bytes = [&bytes[..8], header.as_bytes(), &bytes[8 + length..]].concat();
+        let error = check_state(&plan, &layout, PathId(0), STEP, bytes.chunks(1 << 12)).unwrap_err();
+        assert!(error.to_string().contains("is F16 in the file: only BF16 is read"), "{error}");
     }
 }
 
@@ -126,8 +166,13 @@ fn is_refused(plan: &WorkerPlan, state: &PathState, why: &str) {
 
 #[test]
 fn moments_that_throw_a_weight_out_of_the_numbers_or_freeze_it_are_refused() {
-    let plan = plan(|_| {});
-    let sound = state(&plan);
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        throws_or_freezes(&plan(|plan| plan.train.state_dtype = dtype));
+    }
+}
+
+fn throws_or_freezes(plan: &WorkerPlan) {
+    let sound = state(plan);
     let last = sound.second.len() - 1;
     for at in [0, 1, 1023, 1024, last / 2, last] {
         for (first, second, why) in [
@@ -139,7 +184,7 @@ fn moments_that_throw_a_weight_out_of_the_numbers_or_freeze_it_are_refused() {
         ] {
             let mut state = sound.clone();
             (state.first[at], state.second[at]) = (first, second);
-            is_refused(&plan, &state, why);
+            is_refused(plan, &state, why);
         }
     }
 }

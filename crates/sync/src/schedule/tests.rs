@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::SyncConfig;
 
 fn schedule(h: u64, f: u32, tau: u64, ends: &[u64]) -> Schedule {
     Schedule::new(h, f, tau, ends.to_vec()).unwrap()
@@ -86,6 +87,27 @@ fn what_is_dropped_is_part_of_what_is_sent_next() {
 }
 
 proptest! {
+    /// No lease between two stops is shorter than the shortest, and some lease without an overlap is as short.
+    #[test]
+    fn no_lease_is_shorter_than_the_shortest(
+        h in 1u64..12, f in 1u32..12, tau in 0u64..12, eager: bool, rounds in prop::collection::vec(1u32..4, 1..4)
+    ) {
+        prop_assume!(u64::from(f) <= h && tau <= h);
+        let sync = SyncConfig { fragments: f, overlap_steps: tau, eager, ..SyncConfig::default() };
+        let ends = rounds.iter().scan(0, |sum, rounds| { *sum += rounds; Some(*sum) });
+        let schedule = sync.schedule(1, h, ends).unwrap();
+        let (mut from, mut shortest) = (0, u64::MAX);
+        while from < schedule.total() {
+            let to = schedule.next_stop(from);
+            shortest = shortest.min(to - from);
+            from = to;
+        }
+        prop_assert!(shortest >= sync.shortest_lease(h));
+        prop_assert!(tau > 0 || shortest == sync.shortest_lease(h));
+        let dynamic = SyncConfig { dynamic_steps: true, ..sync };
+        prop_assert_eq!(dynamic.shortest_lease(h), 1);
+    }
+
     /// From stop to stop every send occurs once, with the number of `sent_through`, and every receive follows a
     /// send of the same path.
     #[test]

@@ -83,7 +83,7 @@ impl From<StateFile> for UploadContent {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use dipaco_model::ModelConfig;
+    use dipaco_model::{Dtype, ModelConfig};
     use dipaco_optim::Optimizer;
 
     use super::*;
@@ -104,12 +104,17 @@ pub(super) mod tests {
 
     #[test]
     fn a_state_comes_back() {
-        let moments = moments();
-        let mut state = PathState { step: 7, position: 9, ..PathState::start(&moments) };
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            comes_back(&moments().stored_as(dtype));
+        }
+    }
+
+    fn comes_back(moments: &MomentSpecs) {
+        let mut state = PathState { step: 7, position: 9, ..PathState::start(moments) };
         state.first[3] = 0.5;
         let folder = tempfile::tempdir().unwrap();
-        let file = StateFile::write(&state, &moments, folder.path()).unwrap();
-        assert_eq!(file.read(&moments).unwrap(), state);
-        assert_eq!(file.0.length(), state.encode(&moments).unwrap().len());
+        let file = StateFile::write(&state, moments, folder.path()).unwrap();
+        assert_eq!(file.read(moments).unwrap(), state);
+        assert_eq!(file.0.length(), state.encode(moments).unwrap().len());
     }
 }

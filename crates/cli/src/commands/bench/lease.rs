@@ -122,6 +122,7 @@ struct LeaseReport {
     batch: usize,
     sequence_tokens: usize,
     state_every: u32,
+    state_dtype: Dtype,
     /// Number of paths. The worker takes their leases in turn.
     paths: usize,
     /// The leases in order. The first one of each path fetches the shard and all weights.
@@ -191,6 +192,7 @@ pub(super) fn run(options: &LeaseOptions, progress: &Progress) -> Result<(), Cli
         batch: config.train.batch,
         sequence_tokens: config.train.sequence_tokens,
         state_every: config.train.state_every,
+        state_dtype: config.train.state_dtype,
         paths: (options.grid * options.grid) as usize,
         leases,
     };
@@ -297,8 +299,8 @@ fn describe(report: &LeaseReport) -> String {
     let weights = report.weights_bytes as f64;
     let plural = |count: u64| if count == 1 { "" } else { "s" };
     let head = format!(
-        "{}: {} parameters, {} of weights\na lease has {} step{} of {} x {} tokens, {}, {} thread{}; the state travels with \
-         every {} lease{}\n\n",
+        "{}: {} parameters, {} of weights\na lease has {} step{} of {} x {} tokens, {}, {} thread{}; the state, in {}, travels \
+         with every {} lease{}\n\n",
         report.size,
         human::count(report.params as f64),
         human::bytes(report.weights_bytes),
@@ -309,6 +311,7 @@ fn describe(report: &LeaseReport) -> String {
         report.dtype,
         report.threads,
         plural(report.threads as u64),
+        report.state_dtype,
         report.state_every,
         plural(report.state_every.into()),
     );

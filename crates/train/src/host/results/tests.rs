@@ -89,10 +89,12 @@ async fn an_upload_that_begins_after_the_end_of_its_lease_does_not_stay() {
 fn a_state_longer_than_its_scheme_needs_is_refused_with_its_first_header() {
     let adamw = host(|_| ());
     let muon = host(|config| config.train.optimizer = dipaco_optim::Optimizer::Muon);
-    let moments = |host: &Host| MomentSpecs::of_plan(&host.intake.plan).unwrap().values() as u64;
+    let bf16 = host(|config| config.train.state_dtype = dipaco_model::Dtype::Bf16);
+    let moments = |host: &Host| MomentSpecs::of_plan(&host.intake.plan).unwrap().file_bytes();
     assert!(moments(&muon) < moments(&adamw) * 3 / 4);
-    for host in [adamw, muon] {
-        let bytes = 4 * moments(&host);
+    assert_eq!(moments(&bf16), moments(&adamw) / 2);
+    for host in [adamw, muon, bf16] {
+        let bytes = moments(&host);
         assert_eq!(host.intake.objection(&state(bytes + 4096)), None);
         let refusal = host.intake.objection(&state(bytes * 5 / 4));
         assert!(
