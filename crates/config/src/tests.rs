@@ -62,6 +62,7 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     (config.topology.paths, config.topology.kept_paths) = (vec![vec![0, 0]], 1);
     (config.train.optimizer, config.seed_model.optimizer) = (Optimizer::Muon, Optimizer::Muon);
     config.train.paths_per_round = PathsPerRound::Always(2);
+    config.train.state_dtype = dipaco_model::Dtype::Bf16;
     for schedule in
         [&mut config.train.schedule, &mut config.seed_model.schedule, &mut config.transformer_router.schedule]
     {
@@ -163,9 +164,10 @@ fn the_hash_is_about_the_result() {
 fn free_keys_do_not_count_for_the_weights() {
     let default = RunConfig::default();
     for doc in keys().filter(|doc| doc.key.starts_with("train.") || doc.key.starts_with("seed_model.")) {
-        // Optimizer, decay and paths of a round are not written if they are the default.
+        // Optimizer, decay, paths of a round and the type of states are not written if they are the default.
         let other = match default.value(doc.key).unwrap_or_else(|| "default".to_owned()).as_str() {
             "default" if doc.key.ends_with("paths_per_round") => "2".to_owned(),
+            "default" if doc.key.ends_with("state_dtype") => "bf16".to_owned(),
             "default" => "muon".to_owned(),
             "false" => "true".to_owned(),
             "\"continue\"" => "restart".to_owned(),
