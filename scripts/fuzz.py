@@ -8,7 +8,8 @@ Without names it plays all campaigns. They play in turns of --seconds, --jobs at
 processor time for each. A repeated call goes on with the cases after those of the log. A line has the campaign, seconds, seconds of
 processors, damaged inputs and the first case, the share of them that got past the first checks, the most memory and the longest time of
 one input, findings, and the commit. A finding is a failed test: its output goes to standard error, and its campaign ends. The
-tests are those of development, with overflow checks.
+tests are those of development, with overflow checks. Campaigns that write files play many times as many inputs with TMPDIR=/dev/shm,
+a folder in memory.
 """
 
 import concurrent.futures
