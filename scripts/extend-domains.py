@@ -60,7 +60,7 @@ class Comparison:
         return runs.run(self.options.dipaco, *command.split(), "--run", self.folder / name, *words)
 
     def train(self, name, *commands):
-        """Divides the text among the paths and trains them, unless the run is evaluated already."""
+        """Runs the commands that come first, divides the text among the paths, and trains them."""
         for command in (*commands, "route fit", "route assign"):
             self.dipaco(command, name)
         self.dipaco("train", name, "--workers", self.options.workers)

@@ -50,7 +50,7 @@ pub(crate) use processor::Processor;
 pub use rate::{LinearProduct, product_rate, product_seconds};
 pub(crate) use right::RightOperand;
 pub(crate) use shared::Shared;
-pub(crate) use tasks::{RowSplitter, WIDTH, by_columns, part, row_tasks};
+pub(crate) use tasks::{RowSplitter, WIDTH, by_columns, part, rounded_product, row_tasks};
 
 /// Rows of a tile of the vector kernels.
 const MR: usize = 12;

@@ -10,7 +10,7 @@ use crate::buffer::{Buffer, Workspace};
 use crate::element::{Element, convert};
 use crate::product::{
     LeftRows, Matrix, OuterProduct, Rhs, RightOperand, RowSplitter, WIDTH, by_columns, multiply,
-    outer_products, part, row_tasks, with_rows,
+    outer_products, part, rounded_product, row_tasks, with_rows,
 };
 use crate::profile::Phase;
 use crate::rms_norm::{self, WeightSums, summed};
@@ -178,7 +178,7 @@ fn feed_forward<E: Element>(
         norm.backward(d_gate_up, right.gate_up.rhs(), task.dx, task.norm_sums, task.h);
         // Now dx is the gradient behind attention: of the residual stream, and of the output projection `o`.
         convert(task.dx, task.d_middle);
-        project(LeftRows::contiguous(task.d_middle, d), right.o.rhs(), task.dy);
+        rounded_product(LeftRows::contiguous(task.d_middle, d), right.o.rhs(), task.dy);
     });
     if let Some(gradients) = gradients {
         norm_sums.add_to(gradients.post_norm);
@@ -280,20 +280,6 @@ fn gate_and_up<E: Element>(dy: LeftRows<'_, E>, down: Rhs<'_>, gate_up: &mut [E]
                 let (gate, up) = saved.split_at_mut(f);
                 let (gate, up) = (&mut gate[columns.clone()], &mut up[columns.clone()]);
                 swiglu::backward(d_gated, gate, up, &mut gated[columns.clone()]);
-            }
-        });
-    });
-}
-
-/// `y = x · B`, rounded: x (rows, k), y (rows, n).
-fn project<E: Element>(x: LeftRows<'_, E>, rhs: Rhs<'_>, y: &mut [E]) {
-    let n = rhs.columns();
-    with_scratch(x.count * WIDTH, |scratch| {
-        by_columns(x, n, WIDTH, |columns, x| {
-            let width = columns.len();
-            multiply(x, rhs, columns.clone(), scratch, width, false);
-            for (result, y) in scratch.chunks_exact(width).zip(y.chunks_exact_mut(n)) {
-                convert(result, &mut y[columns.clone()]);
             }
         });
     });

@@ -3,14 +3,12 @@
 use rayon::prelude::*;
 
 use super::{
-    LeftRows, Matrix, OuterProduct, RightOperand, RowSplitter, WIDTH, by_columns, multiply, outer_products,
-    part, row_tasks,
+    LeftRows, Matrix, OuterProduct, RightOperand, RowSplitter, outer_products, part, rounded_product,
+    row_tasks,
 };
 use crate::buffer::Workspace;
-use crate::element::{Element, Precision, narrow};
+use crate::element::{Element, Precision};
 use crate::linear::LinearShape;
-use crate::scratch::with_scratch;
-use crate::vector;
 
 /// A product of a linear map `y = x · Wᵀ` in a training step: x (rows, inputs), W (outputs, inputs), y (rows, outputs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,26 +84,16 @@ fn seconds<E: Element>(
     (0..tries).map(timed).collect()
 }
 
-/// `c = a · B`: a (rows, depth), B (depth, lanes), c (rows, lanes). Each task has a few columns of its results in scratch memory,
-/// from where it rounds them, as a block does with its activations.
+/// `c = a · B`: a (rows, depth), B (depth, lanes), c (rows, lanes).
 fn of_rows<E: Element>(workspace: &Workspace, a: &[E], b: Matrix<'_, E>, c: &mut [E]) {
     let Matrix { depth, lanes, .. } = b;
     let right = RightOperand::new::<E, E>(workspace, b);
     let mut c = RowSplitter::new(c, lanes);
     let task = |rows: std::ops::Range<usize>| (part(a, depth, &rows), c.next(rows.len()));
     let tasks: Vec<_> = row_tasks::<E>(a.len() / depth).into_iter().map(task).collect();
-    tasks.into_par_iter().with_max_len(1).for_each(|(a, c)| {
-        with_scratch(a.len() / depth * WIDTH, |scratch| {
-            by_columns(LeftRows::contiguous(a, depth), lanes, WIDTH, |columns, a| {
-                let width = columns.len();
-                multiply(a, right.rhs(), columns.clone(), scratch, width, false);
-                let results = scratch.chunks_exact(width).zip(c.chunks_exact_mut(lanes));
-                vector::dispatch(
-                    #[inline(always)]
-                    || results.for_each(|(row, c)| narrow(row, &mut c[columns.clone()])),
-                );
-            });
-        });
-    });
+    tasks
+        .into_par_iter()
+        .with_max_len(1)
+        .for_each(|(a, c)| rounded_product(LeftRows::contiguous(a, depth), right.rhs(), c));
     right.give(workspace);
 }

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
-use super::{LeftRows, Lhs, Tiling, with_rows};
-use crate::element::Element;
+use super::{LeftRows, Lhs, Rhs, Tiling, multiply, with_rows};
+use crate::element::{Element, narrow};
+use crate::scratch::with_scratch;
+use crate::vector;
 
 /// Columns of a product whose f32 results stay in scratch memory, and in the cache, until the next operation has read
 /// them.
@@ -21,6 +23,22 @@ pub(crate) fn by_columns<E: Element>(
         for first in (0..columns).step_by(step) {
             f(first..columns.min(first + step), lhs);
         }
+    });
+}
+
+/// `y = x · B`, rounded to E: x (rows, k), y (rows, n).
+pub(crate) fn rounded_product<E: Element>(x: LeftRows<'_, E>, rhs: Rhs<'_>, y: &mut [E]) {
+    let n = rhs.columns();
+    with_scratch(x.count * WIDTH, |scratch| {
+        by_columns(x, n, WIDTH, |columns, x| {
+            let width = columns.len();
+            multiply(x, rhs, columns.clone(), scratch, width, false);
+            let results = scratch.chunks_exact(width).zip(y.chunks_exact_mut(n));
+            vector::dispatch(
+                #[inline(always)]
+                || results.for_each(|(row, y)| narrow(row, &mut y[columns.clone()])),
+            );
+        });
     });
 }
 
