@@ -5,9 +5,11 @@ mod support;
 
 use std::time::Duration;
 
-use dipaco_ledger::{ExpectedResult, LeaseResult, Ledger, Recording, ResultError, StoredResult};
+use dipaco_ledger::{
+    ExpectedResult, LeaseCompletion, LeaseReport, LeaseResult, Ledger, Recording, ResultError, StoredResult,
+};
 use dipaco_sync::{Lease, LeaseError};
-use support::{FRAGMENT, ask, lease, object, start, take_over};
+use support::{FRAGMENT, NOW, ask, lease, object, start, take_over};
 
 /// The outer gradient of a lease, and its state.
 fn results(lease: &Lease) -> [LeaseResult; 2] {
@@ -58,5 +60,21 @@ fn the_content_that_is_recorded_first_stays() {
         let recording = ledger.record_result(&first, stored("third")).unwrap();
         assert!(matches!(recording, Recording::Rejected(ResultError::OtherContent { .. })), "{recording:?}");
         assert!(matches!(ledger.record_result(&first, stored("first")).unwrap(), Recording::Recorded));
+    }
+}
+
+#[test]
+fn no_impossible_held_out_loss_stays_the_best_of_a_path() {
+    for (loss, possible) in [(-1e9, false), (f64::NAN, false), (f64::NEG_INFINITY, false), (0.0, true), (3.5, true)] {
+        let mut ledger = take_over(start());
+        let lease = lease(&mut ledger, "a");
+        for item in results(&lease) {
+            let expected = expected(&ledger, &lease, item, "content");
+            assert!(matches!(ledger.record_result(&expected, stored("content")).unwrap(), Recording::Recorded));
+        }
+        let report = LeaseReport { held_out_loss: Some(loss), ..LeaseReport::default() };
+        let completed = ledger.complete_lease(NOW, &lease.claim(), &report).unwrap();
+        let LeaseCompletion::Accepted { best, .. } = completed else { panic!("{completed:?}") };
+        assert_eq!(best, possible, "{loss}");
     }
 }

@@ -67,8 +67,8 @@ impl Client {
     /// address has [`Limits::connect_timeout`].
     ///
     /// # Errors
-    /// [`NetError::Expired`], [`NetError::WrongToken`], [`NetError::Version`], [`NetError::Busy`] and
-    /// [`NetError::Connect`] (no address answers).
+    /// [`NetError::Expired`], [`NetError::Revoked`], [`NetError::Busy`], [`NetError::Connect`] (no address answers), and
+    /// [`NetError::WrongToken`] or [`NetError::Version`] if the servers at all addresses are of another run or version.
     pub async fn connect(token: &JoinToken, now: SystemTime, limits: Limits) -> Result<Self, NetError> {
         Self::connect_to(Service::Coordinator, token, now, limits).await
     }
@@ -88,6 +88,8 @@ impl Client {
         config.transport_config(transport::transport(&limits, Accepts::Welcome)?);
 
         let mut attempts = Vec::new();
+        // A coordinator that has moved leaves an address that anybody may use.
+        let mut foreign = None;
         for address in &token.addresses {
             let targets = match timeout(limits.connect_timeout, tokio::net::lookup_host(address)).await {
                 Ok(Ok(targets)) => targets.collect::<Vec<_>>(),
@@ -101,19 +103,26 @@ impl Client {
                 }
             };
             for target in targets {
-                match Self::attempt(service, token, address, target, config.clone(), &limits).await? {
-                    Attempt::Connected(client) => return Ok(*client),
-                    Attempt::Failed(reason) => attempts.push(format!("{address}: {reason}")),
+                match Self::attempt(service, token, address, target, config.clone(), &limits).await {
+                    Ok(Attempt::Connected(client)) => return Ok(*client),
+                    Ok(Attempt::Failed(reason)) => attempts.push(format!("{address}: {reason}")),
+                    Err(error) if error.is_of_a_foreign_server() => {
+                        foreign.get_or_insert(error);
+                    }
+                    Err(error) => return Err(error),
                 }
             }
         }
-        if attempts.is_empty() {
-            attempts.push("the token names no address".to_owned());
+        match foreign {
+            Some(error) if attempts.is_empty() => return Err(error),
+            Some(error) => attempts.push(error.to_string()),
+            None if attempts.is_empty() => attempts.push("the token names no address".to_owned()),
+            None => {}
         }
         Err(NetError::Connect { run_id: token.run_id.clone(), attempts: attempts.join(", ") })
     }
 
-    /// Tries one address. An error is final for all addresses.
+    /// Tries one address. An error is final for all addresses, unless it tells of a foreign server.
     async fn attempt(
         service: Service,
         token: &JoinToken,
@@ -316,7 +325,7 @@ fn wrong_token(token: &JoinToken, address: &str, reason: String) -> NetError {
     NetError::WrongToken { address: address.to_owned(), run_id: token.run_id.clone(), reason }
 }
 
-/// Judges a failed handshake: an error if it is final for all addresses, otherwise the reason to try the next address.
+/// Judges a failed handshake: an error if it is final for this address, otherwise the reason why it may pass.
 fn judge(token: &JoinToken, address: &str, error: ConnectionError) -> Result<String, NetError> {
     let version = || NetError::Version { address: address.to_owned() };
     match error {

@@ -216,3 +216,12 @@ pub enum NetError {
         peer: String,
     },
 }
+
+impl NetError {
+    /// True if the server at an address is of another run, or of another version. Where a coordinator has moved away, anybody may
+    /// listen.
+    #[must_use]
+    pub fn is_of_a_foreign_server(&self) -> bool {
+        matches!(self, Self::WrongToken { .. } | Self::Version { .. })
+    }
+}

@@ -167,6 +167,23 @@ async fn a_worker_can_not_pose_as_the_coordinator() {
 }
 
 #[tokio::test]
+async fn a_foreign_server_at_one_address_hides_no_other() {
+    let run = Run::new(Limits::default());
+    let mut token = run.token();
+    let impostor = raw_server(&token, PROTOCOL).local_addr().unwrap().to_string();
+    let other = raw_server(&token, "dipaco/999");
+    let other = other.local_addr().unwrap().to_string();
+    let right = token.addresses[0].clone();
+    token.addresses = vec![impostor.clone(), other.clone(), right];
+    connect(&token).await.unwrap();
+    // Nobody listens at the last address: the coordinator may come back there.
+    token.addresses = vec![impostor, other, "no-such-host.invalid:1".to_owned()];
+    let error = connect(&token).await.unwrap_err();
+    assert!(matches!(error, NetError::Connect { .. }), "{error}");
+    assert!(error.to_string().contains("do not belong together"), "{error}");
+}
+
+#[tokio::test]
 async fn the_first_end_that_sees_a_token_of_another_run_refuses_it() {
     let run = Run::new(Limits::default());
     let other = RunAuthority::create("other-run", SystemTime::now()).unwrap();

@@ -48,7 +48,7 @@ impl PinnedManifest {
         for _ in 0..ATTEMPTS {
             let needed = weights(&loaded.manifest);
             if let Err(error) = store.pin(&reader, needed.clone(), SystemTime::now() + LIFE).await {
-                tracing::debug!(%error, "the weights can't be kept from being replaced by a training");
+                tracing::warn!(%error, "this process may not write into the store, so a training beside it can delete the weights that it reads");
                 return Ok(Some(Self { manifest: loaded.manifest, warnings: loaded.warnings, pin: None }));
             }
             // What the manifest still refers to after the pin was written can't be deleted any more.

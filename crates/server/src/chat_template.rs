@@ -120,4 +120,11 @@ mod tests {
         let encode: EncodeChat = Box::new(|_| Ok(Vec::new()));
         assert!(ChatTemplate::new("{% if %}".into(), String::new(), encode).is_err());
     }
+
+    #[test]
+    fn an_endless_template_ends_with_an_error() {
+        let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+        let error = text(endless, &[("user", "x")]).unwrap_err();
+        assert!(error.status == 400 && error.message.contains("fuel"), "{}", error.message);
+    }
 }

@@ -216,8 +216,10 @@ impl StoreError {
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Remote { .. } | Self::Full { .. } => true,
-            // A limit of this process.
-            Self::Io { source, .. } => !is_of(source, &[io::ErrorKind::FileTooLarge]),
+            // A limit of this process, or of the names of a folder's files.
+            Self::Io { source, .. } => {
+                !is_of(source, &[io::ErrorKind::FileTooLarge, io::ErrorKind::InvalidFilename])
+            }
             _ => false,
         }
     }
@@ -341,9 +343,11 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_file_that_is_too_large_for_this_process_stays_too_large() {
+    fn a_file_that_is_too_large_and_a_name_that_is_too_long_stay_so() {
         let too_large = from_os(27);
         assert!(matches!(&too_large, StoreError::Io { .. }) && !too_large.may_pass(), "{too_large:?}");
+        let long_name = from_os(36);
+        assert!(matches!(&long_name, StoreError::Io { .. }) && !long_name.may_pass(), "{long_name:?}");
         for code in [5, 28, 122] {
             assert!(from_os(code).may_pass());
         }

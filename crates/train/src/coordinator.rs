@@ -43,7 +43,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::coordinator::leftovers::Leftovers;
 use crate::coordinator::manifest_writer::ManifestWriter;
-use crate::coordinator::requests::{CoordinatorRequests, WaitingRequests};
+use crate::coordinator::requests::{CoordinatorRequests, ObjectChecks, WaitingRequests};
 use crate::coordinator::run_progress::RunProgress;
 use crate::coordinator::take_over::{ledger_plan, read_store};
 use crate::host::{LinkIssuer, ResultIntake, Revocations, Uploads, VerifiedGradients, serve_peers};
@@ -264,6 +264,7 @@ impl RunningCoordinator {
             ledger,
             intake: Arc::new(intake),
             links,
+            checks: ObjectChecks::default(),
             to_write,
             standstill: Duration::from_secs(config.train.standstill_seconds),
             shards,

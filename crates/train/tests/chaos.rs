@@ -7,7 +7,8 @@ use dipaco_codec::Compression;
 use dipaco_protocol::{LeaseResult, Request, Response};
 use dipaco_store::StoreError;
 use dipaco_telemetry::Events;
-use dipaco_train::{CoordinatorError, TrainError, coordinate, work};
+use dipaco_train::client::{TokenPlace, TokenSource};
+use dipaco_train::{CoordinatorError, TrainError, WorkerOptions, coordinate, work};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -43,6 +44,35 @@ async fn a_coordinator_that_is_stopped_again_and_again_makes_the_same_bits() {
         worker.await.unwrap().unwrap();
     }
     assert!(stops > 2, "stopped {stops} times");
+    assert_eq!(run.bits().await, undisturbed().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_follows_its_coordinator_when_another_run_has_the_old_address() {
+    let (run, other) = (Run::seeded(config()).await, Run::seeded(config()).await);
+    let (server, token) = run.server().await;
+    let address = server.local_addr();
+    let place = run.folder.path().join("join.token");
+    std::fs::write(&place, token.to_string()).unwrap();
+    let source = TokenSource::Join(TokenPlace::named(&place).unwrap());
+    let worker = WorkerOptions { source, ..run.worker(&token, "worker") };
+    let worker = tokio::spawn(work(worker, CancellationToken::new()));
+    let stop = CancellationToken::new();
+    let (started, events) = (run.start(true).await.unwrap(), run.events_until(3, &stop));
+    assert!(!coordinate(run.options(started, events), server, stop).await.unwrap().finished);
+
+    // The worker meets another run, and only its token's place knows where the coordinator is.
+    let (server, _) = other.server_at(address).await;
+    let started = other.start(true).await.unwrap();
+    let leave = CancellationToken::new();
+    let foreign = tokio::spawn(coordinate(other.options(started, Events::off()), server, leave.clone()));
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    assert_ne!(token.addresses, [address.to_string()]);
+    std::fs::write(&place, token.to_string()).unwrap();
+    worker.await.unwrap().unwrap();
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    leave.cancel();
+    assert!(!foreign.await.unwrap().unwrap().finished);
     assert_eq!(run.bits().await, undisturbed().await);
 }
 

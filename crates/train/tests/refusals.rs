@@ -14,7 +14,7 @@ use dipaco_protocol::{
     ContentDigest, FetchSource, GrantedLease, LeaseReport, LeaseResult, Request, Response,
 };
 use dipaco_sync::{FragmentId, Numerics};
-use dipaco_telemetry::Events;
+use dipaco_telemetry::{Event, Events, read_events};
 use dipaco_topology::{ModuleId, PathId, Topology};
 use dipaco_train::{Revocations, TrainError, WorkerError, coordinate, work};
 use tokio_util::sync::CancellationToken;
@@ -125,6 +125,10 @@ async fn wrong_results_are_refused_and_the_run_goes_on() {
     assert_eq!(puppet.ask(&link, None).await.unwrap().0, Response::NoLink);
     let source = FetchSource::Shard { path: PathId(99), hash: String::new(), file: None };
     refusal(puppet.ask(&Request::Fetch { source, offset: 0 }, None).await.unwrap().0);
+    // Not repeated as a failure of the disk would be.
+    let source = FetchSource::Shard { path: work.path, hash: work.shard.hash.clone(), file: None };
+    let beyond = puppet.ask(&Request::Fetch { source, offset: u64::MAX }, None).await.unwrap().0;
+    assert!(refusal(beyond).contains("no piece"));
     let (lease, loss) = (work.key(), Some(f32::NAN));
     let beat = Request::Heartbeat { lease, step: u64::MAX, repeated: u64::MAX, loss };
     assert_eq!(puppet.ask(&beat, None).await.unwrap().0, Response::Done);
@@ -287,4 +291,29 @@ async fn workers_that_compute_other_bits_are_refused_or_recorded() {
         let events = std::fs::read_to_string(file).unwrap();
         assert_eq!(events.contains(OTHER), joins, "{events}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_lease_is_in_the_log_whatever_time_its_worker_reports() {
+    let run = Run::seeded(config()).await;
+    let stop = CancellationToken::new();
+    let file = run.folder.path().join("metrics.jsonl");
+    let (coordinator, token) = run.coordinator(Events::create(&file).unwrap(), stop.clone()).await;
+    let puppet = Puppet::welcome(&token, "puppet").await;
+    for seconds in [f64::INFINITY, f64::NAN, -1.0, 2.5] {
+        let report = LeaseReport { seconds, waited_seconds: seconds, ..LeaseReport::default() };
+        let work = puppet.lease().await;
+        puppet.carry_out_with(&run, &work, 0.5, report).await;
+    }
+    stop.cancel();
+    drop(puppet);
+    coordinator.await.unwrap().unwrap();
+    let times: Vec<_> = read_events(&file)
+        .unwrap()
+        .filter_map(|record| match record.unwrap().event {
+            Event::PathCompleted { seconds, waited_seconds, .. } => Some((seconds, waited_seconds)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(times, [(0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (2.5, 2.5)]);
 }

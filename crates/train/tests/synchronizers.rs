@@ -49,6 +49,14 @@ fn refusal(answer: Response) -> String {
     }
 }
 
+/// The reason why a synchronizer sends a worker to the coordinator.
+fn elsewhere(answer: Response) -> String {
+    match answer {
+        Response::Elsewhere { reason } => reason,
+        other => panic!("not sent to the coordinator but {other:?}"),
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_synchronizer_does_not_change_the_bits_of_a_run() {
     let mut streaming = config();
@@ -130,10 +138,10 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
     assert!(matches!(piece.0, Response::Piece { total } if total == weights.object.bytes));
     let foreign = work.weights.iter().find(|weights| weights.fragment.module != FIRST).unwrap();
     let authority = ObjectRef { name: "modules/0/0/../../../authority.pem".into(), ..foreign.object.clone() };
-    let of_another = refusal(there.ask(&fetch(foreign.object.clone()), None).await.unwrap().0);
+    let of_another = elsewhere(there.ask(&fetch(foreign.object.clone()), None).await.unwrap().0);
     assert!(of_another.contains("not of the modules of this synchronizer"), "{of_another}");
     let link = |object: &ObjectRef| Request::Link { object: object.clone() };
-    let of_another = refusal(there.ask(&link(&foreign.object), None).await.unwrap().0);
+    let of_another = elsewhere(there.ask(&link(&foreign.object), None).await.unwrap().0);
     assert!(of_another.contains("not of the modules of this synchronizer"), "{of_another}");
     for object in [&weights.object, &authority] {
         assert_eq!(there.ask(&link(object), None).await.unwrap().0, Response::NoLink);
@@ -146,9 +154,9 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
         tokens: 1,
     };
     let nothing = Bytes::from_static(b"nothing");
-    let elsewhere = GrantedLease { path: PathId(3), ..work.clone() };
-    for (work, item) in [(&work, item(OTHER)), (&elsewhere, LeaseResult::State)] {
-        let reason = refusal(there.submit(work, item, nothing.clone()).await.unwrap());
+    let of_another = GrantedLease { path: PathId(3), ..work.clone() };
+    for (work, item) in [(&work, item(OTHER)), (&of_another, LeaseResult::State)] {
+        let reason = elsewhere(there.submit(work, item, nothing.clone()).await.unwrap());
         assert!(reason.contains("not of the modules"), "{reason}");
     }
     let over = GrantedLease { fence: Fence(1), ..work.clone() };
@@ -163,6 +171,31 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
     assert!(coordinator.await.unwrap().unwrap().finished);
     worker.await.unwrap().unwrap();
     synchronizer.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_goes_on_when_another_synchronizer_has_the_address_of_a_module() {
+    let undisturbed = Run::trained(config(), 1).await;
+    let mut config = config();
+    config.train.standstill_seconds = 1;
+    let run = Run::seeded(config).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let synchronizer = run.spawn_synchronizer(&token, &[FIRST]).await;
+    let (puppet, work) = until_it_has_the_first_module(&token).await;
+    let address = work.weights.iter().find_map(|weights| weights.at.clone()).unwrap();
+    puppet.ask(&Request::Release, None).await.unwrap();
+    drop(puppet);
+    // The other modules seem to have a synchronizer at this address. The one that listens there has none of them.
+    let gone = Puppet::silent(&run.token_as(SYNCHRONIZER, &token)).await;
+    gone.hello("gone", dipaco_train::BUILD).await;
+    let orders = Request::Orders { modules: vec![OTHER], address, revoked: 0, wait_ms: 0 };
+    gone.ask(&orders, None).await.unwrap();
+    let worker = run.spawn_worker(&token, "worker");
+    worker.await.unwrap().unwrap();
+    drop(gone);
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    synchronizer.await.unwrap().unwrap();
+    assert_eq!(run.weights().await, undisturbed.weights().await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -89,7 +89,7 @@ impl Session {
         mut identity: Identity,
         cancel: CancellationToken,
     ) -> Result<Self, ClientError> {
-        let Connected { client, plan, token } = connect(service, &identity, &cancel).await?;
+        let Connected { client, plan, token } = connect(service, &identity, &cancel, transient).await?;
         identity.token = token;
         let renew_at = Mutex::new(identity.token.renew_at(identity.clock.now()));
         Ok(Self {
@@ -240,7 +240,9 @@ impl Session {
             return Ok(());
         }
         tracing::warn!(%error, "the connection broke; connecting again");
-        let again = connect(self.service, &self.identity(), &self.cancel).await?;
+        // The address was right. A foreign server there means that the coordinator has moved.
+        let may_pass = |error: &NetError| transient(error) || error.is_of_a_foreign_server();
+        let again = connect(self.service, &self.identity(), &self.cancel, may_pass).await?;
         if again.plan != self.plan {
             return Err(ClientError::PlanChanged);
         }
@@ -262,12 +264,13 @@ struct Connected {
     token: JoinToken,
 }
 
-/// Connects again and again until it works, an error is permanent, or the patience ends. A coordinator that can't be
+/// Connects again and again until it works, an error does not pass by itself, or the patience ends. A coordinator that can't be
 /// reached may have moved, so the token is read again at its source after each attempt.
 async fn connect(
     service: Service,
     identity: &Identity,
     cancel: &CancellationToken,
+    may_pass: impl Fn(&NetError) -> bool,
 ) -> Result<Connected, ClientError> {
     let begun = Instant::now();
     let mut token = identity.token.clone();
@@ -301,7 +304,7 @@ async fn connect(
             }
             Ok((_, Response::Refused { reason })) => return Err(ClientError::Refused { reason }),
             Ok(_) => return Err(ClientError::UnexpectedAnswer { request: "hello" }),
-            Err(error) if transient(&error) && begun.elapsed() + backoff.next() < identity.patience => {
+            Err(error) if may_pass(&error) && begun.elapsed() + backoff.next() < identity.patience => {
                 tracing::info!(%error, "the coordinator can't be reached; trying again");
                 if service == Service::Coordinator
                     && let Some(newer) = newer_token(identity, &token, cancel).await?
@@ -312,7 +315,7 @@ async fn connect(
                 }
                 backoff.pause(cancel.cancelled()).await?;
             }
-            Err(error) if transient(&error) && service == Service::Coordinator => {
+            Err(error) if may_pass(&error) && service == Service::Coordinator => {
                 let seconds = identity.patience.as_secs();
                 return Err(ClientError::Unreachable { seconds, source: Box::new(error) });
             }

@@ -24,11 +24,13 @@ use dipaco_protocol::{FetchSource, Request, Response};
 
 mod fetches;
 mod leases;
+mod object_checks;
 mod outer_steps;
 mod results;
 mod waiting;
 
 use leases::StepsTaken;
+pub(crate) use object_checks::ObjectChecks;
 pub(crate) use waiting::WaitingRequests;
 
 /// Longest time for which a request for a lease stays open.
@@ -43,6 +45,8 @@ pub(crate) struct CoordinatorRequests {
     pub(crate) intake: Arc<ResultIntake>,
     /// Makes links to objects of the store.
     pub(crate) links: LinkIssuer,
+    /// Checks objects that arrived damaged.
+    pub(crate) checks: ObjectChecks,
     /// Wakes the manifest writer.
     pub(crate) to_write: Arc<Notify>,
     /// Time after which a synchronizer loses its modules without an outer step.

@@ -189,9 +189,8 @@ impl RunProgress {
     /// Adds the time of a worker for a lease.
     pub(crate) fn add_time(&self, inner: f64, waited: f64) {
         let mut counters = self.counters();
-        // A peer may report any value, NaN included.
-        counters.time.inner += if inner.is_finite() { inner.max(0.0) } else { 0.0 };
-        counters.time.waited += if waited.is_finite() { waited.max(0.0) } else { 0.0 };
+        counters.time.inner += inner;
+        counters.time.waited += waited;
     }
 
     /// Adds bytes that a worker has read straight from the store.

@@ -187,7 +187,8 @@ impl ResultIntake {
         through.then(|| fragment.values())
     }
 
-    /// The refusal of a result that this process never takes, or that no lease of this run can have; `None` for any other.
+    /// The answer to a result that this process never takes, or that no lease of this run can have; `None` for any other. The
+    /// coordinator takes what belongs to other modules: a lease can name an address at which another synchronizer begins.
     fn objection(&self, piece: &UploadedPiece) -> Option<Response> {
         let &UploadedPiece { ref claim, item, ref digest, .. } = piece;
         let path = claim.key.path;
@@ -202,7 +203,8 @@ impl ResultIntake {
                 format!("there is no path {path}: this run has {} paths", self.topology.paths())
             }
             _ if !self.modules.as_ref().is_none_or(own) => {
-                format!("{} is not of the modules of this synchronizer", item.name())
+                let reason = format!("{} is not of the modules of this synchronizer", item.name());
+                return Some(Response::Elsewhere { reason });
             }
             _ if !digest.is_well_formed() => "a hash has 64 lower-case hexadecimal digits".to_owned(),
             LeaseResult::OuterGradient { fragment, .. } if limit == 0 => format!(

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dipaco_files::PendingFile;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::TrainError;
@@ -34,7 +36,7 @@ struct KnownNames {
     names: BTreeSet<String>,
 }
 
-/// Metadata that tells one state of the file from another: each revocation makes a new file.
+/// Metadata that tells one state of the file from another: each revocation makes the file longer.
 #[derive(Debug, PartialEq, Eq)]
 struct FileState {
     bytes: u64,
@@ -120,18 +122,24 @@ impl Revocations {
         Ok(known)
     }
 
-    /// Adds a name. Returns true if it is new.
+    /// Adds a name. Returns true if it is new. Processes may add names at the same time: a file takes appended bytes one write
+    /// after the other.
     ///
     /// # Errors
     /// When the file can't be read or written.
     pub fn revoke(&self, name: &str) -> Result<bool, HostError> {
         let Some(file) = &self.file else { return Ok(false) };
-        let mut names = self.names()?;
-        if !names.insert(name.to_owned()) {
+        if self.contains(name)? {
             return Ok(false);
         }
-        let text: String = names.iter().map(|name| format!("{name}\n")).collect();
-        dipaco_files::publish(file, text.as_bytes()).map_err(TrainError::from)?;
+        PendingFile::create(file).and_then(PendingFile::publish_new).map_err(TrainError::from)?;
+        let append = || {
+            let mut file = File::options().append(true).open(file)?;
+            // A line that a dying process cut off stays a line of its own.
+            file.write_all(format!("\n{name}\n").as_bytes())?;
+            file.sync_all()
+        };
+        append().map_err(|source| TrainError::Io { action: "write", file: file.clone(), source })?;
         Ok(true)
     }
 }
@@ -147,6 +155,8 @@ fn read(file: &Path) -> std::io::Result<BTreeSet<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[test]
@@ -167,5 +177,32 @@ mod tests {
         assert!(revocations.contains("gpu-1").unwrap() && !revocations.contains("gpu-2").unwrap());
         // A list that can't be read lets nobody in.
         assert!(Revocations::of(folder.path()).names().is_err());
+    }
+
+    #[test]
+    fn revocations_at_the_same_time_all_hold() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("revoked");
+        let names: BTreeSet<String> = (0..16).map(|worker| format!("gpu-{worker}")).collect();
+        let all = Barrier::new(names.len());
+        std::thread::scope(|scope| {
+            for name in &names {
+                scope.spawn(|| {
+                    all.wait();
+                    assert!(Revocations::of(&file).revoke(name).unwrap());
+                });
+            }
+        });
+        assert_eq!(Revocations::of(&file).names().unwrap(), names);
+    }
+
+    #[test]
+    fn a_name_that_a_dying_process_cut_off_hides_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("revoked");
+        std::fs::write(&file, "gpu-1\ngpu").unwrap();
+        assert!(Revocations::of(&file).revoke("gpu-2").unwrap());
+        let names = Revocations::of(&file).names().unwrap();
+        assert_eq!(names.into_iter().collect::<Vec<_>>(), ["gpu", "gpu-1", "gpu-2"]);
     }
 }

@@ -220,7 +220,8 @@ impl SynchronizerProcess {
         }
     }
 
-    /// The refusal of an object that is no weights of its modules, and no change of them.
+    /// Sends a worker to the coordinator for an object that is no weights of its modules, and no change of them. A lease can
+    /// name an address at which another synchronizer begins.
     fn foreign(&self, object: &ObjectRef) -> Option<Answer> {
         let own = |module: &ModuleId| {
             [names::MODULES, names::CHANGES]
@@ -228,13 +229,13 @@ impl SynchronizerProcess {
                 .any(|kind| object.name.starts_with(&format!("{kind}/{module}/")))
         };
         let foreign = !self.modules.iter().any(own);
-        foreign.then(|| refused(format!("{} is not of the modules of this synchronizer", object.name)))
+        foreign.then(|| elsewhere(&format!("{} is not of the modules of this synchronizer", object.name)))
     }
 
     /// Sends a piece of the weights of its modules, or of their changes.
     async fn object_piece(&self, object: &ObjectRef, offset: u64) -> Answer {
-        if let Some(refusal) = self.foreign(object) {
-            return refusal;
+        if let Some(elsewhere) = self.foreign(object) {
+            return elsewhere;
         }
         let piece = read_piece(&self.intake.store, object, offset).await;
         // The object is superseded and deleted, or damaged. Only the coordinator can tell.
@@ -289,7 +290,7 @@ impl RequestHandler for SynchronizerProcess {
                 Ok(self.object_piece(&object, offset).await)
             }
             Request::Link { object } => Ok(match self.foreign(&object) {
-                Some(refusal) => refusal,
+                Some(elsewhere) => elsewhere,
                 None => (self.links.answer(&object).await, None),
             }),
             _ => Ok(elsewhere(&"this is a synchronizer: the coordinator answers this request")),

@@ -127,12 +127,23 @@ impl Puppet {
 
     /// Completes a lease with outer gradients of equal values and a state of zeros.
     pub(crate) async fn carry_out(&self, run: &Run, work: &GrantedLease, value: f32) {
+        self.carry_out_with(run, work, value, LeaseReport::default()).await;
+    }
+
+    /// [`carry_out`](Self::carry_out) with a report.
+    pub(crate) async fn carry_out_with(
+        &self,
+        run: &Run,
+        work: &GrantedLease,
+        value: f32,
+        report: LeaseReport,
+    ) {
         self.submit_gradients(run, work, value).await;
         if work.uploads_state {
             let state = encoded_state(run, work, work.to);
             assert_eq!(self.submit(work, LeaseResult::State, state).await.unwrap(), Response::Done);
         }
-        assert_eq!(self.complete(work, LeaseReport::default()).await, Response::Done);
+        assert_eq!(self.complete(work, report).await, Response::Done);
     }
 
     /// Sends a heartbeat.

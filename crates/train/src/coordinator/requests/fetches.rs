@@ -43,8 +43,10 @@ impl CoordinatorRequests {
 
     /// Reads an object that a worker received with a wrong hash. A damaged object ends the coordinator.
     pub(super) async fn check_object(&self, object: &ObjectRef) -> Result<Answer, CoordinatorError> {
-        let verify = async { self.intake.store.verify(object).await.map(|()| (Response::Done, None)) };
-        self.answer_of(object, verify).await
+        let check = async {
+            self.checks.check(&self.intake.store, object).await.map(|()| (Response::Done, None))
+        };
+        self.answer_of(object, check).await
     }
 
     /// The answer that a read of an object gives. While the store's patience lasts, the worker waits.
@@ -89,7 +91,10 @@ impl CoordinatorRequests {
             async move { Ok(blocking(move || read_file(&list, file, offset)).await??) }
         };
         match self.intake.store.patience().repeat(read, may_pass).await {
-            Ok((total, piece)) => Ok((Response::Piece { total }, Some(Bytes::from(piece)))),
+            Ok((total, Some(piece))) => Ok((Response::Piece { total }, Some(Bytes::from(piece)))),
+            Ok((total, None)) => Ok(refused(format!(
+                "no piece begins at byte {offset}: this file of the shard of path {path} has {total} bytes"
+            ))),
             Err(TrainError::Shards(error)) => {
                 let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
                 Ok(refused(format!(
@@ -106,8 +111,8 @@ fn may_pass(error: &TrainError) -> bool {
     matches!(error, TrainError::Shards(ShardsError::Io { source, .. }) if source.kind() != ErrorKind::NotFound)
 }
 
-/// The length of a file of a shard, and the piece of it at `offset`.
-fn read_file(list: &Path, file: Option<u32>, offset: u64) -> Result<(u64, Vec<u8>), ShardsError> {
+/// The length of a file of a shard, and the piece of it at `offset`; `None` beyond the file's end.
+fn read_file(list: &Path, file: Option<u32>, offset: u64) -> Result<(u64, Option<Vec<u8>>), ShardsError> {
     let path = match file {
         None => list.to_owned(),
         Some(file) => TokenSetManifest::read(list)?.place(list, file as usize)?,
@@ -115,10 +120,13 @@ fn read_file(list: &Path, file: Option<u32>, offset: u64) -> Result<(u64, Vec<u8
     let read = || -> std::io::Result<_> {
         let mut source = std::fs::File::open(&path)?;
         let total = source.metadata()?.len();
+        if offset > total {
+            return Ok((total, None));
+        }
         source.seek(SeekFrom::Start(offset))?;
         let mut piece = Vec::new();
         source.take(PIECE_BYTES).read_to_end(&mut piece)?;
-        Ok((total, piece))
+        Ok((total, Some(piece)))
     };
     read().map_err(|source| ShardsError::Io { action: "read", path: path.clone(), source })
 }

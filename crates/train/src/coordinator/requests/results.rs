@@ -198,10 +198,11 @@ impl CoordinatorRequests {
                 self.drop_ended_uploads(&claim.worker, path, fence);
                 self.progress.add_linked(report.linked_bytes);
                 let round = self.round(lease.from);
+                let [seconds, waited_seconds] = [report.seconds, report.waited_seconds].map(possible_time);
                 if lease.task == LeaseTask::Train {
                     let loss = report.loss.unwrap_or(f64::NAN);
                     self.progress.committed(path, lease.from, lease.to, loss)?;
-                    self.progress.add_time(report.seconds, report.waited_seconds);
+                    self.progress.add_time(seconds, waited_seconds);
                     self.notify_synchronizers();
                 }
                 self.progress.event(Event::PathCompleted {
@@ -211,8 +212,8 @@ impl CoordinatorRequests {
                     loss: report.loss.unwrap_or(f64::NAN),
                     heldout_loss: report.held_out_loss,
                     best,
-                    seconds: report.seconds,
-                    waited_seconds: report.waited_seconds,
+                    seconds,
+                    waited_seconds,
                 })?;
                 tracing::debug!(%path, round, %fence, worker, "committed");
                 self.wake_after_lease(&claim.worker);
@@ -220,6 +221,11 @@ impl CoordinatorRequests {
             }
         }
     }
+}
+
+/// The seconds that a peer reports; 0 if no time has so many.
+fn possible_time(seconds: f64) -> f64 {
+    if seconds.is_finite() { seconds.max(0.0) } else { 0.0 }
 }
 
 /// The answer to the worker of a result that does not count.
