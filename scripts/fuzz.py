@@ -2,14 +2,16 @@
 """Plays campaigns of damaged inputs for a long time, and appends a line for each turn to a log.
 
     scripts/fuzz.py --until 3600 --jobs 2 --log fuzz.log codec router
+    scripts/fuzz.py --seconds 60 --until 20 --first commit
     scripts/fuzz.py --list
 
 Without names it plays all campaigns. They play in turns of --seconds, --jobs at a time, until the log names --until seconds of
-processor time for each. A repeated call goes on with the cases after those of the log. A line has the campaign, seconds, seconds of
-processors, damaged inputs and the first case, the share of them that got past the first checks, the most memory and the longest time of
-one input, findings, and the commit. A finding is a failed test: its output goes to standard error, and its campaign ends. The
-tests are those of development, with overflow checks. Campaigns that write files play many times as many inputs with TMPDIR=/dev/shm,
-a folder in memory.
+processor time for each. A repeated call goes on with the cases after those of the log. --first names the case with which a log
+begins: a number, or `commit` for one that follows from the commit, so that short runs of several commits play several cases. A line
+has the campaign, seconds, seconds of processors, damaged inputs and the first case, the share of them that got past the first checks,
+the most memory and the longest time of one input, findings, and the commit. A finding is a failed test: its output goes to standard
+error, and its campaign ends. The tests are those of development, with overflow checks. Campaigns that write files play many times as
+many inputs with TMPDIR=/dev/shm, a folder in memory.
 """
 
 import concurrent.futures
@@ -61,6 +63,11 @@ def campaigns():
     return found
 
 
+def first_case(word):
+    """The first case of a log: this number, or one that follows from the commit."""
+    return int(commit()[:7], 16) if word == "commit" else int(word)
+
+
 def milliseconds(duration):
     """The milliseconds of a time as Rust prints it: 1.2s, 31.4ms, 950µs, 80ns."""
     number, unit = re.fullmatch(r"([\d.]+)(s|ms|µs|ns)", duration).groups()
@@ -107,6 +114,7 @@ def main():
     options.add_argument("--until", type=int, default=3600, metavar="SECONDS", help="processor time of each campaign in the log")
     options.add_argument("--seconds", type=int, default=600, help="time of one turn")
     options.add_argument("--jobs", type=int, default=1, help="campaigns at a time")
+    options.add_argument("--first", default="0", metavar="CASE|commit", help="first case of a log")
     options.add_argument("--log", type=pathlib.Path, default=pathlib.Path("fuzz.log"))
     options.add_argument("--cargo", default="cargo", help="the program that builds")
     options.add_argument("--list", action="store_true", help="print the campaigns and their tests")
@@ -119,7 +127,8 @@ def main():
     unknown = [name for name in options.campaigns if name not in known]
     if unknown:
         sys.exit(f"no campaigns: {' '.join(unknown)}; --list prints all")
-    played_at = commit()
+    played_at, first = commit(), first_case(options.first)
+    print(f"campaigns of {played_at} begin with case {first}; DIPACO_FUZZ_CASE plays one case again")
     programs = test_programs(options.cargo)
     # Copies, so that another build meanwhile does not change what plays.
     kept = tempfile.TemporaryDirectory()
@@ -134,7 +143,7 @@ def main():
 
     def turn(name):
         package, _, test = known[name]
-        line, failure = play(executables[name], package, test, options.seconds, played(options.log, name)[1])
+        line, failure = play(executables[name], package, test, options.seconds, first + played(options.log, name)[1])
         with writing, open(options.log, "a") as log:
             log.write(f"{name}: {line}, {'1 finding' if failure else '0 findings'}, {played_at}\n")
         if failure:

@@ -9,10 +9,12 @@ use crate::NetError;
 pub struct Limits {
     /// Longest header in bytes. Default 1 MiB. A longer header is an error before its body is read.
     pub max_header_bytes: u32,
-    /// Concurrent peers of a server. Default 1152. Further peers get [`NetError::Busy`].
+    /// Concurrent peers of a server. Default 1152. A further peer gets the place of another if, with it, its token has at
+    /// most half as many places as the token with the most. That token's newest peer, at its address with the most, then
+    /// gets [`NetError::Busy`]; without such a token the further peer does.
     pub max_peers: usize,
-    /// Concurrent peers of a server with the same token. Default 1024. Further peers get [`NetError::Busy`]. Fewer than
-    /// `max_peers`, so that one token can't keep others out.
+    /// Concurrent peers of a server with the same token. Default 1024. The same rule holds for further peers, between the
+    /// addresses with this token. Fewer than `max_peers`, so that one token can't keep others out.
     pub max_peers_per_token: usize,
     /// Concurrent handshakes of a server. Default 64. A further handshake ends the oldest handshake of the address that
     /// has the most.

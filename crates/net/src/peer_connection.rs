@@ -1,13 +1,13 @@
 //! The connection of a verified peer, and the state that all connections of a server share.
 
-use std::collections::{BTreeSet, HashMap};
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use quinn::Connection;
-use tokio::sync::Semaphore;
 
+use crate::live_connections::{LiveConnections, NoPlace, Place};
 use crate::token_share::{TokenShare, TokenShares};
 use crate::traffic::Counters;
 use crate::transport::code;
@@ -23,15 +23,14 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) counters: Counters,
     connections: Mutex<Connections>,
-    pub(crate) places: Arc<Semaphore>,
     pub(crate) tokens: Arc<TokenShares>,
-    /// Warnings about strangers.
+    /// Warnings about peers that get no place, or lose theirs.
     pub(crate) strangers: RareWarning,
 }
 
 #[derive(Default)]
 struct Connections {
-    live: HashMap<usize, LiveConnection>,
+    live: LiveConnections<LiveConnection>,
     ended: Traffic,
     /// Names of tokens that get no connection.
     revoked: BTreeSet<String>,
@@ -39,8 +38,15 @@ struct Connections {
 
 struct LiveConnection {
     /// Name in the peer's token.
-    token: String,
+    name: String,
     connection: Connection,
+}
+
+/// The reason why a verified peer gets no place.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    Revoked,
+    NoPlace,
 }
 
 /// A verified peer of the run. A drop closes its connection.
@@ -63,7 +69,6 @@ impl Shared {
     pub(crate) fn new(run_id: String, limits: Limits) -> Self {
         Self {
             run_id,
-            places: Arc::new(Semaphore::new(limits.max_peers)),
             limits,
             counters: Counters::default(),
             connections: Mutex::default(),
@@ -76,7 +81,7 @@ impl Shared {
     pub(crate) fn traffic(&self) -> Traffic {
         let connections = self.connections();
         let mut traffic = connections.ended;
-        for live in connections.live.values() {
+        for live in connections.live.iter() {
             traffic.add_connection(&live.connection.stats());
         }
         traffic += self.counters.snapshot();
@@ -86,7 +91,7 @@ impl Shared {
     /// Replaces the names of revoked tokens, and closes their connections.
     pub(crate) fn revoke(&self, names: BTreeSet<String>) {
         let mut connections = self.connections();
-        for live in connections.live.values().filter(|live| names.contains(&live.token)) {
+        for live in connections.live.iter().filter(|live| names.contains(&live.name)) {
             live.connection.close(code::REVOKED, b"the token has been revoked");
         }
         connections.revoked = names;
@@ -101,23 +106,38 @@ impl Shared {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn is_revoked(&self, token: &str) -> bool {
-        self.connections().revoked.contains(token)
-    }
-
-    /// Registers a live connection. Its token may have been revoked since the handshake.
-    pub(crate) fn register(&self, connection: Connection, token: String) {
+    /// Gives a connection a place. `token` has the name and the role. Returns the place, and the connection that gave
+    /// way, which is closed.
+    pub(crate) fn admit(
+        &self,
+        connection: &Connection,
+        name: &str,
+        token: String,
+        network: IpAddr,
+    ) -> Result<(Place, Option<Connection>), Refusal> {
         let mut connections = self.connections();
-        if connections.revoked.contains(&token) {
-            connection.close(code::REVOKED, b"the token has been revoked");
+        if connections.revoked.contains(name) {
+            return Err(Refusal::Revoked);
         }
-        connections.live.insert(connection.stable_id(), LiveConnection { token, connection });
+        let gave_way = connections
+            .live
+            .make_room(&token, network, &self.limits)
+            .map_err(|NoPlace| Refusal::NoPlace)?
+            .map(|LiveConnection { connection, .. }| connection);
+        if let Some(connection) = &gave_way {
+            connection.close(code::BUSY, b"all places are taken, and most of them by this token or address");
+            connections.ended.add_connection(&connection.stats());
+        }
+        let live = LiveConnection { name: name.to_owned(), connection: connection.clone() };
+        Ok((connections.live.take(token, network, live), gave_way))
     }
 
-    pub(crate) fn unregister(&self, connection: &Connection) {
+    /// Frees the place of a connection that has ended.
+    pub(crate) fn leave(&self, place: &Place) {
         let mut connections = self.connections();
-        connections.live.remove(&connection.stable_id());
-        connections.ended.add_connection(&connection.stats());
+        if let Some(LiveConnection { connection, .. }) = connections.live.leave(place) {
+            connections.ended.add_connection(&connection.stats());
+        }
     }
 }
 

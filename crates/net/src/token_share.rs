@@ -1,4 +1,4 @@
-//! The share of a server that the holders of one token have together: connections, receive windows, bytes in memory.
+//! The share of a server that the holders of one token have together: receive windows, and bytes in memory.
 //!
 //! Several processes may use one token, and a stranger may have copied it. All limits here hold for all of them
 //! together. Another token has a share of its own.
@@ -51,7 +51,7 @@ pub(crate) struct ByteBudget {
     free: Arc<Semaphore>,
 }
 
-/// A connection's place in the share of its token. A drop gives it back.
+/// A connection's part in the share of its token. A drop gives it back.
 #[derive(Debug)]
 pub(crate) struct ShareOfConnection {
     token: String,
@@ -74,13 +74,13 @@ impl Limits {
 }
 
 impl TokenShares {
-    /// Takes a connection's place in the share of `token`; `None` if the token has all its connections.
-    pub(crate) fn join(self: &Arc<Self>, token: String, limits: &Limits) -> Option<ShareOfConnection> {
+    /// Takes a connection's part in the share of `token`.
+    pub(crate) fn join(self: &Arc<Self>, token: String, limits: &Limits) -> ShareOfConnection {
         let mut by_token = self.by_token();
         let share =
             by_token.entry(token.clone()).or_insert_with(|| Arc::new(TokenShare::new(limits))).clone();
-        let window = share.take_connection(limits)?;
-        Some(ShareOfConnection { token, shares: self.clone(), share, window })
+        let window = share.take_window(limits);
+        ShareOfConnection { token, shares: self.clone(), share, window }
     }
 
     fn by_token(&self) -> MutexGuard<'_, BTreeMap<String, Arc<TokenShare>>> {
@@ -102,15 +102,12 @@ impl TokenShare {
     }
 
     /// Counts a connection and returns its receive window beyond the base, in bytes.
-    fn take_connection(&self, limits: &Limits) -> Option<u64> {
+    fn take_window(&self, limits: &Limits) -> u64 {
         let mut held = self.held();
-        if held.connections >= limits.max_peers_per_token {
-            return None;
-        }
         let window = (held.window_left / WINDOW_PART).min(limits.stream_window_bytes.into());
         held.connections += 1;
         held.window_left -= window;
-        Some(window)
+        window
     }
 }
 
@@ -168,14 +165,12 @@ mod tests {
     fn windows_of_all_connections_of_a_token_stay_within_its_share() {
         let limits = Limits::default();
         let shares = Arc::new(TokenShares::default());
-        let held: Vec<_> = (0..limits.max_peers_per_token)
-            .map(|_| shares.join("a.worker".to_owned(), &limits).unwrap())
-            .collect();
-        assert!(shares.join("a.worker".to_owned(), &limits).is_none());
+        let held: Vec<_> =
+            (0..limits.max_peers_per_token).map(|_| shares.join("a.worker".to_owned(), &limits)).collect();
         let beyond: u64 = held.iter().map(|share| share.window() - u64::from(BASE_WINDOW_BYTES)).sum();
         assert!(beyond <= limits.token_window_bytes.into());
         // Another token is not affected, and the first connection of a token has room for eight pieces of 2 MiB.
-        assert!(shares.join("b.worker".to_owned(), &limits).unwrap().window() >= 16 << 20);
+        assert!(shares.join("b.worker".to_owned(), &limits).window() >= 16 << 20);
         drop(held);
         assert!(shares.by_token().is_empty());
     }

@@ -30,6 +30,10 @@ async fn connect(token: &JoinToken) -> Result<Client, NetError> {
 
 /// A QUIC client with the certificate of a token, or with none.
 fn raw_client(authority: &[u8], identity: Option<&JoinToken>) -> Endpoint {
+    raw_client_at(loopback(), authority, identity)
+}
+
+fn raw_client_at(address: SocketAddr, authority: &[u8], identity: Option<&JoinToken>) -> Endpoint {
     let mut roots = RootCertStore::empty();
     roots.add(authority.to_vec().into()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -45,7 +49,7 @@ fn raw_client(authority: &[u8], identity: Option<&JoinToken>) -> Endpoint {
         None => config.with_no_client_auth(),
     };
     config.alpn_protocols = vec![PROTOCOL.as_bytes().to_vec()];
-    let mut endpoint = Endpoint::client(loopback()).unwrap();
+    let mut endpoint = Endpoint::client(address).unwrap();
     let config = QuicClientConfig::try_from(config).unwrap();
     endpoint.set_default_client_config(quinn::ClientConfig::new(Arc::new(config)));
     endpoint
@@ -109,26 +113,100 @@ async fn one_token_does_not_take_the_places_of_another() {
     drop(held);
 }
 
+/// A server whose places two colluding tokens hold: 8 and 1 of 9.
+async fn besieged() -> (Run, Vec<Client>, Client) {
+    let run = Run::new(Limits { max_peers: 9, max_peers_per_token: 8, ..Limits::default() });
+    let (large, small) = (run.token("large"), run.token("small"));
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(connect(&large).await.unwrap());
+    }
+    let other = connect(&small).await.unwrap();
+    assert_eq!(run.server.peers(), 9);
+    (run, held, other)
+}
+
+/// Waits until the server has ended a connection for another one.
+async fn gives_way(client: Client) {
+    let closed = tokio::time::timeout(Duration::from_secs(60), client.closed()).await;
+    assert!(matches!(closed, Ok(NetError::Busy { .. })), "{closed:?}");
+}
+
 #[tokio::test]
-async fn a_revoked_token_loses_its_connections_and_gets_no_place() {
-    let run = Run::new(Limits { max_peers: 2, ..Limits::default() });
+async fn two_tokens_that_hold_all_places_keep_no_third_out() {
+    let (run, mut held, other) = besieged().await;
+    let mut admitted = Vec::new();
+    while let Ok(client) = connect(&run.token("third")).await {
+        // The newest connection of the largest token.
+        gives_way(held.pop().unwrap()).await;
+        admitted.push(client);
+    }
+    assert_eq!((held.len(), admitted.len(), run.server.peers()), (5, 3, 9));
+    // Who gave way does not come back: an honest worker of a large token would be ended again and again.
+    for name in ["large", "third"] {
+        assert!(matches!(connect(&run.token(name)).await, Err(NetError::Busy { .. })), "{name}");
+    }
+    assert_eq!(run.server.peers(), 9);
+    drop((other, admitted));
+}
+
+#[tokio::test]
+async fn a_place_that_was_given_away_is_not_freed_a_second_time() {
+    let (run, mut held, _other) = besieged().await;
+    let third = connect(&run.token("third")).await.unwrap();
+    gives_way(held.pop().unwrap()).await;
+    third.close("leaves").await;
+    while run.server.peers() > 8 {
+        tokio::task::yield_now().await;
+    }
+    let back = connect(&run.token("large")).await.unwrap();
+    assert_eq!(run.server.peers(), 9);
+    assert!(matches!(connect(&run.token("large")).await, Err(NetError::Busy { .. })));
+    drop((held, back));
+}
+
+// Only Linux has more than one address of its own without any setting.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn an_address_with_all_places_of_a_token_keeps_no_other_address_out() {
+    let run = Run::new(Limits { max_peers_per_token: 4, ..Limits::default() });
+    let token = run.token("copied");
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(connect(&token).await.unwrap());
+    }
+    let elsewhere = raw_client_at("127.0.0.2:0".parse().unwrap(), &token.authority, Some(&token));
+    let mut admitted = Vec::new();
+    loop {
+        let connection = elsewhere.connect(run.server.local_addr(), "dipaco-coordinator").unwrap();
+        let connection = connection.await.unwrap();
+        if connection.accept_uni().await.is_err() {
+            break;
+        }
+        gives_way(held.pop().unwrap()).await;
+        admitted.push(connection);
+    }
+    assert_eq!((held.len(), admitted.len()), (3, 1));
+    assert!(matches!(connect(&token).await, Err(NetError::Busy { .. })));
+    connect(&run.token("other")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_revoked_token_loses_its_connection_and_gets_no_place() {
+    let run = Run::new(Limits { max_peers: 2, max_peers_per_token: 1, ..Limits::default() });
     let (lost, good) = (run.token("lost"), run.token("good"));
-    let held = [connect(&lost).await.unwrap(), connect(&lost).await.unwrap()];
-    let waiting = [run.server.accept().await.unwrap(), run.server.accept().await.unwrap()];
+    let (held, other) = (connect(&lost).await.unwrap(), connect(&run.token("other")).await.unwrap());
+    let waiting = run.server.accept().await.unwrap();
     assert!(matches!(connect(&good).await, Err(NetError::Busy { .. })));
     run.server.revoke(["lost".to_owned()].into());
-    for client in &held {
-        assert!(matches!(client.closed().await, NetError::Revoked { .. }));
-    }
-    for peer in &waiting {
-        peer.closed().await;
-    }
+    assert!(matches!(held.closed().await, NetError::Revoked { .. }));
+    waiting.closed().await;
     let error = connect(&lost).await.unwrap_err();
     assert!(matches!(error, NetError::Revoked { .. }), "{error}");
-    // Both places are free, although the holder of the revoked token never closed anything.
-    let good = [connect(&good).await.unwrap(), connect(&good).await.unwrap()];
+    // The place is free, although the holder of the revoked token never closed anything.
+    let good = connect(&good).await.unwrap();
     assert_eq!(run.server.peers(), 2);
-    drop(good);
+    drop((good, other));
 }
 
 #[tokio::test]

@@ -71,7 +71,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "train.max_workers",
         "workers",
         "Workers with one token that coordinator and synchronizers serve at a time, 1 to 100000. Further workers wait. An \
-         eighth more may connect with other tokens.",
+         eighth more may connect with other tokens. Once all places are taken, the token with the most gives places to \
+         tokens with less than half as many.",
     ),
     free(
         "train.token_leases",

@@ -1,16 +1,6 @@
-//! A worker with a valid token that never trains, for long runs with disturbances (`scripts/soak.py --rogues`).
-//!
-//! ```text
-//! rogue_worker TOKEN_FILE NAME hang|forge
-//! ```
-//!
-//! With `hang` it takes leases and sends heartbeats, but no inner step follows: a machine whose training thread hangs
-//! while its connection lives. With `forge` it names leases of others and paths that do not exist, uploads gradients that
-//! are not finite and states of another step, completes leases without results, and says that its training diverged.
-//! Nothing of this may count, so a synchronous run keeps the bits of a run without it.
+//! A worker that never trains, and lies: it names leases of others and paths that do not exist, uploads gradients that are
+//! not finite and states of another step, completes leases without results, and says that its training diverged.
 
-use std::error::Error;
-use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,26 +12,14 @@ use dipaco_topology::PathId;
 use dipaco_train::client::{ClientError, Identity, LeaseOffer, SHORT_CALL_TIMEOUT, Session, TokenSource};
 use tokio_util::sync::CancellationToken;
 
-type Failure = Box<dyn Error + Send + Sync>;
+use crate::Failure;
 
-/// Time between two heartbeats.
-const HEARTBEAT: Duration = Duration::from_millis(500);
-
-#[tokio::main]
-async fn main() -> Result<(), Failure> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let [token, name, kind] = words.as_slice() else {
-        return Err("rogue_worker TOKEN_FILE NAME hang|forge".into());
-    };
-    let hangs = match kind.as_str() {
-        "hang" => true,
-        "forge" => false,
-        other => return Err(format!("{other} is no rogue: give hang or forge").into()),
-    };
+/// Takes leases and lies about them until the run is complete.
+pub(crate) async fn lie(token: JoinToken, name: &str) -> Result<(), Failure> {
     let identity = Identity {
-        token: JoinToken::read_from(Path::new(token))?,
+        token,
         source: TokenSource::Given,
-        worker: name.clone(),
+        worker: name.to_owned(),
         instance: u64::from(std::process::id()),
         patience: Duration::from_secs(60),
         clock: Clock::system(),
@@ -59,8 +37,7 @@ async fn main() -> Result<(), Failure> {
             Err(error) => return Err(error.into()),
         };
         number += 1;
-        let ended = if hangs { hang(&session, &lease).await } else { forge(&session, &lease, number).await };
-        match ended {
+        match forge(&session, &lease, number).await {
             Ok(()) => {}
             Err(error) if matches!(error.downcast_ref(), Some(ClientError::Complete)) => return Ok(()),
             Err(error) => return Err(error),
@@ -70,17 +47,6 @@ async fn main() -> Result<(), Failure> {
 
 async fn call(session: &Session, request: &Request) -> Result<Response, Failure> {
     Ok(session.call(request, None, SHORT_CALL_TIMEOUT).await?)
-}
-
-/// Holds a lease with heartbeats until the coordinator takes it back.
-async fn hang(session: &Session, lease: &GrantedLease) -> Result<(), Failure> {
-    loop {
-        let beat = Request::Heartbeat { lease: lease.key(), step: 0, repeated: 0, loss: None };
-        if matches!(call(session, &beat).await?, Response::Lost { .. }) {
-            return Ok(());
-        }
-        tokio::time::sleep(HEARTBEAT).await;
-    }
 }
 
 /// Lies about a lease in every way, and gives it back or says that it diverged.
