@@ -1,6 +1,6 @@
 //! The ledger of a run: its state machine, its objects, and the owners of its modules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dipaco_sync::{
@@ -72,8 +72,6 @@ pub struct Ledger {
     shares: Vec<Vec<f32>>,
     /// Refuses outer gradients that are far larger than those that count.
     guard: Guard,
-    /// Fragments with contributions that their synchronizer has not been told of.
-    news: BTreeSet<FragmentId>,
     /// Earlier rounds to which the run can go back.
     checkpoints: Checkpoints,
     /// True when the coordinator stops: nothing counts from then on.
@@ -130,7 +128,6 @@ impl Ledger {
             seed,
             extension,
             rollbacks,
-            news: state.progress().pending.keys().copied().collect(),
             state,
             objects,
             owners: ModuleOwners::new(incarnation),
@@ -146,6 +143,9 @@ impl Ledger {
             plan,
         };
         ledger.begin_shares()?;
+        for &fragment in ledger.state.progress().pending.keys() {
+            ledger.owners.note_news(fragment);
+        }
         for path in ledger.state.topology().path_ids() {
             ledger.note_recorded(path)?;
         }

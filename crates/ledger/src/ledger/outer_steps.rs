@@ -57,21 +57,21 @@ const MOST_CHANGES: usize = 16;
 impl Ledger {
     /// The orders for the synchronizer with this fencing number: outer steps that are due, then steps with new
     /// contributions, which it can merge early. The order of a due step is complete in itself, so a lost early order does
-    /// no harm.
+    /// no harm. Looks at what has changed since the last call for any owner, and at what the answer names.
     ///
     /// # Errors
     /// When the ledger contradicts itself.
     pub fn orders(&mut self, now: Duration, fence: u64) -> Result<Orders, LedgerError> {
-        let due = self.state.due(now);
-        let owners = &self.owners;
-        let owned = |fragment: &FragmentId| owners.fence(fragment.module) == fence;
-        let news: Vec<_> = self.news.extract_if(.., |fragment| owned(fragment)).collect();
-        let stepping: BTreeSet<_> = due.iter().map(|step| step.fragment).collect();
-        let (own, others): (Vec<_>, Vec<_>) = due.into_iter().partition(|step| owned(&step.fragment));
+        for fragment in self.state.take_due(now) {
+            self.owners.note_due(now, fragment);
+        }
         let builder = OrderBuilder::new(self, fence);
         let mut orders = Orders::default();
-        let (mut shares, mut ordered) = (0, Vec::new());
-        for step in own {
+        let (mut shares, mut ordered, mut heard) = (0, Vec::new(), Vec::new());
+        for fragment in self.owners.open().due_of(fence) {
+            let not_due =
+                || LedgerError::internal(format!("the outer step of {fragment} was due and is not"));
+            let step = self.state.due_step(fragment).ok_or_else(not_due)?;
             if shares > 0 && shares + step.contributions.len() > MOST_SHARES {
                 // It stays due.
                 break;
@@ -81,18 +81,20 @@ impl Ledger {
             orders.orders.push(order);
             ordered.push(step);
         }
-        let mut later = Vec::new();
-        for fragment in news.into_iter().filter(|fragment| !stepping.contains(fragment)) {
+        for fragment in self.owners.open().news_of(fence) {
             if shares > MOST_SHARES {
-                later.push(fragment);
-            } else if let Some(order) = builder.early(fragment)? {
+                break;
+            }
+            self.state.note_looks(1);
+            heard.push(fragment);
+            if !self.owners.open().is_due(fragment)
+                && let Some(order) = builder.early(fragment)?
+            {
                 shares += order.shares.len();
                 orders.orders.push(order);
             }
         }
-        self.news.extend(later);
-        ordered.into_iter().for_each(|step| self.owners.order(now, fence, step));
-        others.into_iter().for_each(|step| self.owners.note_due(now, step));
+        self.owners.tell(fence, ordered, heard);
         Ok(orders)
     }
 
@@ -155,16 +157,17 @@ impl Ledger {
     /// The reason, when another synchronizer owns one of the modules.
     pub fn claim_modules(
         &mut self,
+        now: Duration,
         owner: &ProcessId,
         address: &str,
         modules: &[ModuleId],
     ) -> Result<Claimed, String> {
-        self.owners.claim(owner, address, modules)
+        self.owners.claim(now, owner, address, modules)
     }
 
     /// Takes the modules of a synchronizer back. Returns their number.
-    pub fn release_modules(&mut self, owner: &ProcessId) -> usize {
-        self.owners.release(owner)
+    pub fn release_modules(&mut self, now: Duration, owner: &ProcessId) -> usize {
+        self.owners.release(now, owner)
     }
 
     /// The coordinator's own fencing number.
