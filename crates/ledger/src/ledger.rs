@@ -64,6 +64,8 @@ pub struct Ledger {
     polled: u64,
     /// Objects that the manifest does not refer to any more. The manifest on the disk may still refer to them.
     obsolete: Vec<String>,
+    /// Objects that a module left when its path went into quarantine, until its outer step that is due is taken.
+    left: BTreeMap<FragmentId, Vec<String>>,
     /// Results of the granted leases that are in the store, without their numbers of tokens.
     received: BTreeMap<(PathId, Fence), BTreeMap<LeaseResult, ReceivedResult>>,
     /// Versions of the early-stopping bests, and of the leases that a worker replays.
@@ -134,6 +136,7 @@ impl Ledger {
             changes: 1,
             polled: 0,
             obsolete: Vec::new(),
+            left: BTreeMap::new(),
             received: BTreeMap::new(),
             recorded: NeededVersions::default(),
             shares: Vec::new(),
@@ -163,8 +166,8 @@ impl Ledger {
     /// Notes a change of the manifest, after which it does not refer to `obsolete` any more.
     fn note_change(&mut self, obsolete: Vec<String>) {
         self.changes += 1;
-        // Objects of a checkpoint are deleted with the checkpoint.
-        self.obsolete.extend(obsolete.into_iter().filter(|name| !self.checkpoints.need(name)));
+        // Objects of a checkpoint are deleted with the checkpoint. A module at rest has the same object at several versions.
+        self.delete_unused(obsolete);
     }
 
     /// The names to which neither the manifest nor a checkpoint refers.

@@ -124,12 +124,26 @@ impl Ledger {
             return Err(LedgerError::internal(what));
         }
         self.state.pass_over_idle();
-        let OuterStepDone { weights, momentum, change, .. } = done.clone();
+        let at_rest = self.is_at_rest(fragment.module);
+        let mut obsolete = if at_rest { self.pass_over_step(done)? } else { self.note_step(done)? };
+        let objects = self.objects.fragment_mut(fragment)?;
+        for contribution in &step.contributions {
+            let merged = objects.gradients.remove(contribution);
+            obsolete.extend(merged.map(|gradient| gradient.object.name.clone()));
+        }
+        obsolete.extend(self.prune(fragment)?);
+        self.note_change(obsolete);
+        Ok(StepRecording::Counts { contributions: step.contributions.len() })
+    }
+
+    /// Notes the objects of an outer step that counts. Returns obsolete objects.
+    fn note_step(&mut self, done: &OuterStepDone) -> Result<Vec<String>, LedgerError> {
+        let OuterStepDone { fragment, version, weights, momentum, change, .. } = done.clone();
         let mut obsolete = Vec::new();
         let objects = self.objects.fragment_mut(fragment)?;
         let before = std::mem::replace(&mut objects.weights, weights);
         if let Some(object) = change {
-            objects.changes.push(ChangeRecord { from: before.hash.clone(), version: step.version, object });
+            objects.changes.push(ChangeRecord { from: before.hash.clone(), version, object });
             // Longer changes are useless: a worker would fetch the weights instead. And every lease lists all changes.
             let bytes =
                 |changes: &[ChangeRecord]| changes.iter().map(|change| change.object.bytes).sum::<u64>();
@@ -139,15 +153,9 @@ impl Ledger {
                 obsolete.push(objects.changes.remove(0).object.name);
             }
         }
-        objects.kept.push(KeptVersion { version: step.version.saturating_sub(1), weights: before });
+        objects.kept.push(KeptVersion { version: version.saturating_sub(1), weights: before });
         obsolete.extend(objects.momentum.replace(momentum).map(|object| object.name));
-        for contribution in &step.contributions {
-            let merged = objects.gradients.remove(contribution);
-            obsolete.extend(merged.map(|gradient| gradient.object.name.clone()));
-        }
-        obsolete.extend(self.prune(fragment)?);
-        self.note_change(obsolete);
-        Ok(StepRecording::Counts { contributions: step.contributions.len() })
+        Ok(obsolete)
     }
 
     /// Makes a synchronizer the owner of modules, or finds that it is. An earlier process under the same name loses its
