@@ -1,6 +1,6 @@
 //! The ledger of a run: its state machine, its objects, and the owners of its modules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dipaco_sync::{
@@ -64,6 +64,8 @@ pub struct Ledger {
     polled: u64,
     /// Objects that the manifest does not refer to any more. The manifest on the disk may still refer to them.
     obsolete: Vec<String>,
+    /// Objects that a module left when its path went into quarantine, until its outer step that is due is taken.
+    left: BTreeMap<FragmentId, Vec<String>>,
     /// Results of the granted leases that are in the store, without their numbers of tokens.
     received: BTreeMap<(PathId, Fence), BTreeMap<LeaseResult, ReceivedResult>>,
     /// Versions of the early-stopping bests, and of the leases that a worker replays.
@@ -72,8 +74,6 @@ pub struct Ledger {
     shares: Vec<Vec<f32>>,
     /// Refuses outer gradients that are far larger than those that count.
     guard: Guard,
-    /// Fragments with contributions that their synchronizer has not been told of.
-    news: BTreeSet<FragmentId>,
     /// Earlier rounds to which the run can go back.
     checkpoints: Checkpoints,
     /// True when the coordinator stops: nothing counts from then on.
@@ -130,13 +130,13 @@ impl Ledger {
             seed,
             extension,
             rollbacks,
-            news: state.progress().pending.keys().copied().collect(),
             state,
             objects,
             owners: ModuleOwners::new(incarnation),
             changes: 1,
             polled: 0,
             obsolete: Vec::new(),
+            left: BTreeMap::new(),
             received: BTreeMap::new(),
             recorded: NeededVersions::default(),
             shares: Vec::new(),
@@ -146,6 +146,9 @@ impl Ledger {
             plan,
         };
         ledger.begin_shares()?;
+        for &fragment in ledger.state.progress().pending.keys() {
+            ledger.owners.note_news(fragment);
+        }
         for path in ledger.state.topology().path_ids() {
             ledger.note_recorded(path)?;
         }
@@ -163,8 +166,8 @@ impl Ledger {
     /// Notes a change of the manifest, after which it does not refer to `obsolete` any more.
     fn note_change(&mut self, obsolete: Vec<String>) {
         self.changes += 1;
-        // Objects of a checkpoint are deleted with the checkpoint.
-        self.obsolete.extend(obsolete.into_iter().filter(|name| !self.checkpoints.need(name)));
+        // Objects of a checkpoint are deleted with the checkpoint. A module at rest has the same object at several versions.
+        self.delete_unused(obsolete);
     }
 
     /// The names to which neither the manifest nor a checkpoint refers.

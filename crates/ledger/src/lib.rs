@@ -16,6 +16,7 @@ mod lease_result;
 mod ledger;
 pub mod names;
 mod object;
+mod open_steps;
 mod orders;
 mod owners;
 mod plan;

@@ -6,38 +6,30 @@ use std::time::Duration;
 use dipaco_sync::{FragmentId, OuterStep, ProcessId};
 use dipaco_topology::ModuleId;
 
+use crate::open_steps::OpenSteps;
+
 /// The synchronizers that own modules. All other modules are the coordinator's own.
 #[derive(Debug)]
 pub(crate) struct ModuleOwners {
-    claims: BTreeMap<ModuleId, Claim>,
+    /// The claims by fencing number.
+    claims: BTreeMap<u64, Claim>,
+    /// Fencing number of the claim to each claimed module.
+    claimed: BTreeMap<ModuleId, u64>,
     /// The coordinator's own fencing number. Those of claims are larger.
     own: u64,
     /// Fencing number of the next claim.
     next: u64,
-    /// The last outer step of each fragment that its owner owes.
-    ordered: BTreeMap<FragmentId, OrderedStep>,
-}
-
-/// An outer step that a synchronizer has been asked to take, or would have been if it had asked for its orders.
-#[derive(Debug)]
-struct OrderedStep {
-    /// Fencing number of the synchronizer.
-    fence: u64,
-    step: OuterStep,
-    /// Since when the synchronizer owes the step.
-    since: Duration,
-    /// True if the synchronizer knows the step.
-    told: bool,
+    /// The outer steps that the owners owe.
+    open: OpenSteps,
 }
 
 /// A synchronizer's right to some modules while it is connected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Claim {
-    /// Fencing number, unique in the run.
-    pub(crate) fence: u64,
-    pub(crate) owner: ProcessId,
+#[derive(Debug)]
+struct Claim {
+    owner: ProcessId,
     /// `host:port` at which workers reach it.
-    pub(crate) address: String,
+    address: String,
+    modules: Vec<ModuleId>,
 }
 
 /// A successful claim.
@@ -53,7 +45,8 @@ impl ModuleOwners {
     /// All modules belong to the coordinator of this incarnation.
     pub(crate) fn new(incarnation: u32) -> Self {
         let own = u64::from(incarnation) << 32;
-        Self { claims: BTreeMap::new(), own, next: own + 1, ordered: BTreeMap::new() }
+        let (claims, claimed) = Default::default();
+        Self { claims, claimed, own, next: own + 1, open: OpenSteps::new(own) }
     }
 
     /// The coordinator's own fencing number.
@@ -63,12 +56,16 @@ impl ModuleOwners {
 
     /// The fencing number of the owner of a module.
     pub(crate) fn fence(&self, module: ModuleId) -> u64 {
-        self.claims.get(&module).map_or(self.own, |claim| claim.fence)
+        self.claimed.get(&module).copied().unwrap_or(self.own)
+    }
+
+    fn claim_to(&self, module: ModuleId) -> Option<&Claim> {
+        self.claims.get(self.claimed.get(&module)?)
     }
 
     /// Address of the synchronizer that owns a module; `None` if the coordinator owns it.
     pub(crate) fn address(&self, module: ModuleId) -> Option<&str> {
-        self.claims.get(&module).map(|claim| claim.address.as_str())
+        self.claim_to(module).map(|claim| claim.address.as_str())
     }
 
     /// Makes a synchronizer the owner of modules, or finds that it is. An earlier process under the same name loses its
@@ -78,70 +75,89 @@ impl ModuleOwners {
     /// The reason, when another synchronizer owns one of the modules.
     pub(crate) fn claim(
         &mut self,
+        now: Duration,
         owner: &ProcessId,
         address: &str,
         modules: &[ModuleId],
     ) -> Result<Claimed, String> {
-        for module in modules {
-            if let Some(claim) = self.claims.get(module).filter(|claim| !claim.owner.is_kin_of(owner)) {
+        for &module in modules {
+            if let Some(claim) = self.claim_to(module).filter(|claim| !claim.owner.is_kin_of(owner)) {
                 return Err(format!(
                     "module {module} has a synchronizer, {:?} at {}: give this synchronizer other --modules, or stop the other",
                     claim.owner.name, claim.address
                 ));
             }
         }
-        let held = |module| self.claims.get(module).is_some_and(|claim| claim.owner == *owner);
-        if let Some(claim) = modules.first().and_then(|module| self.claims.get(module))
+        let held = |module: &ModuleId| self.claim_to(*module).is_some_and(|claim| claim.owner == *owner);
+        if let Some(&fence) = modules.first().and_then(|module| self.claimed.get(module))
             && modules.iter().all(held)
         {
-            return Ok(Claimed { fence: claim.fence, new: false });
+            return Ok(Claimed { fence, new: false });
         }
-        self.claims.retain(|_, claim| !claim.owner.is_kin_of(owner));
+        self.end_claims(now, |other| other.is_kin_of(owner));
         let fence = self.next;
         self.next += 1;
-        let claim = Claim { fence, owner: owner.clone(), address: address.to_owned() };
-        self.claims.extend(modules.iter().map(|&module| (module, claim.clone())));
+        for &module in modules {
+            // A module may be named twice.
+            if self.claimed.insert(module, fence).is_none() {
+                self.open.pass_on(now, module, self.own, fence);
+            }
+        }
+        let (owner, address, modules) = (owner.clone(), address.to_owned(), modules.to_vec());
+        self.claims.insert(fence, Claim { owner, address, modules });
         Ok(Claimed { fence, new: true })
     }
 
-    /// Notes that a synchronizer has been asked to take an outer step. This replaces earlier orders of the fragment. A
-    /// repeated order keeps its time.
-    pub(crate) fn order(&mut self, now: Duration, fence: u64, step: OuterStep) {
-        let since = self.same(fence, &step).map_or(now, |order| order.since);
-        self.ordered.insert(step.fragment, OrderedStep { fence, step, since, told: true });
+    /// Takes the modules of a process back. Returns their number.
+    pub(crate) fn release(&mut self, now: Duration, owner: &ProcessId) -> usize {
+        self.end_claims(now, |other| other == owner)
     }
 
-    /// Notes that the owner of a module owes an outer step, whether or not it asks for its orders: one that hangs asks no more.
-    pub(crate) fn note_due(&mut self, now: Duration, step: OuterStep) {
-        let fence = self.fence(step.fragment.module);
-        // An order that is out keeps the contributions that the owner was told.
-        if self.same(fence, &step).is_none() {
-            self.ordered.insert(step.fragment, OrderedStep { fence, step, since: now, told: false });
+    /// Ends the claims of some processes. Returns the number of their modules, which are the coordinator's own then.
+    fn end_claims(&mut self, now: Duration, ends: impl Fn(&ProcessId) -> bool) -> usize {
+        let mut released = 0;
+        for (fence, claim) in self.claims.extract_if(.., |_, claim| ends(&claim.owner)) {
+            for module in claim.modules {
+                if self.claimed.remove(&module).is_some() {
+                    self.open.pass_on(now, module, fence, self.own);
+                    released += 1;
+                }
+            }
         }
+        released
     }
 
-    /// The noted order of the same outer step to the same owner.
-    fn same(&self, fence: u64, step: &OuterStep) -> Option<&OrderedStep> {
-        let noted = self.ordered.get(&step.fragment);
-        noted.filter(|order| (order.fence, order.step.version) == (fence, step.version))
+    /// Notes that the owner of a fragment owes its outer step from now on, whether or not it asks for its orders.
+    pub(crate) fn note_due(&mut self, now: Duration, fragment: FragmentId) {
+        self.open.note_due(now, self.fence(fragment.module), fragment);
+    }
+
+    /// Notes contributions to a fragment of which its owner has not heard.
+    pub(crate) fn note_news(&mut self, fragment: FragmentId) {
+        self.open.note_news(self.fence(fragment.module), fragment);
+    }
+
+    /// The outer steps that the owners owe.
+    pub(crate) fn open(&self) -> &OpenSteps {
+        &self.open
+    }
+
+    /// Notes what the process with this fencing number has been told: the outer steps that it takes, and the fragments
+    /// whose news it has heard.
+    pub(crate) fn tell(&mut self, fence: u64, steps: Vec<OuterStep>, heard: Vec<FragmentId>) {
+        steps.into_iter().for_each(|step| self.open.order(fence, step));
+        heard.into_iter().for_each(|fragment| self.open.heard(fence, fragment));
     }
 
     /// Time of the oldest open order of another process; `None` if none is open.
     pub(crate) fn oldest_order(&self) -> Option<Duration> {
-        let others = self.ordered.values().filter(|order| order.fence != self.own);
-        others.filter(|order| self.owner(order).is_some()).map(|order| order.since).min()
+        self.open.oldest()
     }
 
     /// The processes that have not taken an outer step since `before`.
     pub(crate) fn overdue(&self, before: Duration) -> BTreeSet<ProcessId> {
-        let old = self.ordered.values().filter(|order| order.since <= before);
-        old.filter_map(|order| self.owner(order).cloned()).collect()
-    }
-
-    /// The process that owes a step, if it still owns the module.
-    fn owner(&self, order: &OrderedStep) -> Option<&ProcessId> {
-        let claim = self.claims.get(&order.step.fragment.module)?;
-        (claim.fence == order.fence).then_some(&claim.owner)
+        let claims = self.open.older_than(before).filter_map(|fragment| self.claim_to(fragment.module));
+        claims.map(|claim| claim.owner.clone()).collect()
     }
 
     /// Removes and returns the outer step that a synchronizer was asked for; `None` if another synchronizer has been
@@ -152,18 +168,7 @@ impl ModuleOwners {
         version: u32,
         fence: u64,
     ) -> Option<OuterStep> {
-        let ordered = self.ordered.get(&fragment)?;
-        if !ordered.told || (ordered.fence, ordered.step.version) != (fence, version) {
-            return None;
-        }
-        self.ordered.remove(&fragment).map(|ordered| ordered.step)
-    }
-
-    /// Takes the modules of a process back. Returns their number.
-    pub(crate) fn release(&mut self, owner: &ProcessId) -> usize {
-        let before = self.claims.len();
-        self.claims.retain(|_, claim| claim.owner != *owner);
-        before - self.claims.len()
+        self.open.take_ordered(self.fence(fragment.module), fragment, version, fence)
     }
 }
 
@@ -173,6 +178,8 @@ mod tests {
     use dipaco_topology::PathId;
 
     use super::*;
+
+    const NOW: Duration = Duration::ZERO;
 
     fn module(index: u32) -> ModuleId {
         ModuleId { level: 0, index }
@@ -187,26 +194,31 @@ mod tests {
         let mut owners = ModuleOwners::new(3);
         let own = owners.own();
         let Claimed { fence: first, new } =
-            owners.claim(&owner("a", 1), "a:1", &[module(0), module(1)]).unwrap();
+            owners.claim(NOW, &owner("a", 1), "a:1", &[module(0), module(1)]).unwrap();
         assert!(new && first > own);
         // Repeating a claim changes nothing.
         assert_eq!(
-            owners.claim(&owner("a", 1), "a:1", &[module(0), module(1)]),
+            owners.claim(NOW, &owner("a", 1), "a:1", &[module(0), module(1)]),
             Ok(Claimed { fence: first, new: false })
         );
-        let refused = owners.claim(&owner("b", 1), "b:1", &[module(1), module(2)]).unwrap_err();
+        let refused = owners.claim(NOW, &owner("b", 1), "b:1", &[module(1), module(2)]).unwrap_err();
         assert!(refused.contains("module 0/1 has a synchronizer, \"a\" at a:1"), "{refused}");
-        let Claimed { fence: second, .. } = owners.claim(&owner("b", 1), "b:1", &[module(2)]).unwrap();
+        let Claimed { fence: second, .. } = owners.claim(NOW, &owner("b", 1), "b:1", &[module(2)]).unwrap();
         assert_eq!([0, 1, 2, 3].map(|index| owners.fence(module(index))), [first, first, second, own]);
         assert_eq!((owners.address(module(2)), owners.address(module(3))), (Some("b:1"), None));
         // A successor under the same name gets a new number, and modules that it does not claim go back.
-        let Claimed { fence: third, new } = owners.claim(&owner("a", 2), "a:2", &[module(0)]).unwrap();
+        let Claimed { fence: third, new } = owners.claim(NOW, &owner("a", 2), "a:2", &[module(0)]).unwrap();
         assert!(new && third > second);
         assert_eq!([0, 1].map(|index| owners.fence(module(index))), [third, own]);
         // The earlier process owns nothing any more.
-        assert_eq!(owners.release(&owner("a", 1)), 0);
-        assert_eq!(owners.release(&owner("a", 2)), 1);
+        assert_eq!(owners.release(NOW, &owner("a", 1)), 0);
+        assert_eq!(owners.release(NOW, &owner("a", 2)), 1);
         assert_eq!(owners.fence(module(0)), own);
+    }
+
+    fn step(index: u32, version: u32) -> OuterStep {
+        let fragment = FragmentId { module: module(index), index: 0 };
+        OuterStep { fragment, version, contributions: Vec::new() }
     }
 
     #[test]
@@ -214,35 +226,61 @@ mod tests {
         let mut owners = ModuleOwners::new(1);
         let at = Duration::from_secs;
         let hung = owner("hung", 1);
-        let Claimed { fence, .. } = owners.claim(&hung, "a:1", &[module(0)]).unwrap();
-        let step = |index, version| OuterStep {
-            fragment: FragmentId { module: module(index), index: 0 },
-            version,
-            contributions: Vec::new(),
-        };
-        owners.order(at(5), fence, step(0, 1));
+        let Claimed { fence, .. } = owners.claim(NOW, &hung, "a:1", &[module(0)]).unwrap();
+        let [owed, of_the_coordinator] = [0, 1].map(|index| step(index, 1).fragment);
+        owners.note_due(at(5), owed);
         // The coordinator's own steps have no deadline here.
-        owners.order(at(1), owners.own(), step(1, 1));
-        owners.order(at(50), fence, step(0, 1));
-        assert_eq!(owners.oldest_order(), Some(at(5)), "a repeated order is as old as the first");
+        owners.note_due(at(1), of_the_coordinator);
+        owners.note_due(at(50), owed);
+        assert_eq!(owners.oldest_order(), Some(at(5)), "a step that is due stays as old as it is");
         assert!(owners.overdue(at(4)).is_empty());
+        // It becomes overdue whether or not its owner asks for orders, and it may not be taken unasked.
         assert_eq!(owners.overdue(at(5)), BTreeSet::from([hung.clone()]));
-        assert!(owners.remove_ordered(step(0, 1).fragment, 1, fence).is_some());
-        owners.order(at(60), fence, step(0, 2));
-        assert!(owners.overdue(at(59)).is_empty());
-        owners.release(&hung);
-        assert_eq!((owners.oldest_order(), owners.overdue(at(99)).len()), (None, 0));
-        // A step that is due also becomes overdue when its owner does not ask for orders, and it may not take it unasked.
-        let Claimed { fence, .. } = owners.claim(&hung, "a:1", &[module(0)]).unwrap();
-        owners.note_due(at(100), step(0, 2));
-        owners.note_due(at(110), step(0, 2));
-        assert_eq!(owners.overdue(at(100)), BTreeSet::from([hung.clone()]));
-        assert!(owners.remove_ordered(step(0, 2).fragment, 2, fence).is_none());
+        assert!(owners.remove_ordered(owed, 1, fence).is_none());
         let contribution = Contribution { path: PathId(3), number: 1, base: 1, steps: 5, tokens: 9 };
-        let told = OuterStep { contributions: vec![contribution], ..step(0, 2) };
-        owners.order(at(120), fence, told.clone());
-        owners.note_due(at(130), step(0, 2));
-        assert_eq!(owners.oldest_order(), Some(at(100)), "the order is as old as the step is due");
-        assert_eq!(owners.remove_ordered(told.fragment, 2, fence), Some(told));
+        let told = OuterStep { contributions: vec![contribution], ..step(0, 1) };
+        owners.tell(fence, vec![step(0, 1)], Vec::new());
+        owners.tell(fence, vec![told.clone()], Vec::new());
+        assert_eq!(owners.oldest_order(), Some(at(5)), "an order does not make it younger");
+        assert!(owners.remove_ordered(owed, 2, fence).is_none(), "another version");
+        assert_eq!(owners.remove_ordered(owed, 1, fence), Some(told));
+        assert_eq!((owners.oldest_order(), owners.remove_ordered(owed, 1, fence)), (None, None));
+        owners.note_due(at(60), owed);
+        assert!(owners.overdue(at(59)).is_empty());
+        owners.release(at(61), &hung);
+        assert_eq!((owners.oldest_order(), owners.overdue(at(99)).len()), (None, 0));
+    }
+
+    #[test]
+    fn what_is_due_and_new_passes_on_with_its_module() {
+        let mut owners = ModuleOwners::new(1);
+        let (at, own) = (Duration::from_secs, owners.own());
+        let of = |owners: &ModuleOwners, fence| {
+            let open = owners.open();
+            let [due, news]: [Vec<_>; 2] = [open.due_of(fence).collect(), open.news_of(fence).collect()];
+            (due, news)
+        };
+        let [a, b] = [0, 1].map(|index| step(index, 1).fragment);
+        owners.note_due(at(1), a);
+        owners.note_news(a);
+        owners.note_news(b);
+        assert_eq!(of(&owners, own), (vec![a], vec![a, b]));
+        let Claimed { fence: first, .. } =
+            owners.claim(at(7), &owner("a", 1), "a:1", &[module(0), module(0)]).unwrap();
+        assert_eq!((of(&owners, own), of(&owners, first)), ((vec![], vec![b]), (vec![a], vec![a])));
+        assert_eq!(owners.oldest_order(), Some(at(7)), "the new owner owes it since it owns the module");
+        owners.tell(first, vec![step(0, 1)], vec![a]);
+        assert_eq!(of(&owners, first), (vec![a], vec![]), "a lost answer is repeated");
+        // A successor inherits the step. The earlier process may still take it until the successor is asked.
+        let Claimed { fence: second, .. } =
+            owners.claim(at(9), &owner("a", 2), "a:2", &[module(0), module(1)]).unwrap();
+        assert_eq!((of(&owners, first), of(&owners, second)), ((vec![], vec![]), (vec![a], vec![b])));
+        assert_eq!(owners.oldest_order(), Some(at(9)));
+        owners.tell(second, vec![step(0, 1)], Vec::new());
+        assert!(owners.remove_ordered(a, 1, first).is_none());
+        assert_eq!(owners.release(at(10), &owner("a", 2)), 2);
+        assert_eq!((of(&owners, own), of(&owners, second)), ((vec![a], vec![b]), (vec![], vec![])));
+        assert_eq!(owners.remove_ordered(a, 1, second), Some(step(0, 1)));
+        assert_eq!(of(&owners, own), (vec![], vec![b]));
     }
 }

@@ -19,8 +19,8 @@ pub use dipaco_ledger::{
 };
 pub use error::PlanError;
 pub use messages::{
-    ContentDigest, FetchSource, PIECE_BYTES, PIECES_AT_ONCE, RUN_COMPLETE, Request, Response, SYNCHRONIZER,
-    WORKER,
+    ContentDigest, FetchSource, MOST_LEASES, PIECE_BYTES, PIECES_AT_ONCE, RUN_COMPLETE, Request, Response,
+    SYNCHRONIZER, WORKER,
 };
 pub use object_link::ObjectLink;
 pub use plan::WorkerPlan;

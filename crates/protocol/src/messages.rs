@@ -22,6 +22,9 @@ pub const PIECE_BYTES: u64 = 2 << 20;
 /// worker. With [`PIECE_BYTES`] this is 16 MiB, twice the content of a link of 1 Gb/s and 50 ms.
 pub const PIECES_AT_ONCE: usize = 8;
 
+/// Number of leases about whose end a synchronizer asks at a time.
+pub const MOST_LEASES: usize = 10_000;
+
 /// Role in the token of a worker.
 pub const WORKER: &str = "worker";
 /// Role in the token of a synchronizer.
@@ -116,6 +119,8 @@ pub enum Request {
         address: String,
         /// Number of revoked tokens that the synchronizer knows. The coordinator does not wait when it knows another number.
         revoked: u64,
+        /// Leases of which the synchronizer has uploads, at most [`MOST_LEASES`].
+        uploads: Vec<(PathId, Fence)>,
         /// Time in milliseconds that the coordinator may wait before it answers.
         wait_ms: u64,
     },
@@ -259,10 +264,8 @@ pub enum Response {
     PieceStored,
     /// Answers [`Request::Orders`].
     Orders {
-        /// The current leases.
-        leases: Vec<Fence>,
-        /// Lower bound of the fencing numbers of future leases.
-        next: Fence,
+        /// Those of the leases in the request that are over: nobody needs their uploads.
+        over: BTreeSet<Fence>,
         /// The outer steps to take.
         orders: Vec<OuterStepOrder>,
         /// The names of all revoked tokens. The synchronizer need not see the run's files.

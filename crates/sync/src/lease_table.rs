@@ -40,7 +40,8 @@ impl LeaseTable {
     }
 
     /// All granted leases: first the current ones.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Lease> {
+    #[cfg(test)]
+    fn all(&self) -> impl Iterator<Item = &Lease> {
         self.current.values().chain(self.following.values())
     }
 

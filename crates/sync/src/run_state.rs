@@ -1,5 +1,6 @@
 //! The state machine of a training run: leases, contributions and versions of fragments.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -127,15 +128,14 @@ pub struct RunState {
     sampling: Option<Sampling>,
     /// How often the paths of each fragment have sent it.
     sent: SentCounts,
-    /// Paths that could train, and rest in this round: [`RunState::pass_over_idle`] moves them on.
-    resting: BTreeSet<PathId>,
+    /// Paths that could go on, and do not train: [`RunState::pass_over_idle`] moves them on.
+    idle: BTreeSet<PathId>,
     /// Workers of which a path has had enough.
     troubles: Troubles,
     /// The latest time of a request for a lease, a heartbeat, or a look for leases that have ended.
     now: Duration,
-    /// Number of looks at the progress of a path: the cost of requests in tests.
-    #[cfg(test)]
-    looks: std::cell::Cell<u64>,
+    /// Number of looks: the cost of requests.
+    looks: Cell<u64>,
 }
 
 impl RunState {
@@ -178,11 +178,10 @@ impl RunState {
             needed: NeededVersions::default(),
             sampling: None,
             sent,
-            resting: BTreeSet::new(),
+            idle: BTreeSet::new(),
             troubles: Troubles::default(),
             now: Duration::ZERO,
-            #[cfg(test)]
-            looks: std::cell::Cell::default(),
+            looks: Cell::default(),
         };
         rounds.look_at_all();
         rounds.look_at_quorums();
@@ -223,9 +222,20 @@ impl RunState {
         self.leases.get(path)
     }
 
+    /// Number of paths, fragments and contributions that all calls together have looked at. Tests bound it: a request holds
+    /// the coordinator's lock as long as it looks.
+    #[must_use]
+    pub fn looks(&self) -> u64 {
+        self.looks.get()
+    }
+
+    /// Adds to the number of looks.
+    pub fn note_looks(&self, looks: u64) {
+        self.looks.set(self.looks.get().saturating_add(looks));
+    }
+
     fn path(&self, path: PathId) -> &PathProgress {
-        #[cfg(test)]
-        self.looks.set(self.looks.get() + 1);
+        self.note_looks(1);
         &self.progress.paths[&path]
     }
 
@@ -323,15 +333,11 @@ impl RunState {
         self.plan.scheme.waits()
     }
 
-    /// Fencing numbers of all granted leases: current leases and leases that follow them.
-    pub fn fences(&self) -> impl Iterator<Item = Fence> {
-        self.leases.all().map(|lease| lease.fence)
-    }
-
-    /// Fencing number of the next lease. Later leases have higher numbers.
+    /// True if a lease of a path with this fencing number is granted: a current lease, or one that follows it.
     #[must_use]
-    pub fn next_fence(&self) -> Fence {
-        Fence(self.next_fence)
+    pub fn is_granted(&self, path: PathId, fence: Fence) -> bool {
+        let of_path = [self.leases.get(path), self.leases.following(path)];
+        of_path.into_iter().flatten().any(|lease| lease.fence == fence)
     }
 
     /// True if every path has taken its last step and measured its final weights.

@@ -15,6 +15,8 @@ pub(crate) struct SentCounts {
     paths: Tally<(FragmentId, u32)>,
     /// Fragments all of whose paths have sent more outer gradients than the fragment has taken outer steps.
     complete: BTreeSet<FragmentId>,
+    /// Those of them that may be so for another outer step than at the last look.
+    news: BTreeSet<FragmentId>,
 }
 
 impl SentCounts {
@@ -53,9 +55,16 @@ impl SentCounts {
         let least = self.paths.range((fragment, 0)..=(fragment, u32::MAX)).next();
         if least.is_some_and(|&(_, sent)| sent > version) {
             self.complete.insert(fragment);
+            self.news.insert(fragment);
         } else {
             self.complete.remove(&fragment);
+            self.news.remove(&fragment);
         }
+    }
+
+    /// The fragments that have become complete since the last call, in order; also again, after an outer step.
+    pub(crate) fn take_news(&mut self) -> BTreeSet<FragmentId> {
+        std::mem::take(&mut self.news)
     }
 
     /// The fragments all of whose paths have sent the outer gradient of the next outer step, in order.
@@ -80,6 +89,7 @@ mod tests {
         let paths = topology.path_ids().map(|id| (id, path.clone())).collect();
         let mut counts = SentCounts::new(&topology, 2, &paths, &versions);
         assert!(counts.complete().iter().eq([&b]));
+        assert_eq!((counts.take_news(), counts.take_news()), ([b].into(), [].into()), "each is told once");
         counts.sends(a, 2, 3, 2);
         // A path may run ahead.
         counts.sends(a, 3, 4, 2);
@@ -87,11 +97,17 @@ mod tests {
         assert!(counts.complete().iter().eq([&b]), "one path has not sent");
         counts.sends(a, 2, 3, 2);
         assert!(counts.complete().iter().eq([&a, &b]));
+        assert_eq!(counts.take_news(), [a].into());
         counts.is_at(a, 3);
         counts.is_at(b, 4);
-        assert!(counts.complete().is_empty());
+        assert!(counts.complete().is_empty() && counts.take_news().is_empty());
         counts.sends(a, 3, 5, 3);
-        counts.sends(a, 3, 4, 3);
+        counts.sends(a, 3, 5, 3);
         assert!(counts.complete().iter().eq([&a]));
+        counts.sends(a, 4, 5, 3);
+        counts.take_news();
+        // All paths have also sent the outer gradient of the step after it.
+        counts.is_at(a, 4);
+        assert_eq!(counts.take_news(), [a].into());
     }
 }

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use dipaco_codec::Compression;
 use dipaco_net::{Client, JoinToken, Limits, NetError, Service};
 use dipaco_protocol::{
-    ContentDigest, FetchSource, FragmentWeights, GrantedLease, LeaseReport, LeaseResult, OuterStepDone,
-    Request, Response, SYNCHRONIZER,
+    ContentDigest, FetchSource, FragmentWeights, GrantedLease, LeaseReport, LeaseResult, MOST_LEASES,
+    OuterStepDone, Request, Response, SYNCHRONIZER,
 };
 use dipaco_store::{ObjectRef, names};
 use dipaco_sync::{Fence, FragmentId, LeaseClaim, Merge, ProcessId, SyncConfig};
@@ -97,6 +97,7 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
         modules: modules.to_vec(),
         address: "127.0.0.1:1".to_owned(),
         revoked: 0,
+        uploads: Vec::new(),
         wait_ms: 0,
     };
     let version = dipaco_train::BUILD;
@@ -123,6 +124,10 @@ async fn requests_to_the_wrong_process_are_refused_with_the_reason() {
         let reason = refusal(other.ask(&orders(modules), None).await.unwrap().0);
         assert!(reason.contains(why), "{reason}");
     }
+    let uploads = vec![(PathId(0), Fence(1)); MOST_LEASES + 1];
+    let (modules, address) = (vec![OTHER], "127.0.0.1:1".to_owned());
+    let too_many = Request::Orders { modules, address, revoked: 0, uploads, wait_ms: 0 };
+    assert!(refusal(other.ask(&too_many, None).await.unwrap().0).contains("names 10001"));
     drop(other);
 
     // Requests of workers for objects of other modules, and for a lease that is over.
@@ -318,11 +323,14 @@ async fn objects_that_count_stay_when_their_outer_step_is_reported_again() {
     puppet.hello("puppet", dipaco_train::BUILD).await;
     let worker = run.spawn_worker(&token, "worker");
     let (modules, address) = (vec![FIRST], "127.0.0.1:1".to_owned());
-    let orders = Request::Orders { modules, address, revoked: 0, wait_ms: 15_000 };
+    // It also asks about a lease that no coordinator has granted.
+    let uploads = vec![(PathId(0), Fence(1))];
+    let orders = Request::Orders { modules, address, revoked: 0, uploads, wait_ms: 15_000 };
     let order = loop {
-        let Response::Orders { orders, .. } = puppet.ask(&orders, None).await.unwrap().0 else {
+        let Response::Orders { over, orders, .. } = puppet.ask(&orders, None).await.unwrap().0 else {
             panic!("no orders")
         };
+        assert_eq!(over, [Fence(1)].into());
         if let Some(order) = orders.into_iter().find(|order| order.due) {
             break order;
         }
@@ -373,7 +381,8 @@ async fn a_synchronizer_that_asks_for_no_orders_loses_its_modules() {
     puppet.hello("puppet", dipaco_train::BUILD).await;
     // It claims a module, and then only keeps its connection.
     let address = token.addresses[0].clone();
-    let orders = Request::Orders { modules: vec![FIRST], address, revoked: 0, wait_ms: 0 };
+    let orders =
+        Request::Orders { modules: vec![FIRST], address, revoked: 0, uploads: Vec::new(), wait_ms: 0 };
     puppet.ask(&orders, None).await.unwrap();
     let worker = run.spawn_worker(&token, "worker");
     let worked = tokio::time::timeout(Duration::from_secs(60), worker).await;

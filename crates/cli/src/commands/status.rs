@@ -2,12 +2,13 @@
 
 mod data;
 mod progress;
+mod quarantine;
 mod watch;
 
 use clap::Args;
 use dipaco_config::RunConfig;
 use dipaco_monitor::{EventTail, RunHistory};
-use dipaco_store::{QuarantineRecord, RunManifest, TrainingRecord};
+use dipaco_store::{RunManifest, TrainingRecord};
 use dipaco_telemetry::{Align, Table, human};
 use serde::Serialize;
 
@@ -130,12 +131,8 @@ fn describe(history: &RunHistory, config: &RunConfig, manifest: &RunManifest) ->
             text += &rollback::describe(rollback);
         }
         for (path, record) in training.paths.iter().enumerate() {
-            if let Some(QuarantineRecord { step, workers, reason }) = &record.quarantine {
-                text += &format!(
-                    "path {path} is in quarantine since inner step {step}: {reason} (workers: {}); nobody trains it, and \
-                     `dipaco rollback` ends this\n",
-                    workers.join(", ")
-                );
+            if let Some(record) = &record.quarantine {
+                text += &quarantine::describe(path, record, &manifest.checkpoints);
             }
         }
         if !training.boundaries.is_empty() {
@@ -169,4 +166,45 @@ fn describe(history: &RunHistory, config: &RunConfig, manifest: &RunManifest) ->
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_store::{CheckpointRecord, ObjectRef, PathRecord, QuarantineRecord, ShardRecord};
+
+    use super::*;
+
+    #[test]
+    fn the_status_names_each_path_in_quarantine() {
+        let shard = ShardRecord { file: "f".into(), hash: "h".into(), documents: 1, tokens: 2 };
+        let record = QuarantineRecord {
+            step: 40,
+            workers: vec!["gpu-1".into(), "gpu-2".into()],
+            reason: "its training diverged after inner step 43".into(),
+            back_to: Some(2),
+        };
+        let left_out = PathRecord { quarantine: Some(record.clone()), ..PathRecord::default() };
+        let training = TrainingRecord {
+            origin: "o".into(),
+            rounds: 9,
+            inner_steps: 10,
+            boundaries: Vec::new(),
+            phase: 0,
+            shards: vec![shard; 2],
+            modules: Vec::new(),
+            paths: vec![PathRecord::default(), left_out],
+            numerics: None,
+            numerics_token: None,
+        };
+        let checkpoint = CheckpointRecord { round: 2, object: ObjectRef::of("checkpoints/2-1", b"") };
+        let manifest = RunManifest {
+            training: Some(training),
+            checkpoints: vec![checkpoint],
+            ..RunManifest::new("run".into())
+        };
+        let text = describe(&RunHistory::default(), &RunConfig::default(), &manifest);
+        let lines: Vec<_> = text.lines().filter(|line| line.contains("quarantine")).collect();
+        let [line] = lines.as_slice() else { panic!("{text}") };
+        assert_eq!(format!("{line}\n"), quarantine::describe(1, &record, &manifest.checkpoints));
+    }
 }

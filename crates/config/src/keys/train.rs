@@ -100,8 +100,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "workers",
         "Number of workers for which the training of a path fails before nobody trains the path any more. While another token \
          is connected or has contributed, all workers with one token are one. A training fails when it diverges, or when \
-         `outer.guard` refuses its outer gradient. The other paths then go on without it. \
-         `dipaco rollback` ends a quarantine. 0 for no number.",
+         `outer.guard` refuses its outer gradient. The path then goes back to the newest kept checkpoint before its last \
+         completed lease, and the other paths go on without it. `dipaco rollback` ends a quarantine. 0 for no number.",
     ),
     free(
         "train.state_every",

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
+use dipaco_topology::PathId;
+
 use super::{Ledger, SavedCheckpoint};
 use crate::records::{Divided, TrainingObjects, TrainingSnapshot};
 use crate::{CheckpointRecord, LedgerError, ObjectRef, TrainingRecord, names};
@@ -17,14 +19,15 @@ pub(super) struct Checkpoints {
 }
 
 #[derive(Debug)]
-struct Checkpoint {
-    round: u32,
+pub(super) struct Checkpoint {
+    /// Rounds that every path had completed.
+    pub(super) round: u32,
     /// Name of the checkpoint's own object.
     name: String,
     /// The checkpoint's own object. A draft that takes the checkpoint is encoded after the ledger has gone on, and sets it.
     object: OnceLock<ObjectRef>,
     /// The objects that the checkpoint needs. They share the records with the ledger.
-    objects: TrainingObjects,
+    pub(super) objects: TrainingObjects,
 }
 
 /// The checkpoints that a manifest names, and those that it drops.
@@ -79,6 +82,15 @@ impl Checkpoints {
         self.kept.iter().any(|checkpoint| checkpoint.needs(name))
     }
 
+    /// The newest checkpoint at which the last completed lease of a path was another one than that with this fencing number,
+    /// or none.
+    pub(super) fn before(&self, path: PathId, fence: Option<u64>) -> Option<Arc<Checkpoint>> {
+        let is_earlier = |checkpoint: &&Arc<Checkpoint>| {
+            checkpoint.objects.paths.get(&path).is_some_and(|objects| objects.fence != fence)
+        };
+        self.kept.iter().rev().find(is_earlier).cloned()
+    }
+
     fn newest_round(&self) -> Option<u32> {
         self.kept.last().map(|checkpoint| checkpoint.round)
     }
@@ -100,7 +112,7 @@ impl CheckpointTurn {
     }
 
     /// Names of the objects that only dropped checkpoints need, and not the training with these objects. A later training
-    /// doesn't need them either: every object that it adds has a new name.
+    /// doesn't need them either: every object that it adds has a new name, or is one of a checkpoint that is kept.
     pub(super) fn obsolete(&self, current: &TrainingObjects) -> BTreeSet<String> {
         let is_needed =
             |name: &str| current.holds(name) || self.kept.iter().any(|checkpoint| checkpoint.needs(name));

@@ -73,8 +73,9 @@ impl<'a> OrderBuilder<'a> {
             state.schedule().absent(path, fragment.index, u64::from(version))
                 || state.is_quarantined(path) && !gradients.contains_key(&path)
         };
+        let learners = state.topology().paths_through(fragment.module);
         let learners: Vec<_> =
-            state.topology().paths_through(fragment.module).filter(|&path| !absent(path)).collect();
+            learners.inspect(|_| state.note_looks(1)).filter(|&path| !absent(path)).collect();
         if learners.is_empty() {
             return Ok(None);
         }
@@ -152,7 +153,7 @@ impl<'a> OrderBuilder<'a> {
         let state = &self.ledger.state;
         let progress = state.progress();
         let slot = self.ledger.slot(fragment);
-        let learners = state.topology().paths_through(fragment.module);
+        let learners = state.topology().paths_through(fragment.module).inspect(|_| state.note_looks(1));
         let sent = learners.filter_map(|path| progress.paths.get(&path)?.sent.get(slot));
         let pending = progress.pending.get(&fragment).map_or(0, Vec::len) as u64;
         sent.map(|&sent| u64::from(sent)).sum::<u64>().saturating_sub(pending)

@@ -57,21 +57,21 @@ const MOST_CHANGES: usize = 16;
 impl Ledger {
     /// The orders for the synchronizer with this fencing number: outer steps that are due, then steps with new
     /// contributions, which it can merge early. The order of a due step is complete in itself, so a lost early order does
-    /// no harm.
+    /// no harm. Looks at what has changed since the last call for any owner, and at what the answer names.
     ///
     /// # Errors
     /// When the ledger contradicts itself.
     pub fn orders(&mut self, now: Duration, fence: u64) -> Result<Orders, LedgerError> {
-        let due = self.state.due(now);
-        let owners = &self.owners;
-        let owned = |fragment: &FragmentId| owners.fence(fragment.module) == fence;
-        let news: Vec<_> = self.news.extract_if(.., |fragment| owned(fragment)).collect();
-        let stepping: BTreeSet<_> = due.iter().map(|step| step.fragment).collect();
-        let (own, others): (Vec<_>, Vec<_>) = due.into_iter().partition(|step| owned(&step.fragment));
+        for fragment in self.state.take_due(now) {
+            self.owners.note_due(now, fragment);
+        }
         let builder = OrderBuilder::new(self, fence);
         let mut orders = Orders::default();
-        let (mut shares, mut ordered) = (0, Vec::new());
-        for step in own {
+        let (mut shares, mut ordered, mut heard) = (0, Vec::new(), Vec::new());
+        for fragment in self.owners.open().due_of(fence) {
+            let not_due =
+                || LedgerError::internal(format!("the outer step of {fragment} was due and is not"));
+            let step = self.state.due_step(fragment).ok_or_else(not_due)?;
             if shares > 0 && shares + step.contributions.len() > MOST_SHARES {
                 // It stays due.
                 break;
@@ -81,18 +81,20 @@ impl Ledger {
             orders.orders.push(order);
             ordered.push(step);
         }
-        let mut later = Vec::new();
-        for fragment in news.into_iter().filter(|fragment| !stepping.contains(fragment)) {
+        for fragment in self.owners.open().news_of(fence) {
             if shares > MOST_SHARES {
-                later.push(fragment);
-            } else if let Some(order) = builder.early(fragment)? {
+                break;
+            }
+            self.state.note_looks(1);
+            heard.push(fragment);
+            if !self.owners.open().is_due(fragment)
+                && let Some(order) = builder.early(fragment)?
+            {
                 shares += order.shares.len();
                 orders.orders.push(order);
             }
         }
-        self.news.extend(later);
-        ordered.into_iter().for_each(|step| self.owners.order(now, fence, step));
-        others.into_iter().for_each(|step| self.owners.note_due(now, step));
+        self.owners.tell(fence, ordered, heard);
         Ok(orders)
     }
 
@@ -122,23 +124,9 @@ impl Ledger {
             return Err(LedgerError::internal(what));
         }
         self.state.pass_over_idle();
-        let OuterStepDone { weights, momentum, change, .. } = done.clone();
-        let mut obsolete = Vec::new();
+        let at_rest = self.is_at_rest(fragment.module);
+        let mut obsolete = if at_rest { self.pass_over_step(done)? } else { self.note_step(done)? };
         let objects = self.objects.fragment_mut(fragment)?;
-        let before = std::mem::replace(&mut objects.weights, weights);
-        if let Some(object) = change {
-            objects.changes.push(ChangeRecord { from: before.hash.clone(), version: step.version, object });
-            // Longer changes are useless: a worker would fetch the weights instead. And every lease lists all changes.
-            let bytes =
-                |changes: &[ChangeRecord]| changes.iter().map(|change| change.object.bytes).sum::<u64>();
-            let whole = objects.weights.bytes;
-            let useless = |changes: &[ChangeRecord]| changes.len() > MOST_CHANGES || bytes(changes) >= whole;
-            while useless(&objects.changes) && !objects.changes.is_empty() {
-                obsolete.push(objects.changes.remove(0).object.name);
-            }
-        }
-        objects.kept.push(KeptVersion { version: step.version.saturating_sub(1), weights: before });
-        obsolete.extend(objects.momentum.replace(momentum).map(|object| object.name));
         for contribution in &step.contributions {
             let merged = objects.gradients.remove(contribution);
             obsolete.extend(merged.map(|gradient| gradient.object.name.clone()));
@@ -148,6 +136,28 @@ impl Ledger {
         Ok(StepRecording::Counts { contributions: step.contributions.len() })
     }
 
+    /// Notes the objects of an outer step that counts. Returns obsolete objects.
+    fn note_step(&mut self, done: &OuterStepDone) -> Result<Vec<String>, LedgerError> {
+        let OuterStepDone { fragment, version, weights, momentum, change, .. } = done.clone();
+        let mut obsolete = Vec::new();
+        let objects = self.objects.fragment_mut(fragment)?;
+        let before = std::mem::replace(&mut objects.weights, weights);
+        if let Some(object) = change {
+            objects.changes.push(ChangeRecord { from: before.hash.clone(), version, object });
+            // Longer changes are useless: a worker would fetch the weights instead. And every lease lists all changes.
+            let bytes =
+                |changes: &[ChangeRecord]| changes.iter().map(|change| change.object.bytes).sum::<u64>();
+            let whole = objects.weights.bytes;
+            let useless = |changes: &[ChangeRecord]| changes.len() > MOST_CHANGES || bytes(changes) >= whole;
+            while useless(&objects.changes) && !objects.changes.is_empty() {
+                obsolete.push(objects.changes.remove(0).object.name);
+            }
+        }
+        objects.kept.push(KeptVersion { version: version.saturating_sub(1), weights: before });
+        obsolete.extend(objects.momentum.replace(momentum).map(|object| object.name));
+        Ok(obsolete)
+    }
+
     /// Makes a synchronizer the owner of modules, or finds that it is. An earlier process under the same name loses its
     /// modules.
     ///
@@ -155,16 +165,17 @@ impl Ledger {
     /// The reason, when another synchronizer owns one of the modules.
     pub fn claim_modules(
         &mut self,
+        now: Duration,
         owner: &ProcessId,
         address: &str,
         modules: &[ModuleId],
     ) -> Result<Claimed, String> {
-        self.owners.claim(owner, address, modules)
+        self.owners.claim(now, owner, address, modules)
     }
 
     /// Takes the modules of a synchronizer back. Returns their number.
-    pub fn release_modules(&mut self, owner: &ProcessId) -> usize {
-        self.owners.release(owner)
+    pub fn release_modules(&mut self, now: Duration, owner: &ProcessId) -> usize {
+        self.owners.release(now, owner)
     }
 
     /// The coordinator's own fencing number.

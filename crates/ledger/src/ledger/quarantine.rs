@@ -1,10 +1,13 @@
 //! Paths whose training fails, and the quarantine of a path that fails for several workers.
 
-use dipaco_sync::{FailedTraining, LeaseClaim, LeaseError, OutOfProportion};
+use std::mem;
+
+use dipaco_sync::{FailedTraining, FragmentId, LeaseClaim, LeaseError, OutOfProportion};
+use dipaco_topology::{ModuleId, PathId};
 use thiserror::Error;
 
 use super::Ledger;
-use crate::{LedgerError, QuarantineRecord};
+use crate::{EarlyStoppingBest, KeptVersion, LedgerError, OuterStepDone, QuarantineRecord};
 
 /// The failure of a lease's training.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
@@ -37,7 +40,7 @@ impl Ledger {
     /// Records that the training of a lease failed. The lease ends, so that another worker can try. Without another worker
     /// only a divergence ends it: a worker may still send a sound outer gradient. When as many accounts as the plan says tell
     /// that the training of a path fails, and no worker has completed a lease of it meanwhile, the path goes into quarantine,
-    /// unless it is the last one that trains. While another token can try the path, all workers with one token are one
+    /// unless it is the last one that trains. It goes back to the last checkpoint before its last completed lease. While another token can try the path, all workers with one token are one
     /// account.
     ///
     /// # Errors
@@ -64,16 +67,83 @@ impl Ledger {
             return Ok(if others { FailureDecision::Retried } else { FailureDecision::Alone });
         }
         let step = self.state.progress().paths.get(&path).map_or(0, |progress| progress.steps);
-        let record = QuarantineRecord { step, workers, reason: failure.to_string() };
+        self.state.quarantine(path);
+        let (back_to, obsolete) = self.go_back(path)?;
+        let record = QuarantineRecord { step, workers, reason: failure.to_string(), back_to };
         let objects = self.objects.path_mut(path)?;
         objects.quarantine = Some(record.clone());
-        // The path stays at its last stored state, so nobody replays the leases after it.
+        // Nobody goes on from the path's state, so nobody replays the leases after it.
         objects.replay.clear();
-        self.state.quarantine(path);
         self.note_recorded(path)?;
         self.discard_received(path);
         self.state.pass_over_idle();
-        self.note_change(Vec::new());
+        self.note_change(obsolete);
         Ok(FailureDecision::Quarantined(record))
+    }
+
+    /// Takes a path back to the newest kept checkpoint before its last completed lease, with the modules that no other path
+    /// trains: workers fail from what that lease left, so it is the likeliest fault. Versions stay, because outer steps and the
+    /// counters of paths rise together. Returns the round of the checkpoint, and obsolete objects; without such a checkpoint
+    /// nothing changes.
+    fn go_back(&mut self, path: PathId) -> Result<(Option<u32>, Vec<String>), LedgerError> {
+        let Some(checkpoint) = self.checkpoints.before(path, self.objects.path(path)?.fence) else {
+            return Ok((None, Vec::new()));
+        };
+        let mut obsolete = Vec::new();
+        for fragment in self.fragment_ids_of(path) {
+            let good = checkpoint.objects.fragment(fragment)?;
+            if self.is_at_rest(fragment.module) && self.objects.fragment(fragment)?.weights != good.weights {
+                self.forget_measurements(fragment)?;
+                let objects = self.objects.fragment_mut(fragment)?;
+                let weights = mem::replace(&mut objects.weights, good.weights.clone());
+                let momentum = mem::replace(&mut objects.momentum, good.momentum.clone());
+                let changes = mem::take(&mut objects.changes).into_iter().map(|change| change.object);
+                let left = [weights].into_iter().chain(momentum).chain(changes).map(|object| object.name);
+                if self.owners.open().is_due(fragment) {
+                    // A synchronizer may be reading them.
+                    self.left.insert(fragment, left.collect());
+                } else {
+                    obsolete.extend(left);
+                }
+            }
+        }
+        let good = checkpoint.objects.path(path)?;
+        let objects = self.objects.path_mut(path)?;
+        let before = mem::replace(&mut objects.state, good.state.clone());
+        obsolete.extend(before.map(|object| object.name));
+        objects.fence = good.fence;
+        Ok((Some(checkpoint.round), obsolete))
+    }
+
+    /// Forgets the held-out losses of the newest version of a fragment, because that version gets other weights.
+    fn forget_measurements(&mut self, fragment: FragmentId) -> Result<(), LedgerError> {
+        let (slot, version) = (self.slot(fragment), self.state.progress().versions.get(&fragment).copied());
+        let names_it = |measured: &mut EarlyStoppingBest| measured.versions.get(slot).copied() == version;
+        let learners: Vec<_> = self.state.topology().paths_through(fragment.module).collect();
+        for path in learners {
+            let objects = self.objects.path_mut(path)?;
+            objects.best.take_if(names_it);
+            objects.last.take_if(names_it);
+            self.note_recorded(path)?;
+        }
+        Ok(())
+    }
+
+    /// True if every path that trains a module is in quarantine. Its weights stay as they are.
+    pub(super) fn is_at_rest(&self, module: ModuleId) -> bool {
+        let topology = self.state.topology();
+        let mut learners = topology.paths_through(module);
+        topology.module_trains(module) && learners.all(|path| self.state.is_quarantined(path))
+    }
+
+    /// Counts an outer step of a module that is at rest: its weights stay, whatever the synchronizer has made of the
+    /// contributions that had been sent before. Returns obsolete objects.
+    pub(super) fn pass_over_step(&mut self, done: &OuterStepDone) -> Result<Vec<String>, LedgerError> {
+        let OuterStepDone { fragment, version, .. } = *done;
+        let objects = self.objects.fragment_mut(fragment)?;
+        let weights = objects.weights.clone();
+        objects.kept.push(KeptVersion { version: version.saturating_sub(1), weights });
+        let made = done.objects().map(|object| object.name.clone());
+        Ok(made.chain(self.left.remove(&fragment).unwrap_or_default()).collect())
     }
 }

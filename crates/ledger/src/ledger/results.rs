@@ -236,7 +236,7 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         let Contribution { path, steps, tokens, .. } = contribution;
         let ReceivedResult { object, norm, .. } = received;
-        self.news.insert(fragment);
+        self.owners.note_news(fragment);
         let slot = self.slot(fragment);
         let objects = self.objects.fragment_mut(fragment)?;
         objects.norms.remember(path, *norm);

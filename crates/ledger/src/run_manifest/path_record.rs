@@ -41,8 +41,8 @@ pub struct PathRecord {
     pub quarantine: Option<QuarantineRecord>,
 }
 
-/// The end of a path's training, because it failed for several workers. The path keeps its last stored state and its steps
-/// go on without training, so that the other paths need not wait for it.
+/// The end of a path's training, because it failed for several workers. The path's steps go on without training, so that the
+/// other paths need not wait for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuarantineRecord {
@@ -52,6 +52,10 @@ pub struct QuarantineRecord {
     pub workers: Vec<String>,
     /// The last failure.
     pub reason: String,
+    /// Complete rounds of the checkpoint to which the path went back, with the modules that no other path trains. Absent
+    /// if no kept checkpoint had an earlier state of the path: then everything stays as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub back_to: Option<u32>,
 }
 
 /// Contributions of the bearer of a token to a path.

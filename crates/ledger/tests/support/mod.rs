@@ -84,11 +84,22 @@ pub(crate) fn take_over_with(manifest: RunManifest, schedule: Schedule) -> Ledge
 }
 
 /// The ledger of a manifest with a plan that `change` changes.
+#[allow(dead_code, reason = "a test program may have checkpoints, too")]
 pub(crate) fn take_over_from(manifest: RunManifest, change: impl FnOnce(&mut LedgerPlan)) -> Ledger {
-    let training = manifest.training.as_ref().unwrap();
-    let (replicas, levels) = (u32::try_from(training.paths.len()).unwrap(), training.modules.len());
+    take_over_stored(StoredRun { manifest, checkpoints: Vec::new(), names: Vec::new() }, change)
+}
+
+/// The ledger of a stored run with a plan that `change` changes. Each level has the modules of the manifest.
+pub(crate) fn take_over_stored(stored: StoredRun, change: impl FnOnce(&mut LedgerPlan)) -> Ledger {
+    let training = stored.manifest.training.as_ref().unwrap();
+    let levels = training.modules.last().map_or(0, |last| usize::from(last.module.level) + 1);
+    let modules = |level: usize| {
+        let of_level = training.modules.iter().filter(|module| usize::from(module.module.level) == level);
+        u32::try_from(of_level.count()).unwrap()
+    };
+    let replicas = u32::try_from(training.paths.len()).unwrap() / (0..levels).map(modules).product::<u32>();
     let level = |level: usize| LevelConfig {
-        modules: Modules::Count(1),
+        modules: Modules::Count(modules(level)),
         blocks: level.to_string(),
         embedding: level == 0,
         head: level + 1 == levels,
@@ -112,8 +123,7 @@ pub(crate) fn take_over_from(manifest: RunManifest, change: impl FnOnce(&mut Led
         numerics: Numerics::Same,
     };
     change(&mut plan);
-    Ledger::take_over(StoredRun { manifest, checkpoints: Vec::new(), names: Vec::new() }, topology, plan)
-        .unwrap()
+    Ledger::take_over(stored, topology, plan).unwrap()
 }
 
 /// Asks for a lease.

@@ -222,7 +222,6 @@ impl RunState {
 
     /// True if the indexes say what a look at every path says.
     fn index_agrees(&self) -> bool {
-        #[cfg(test)]
         let looks = self.looks.get();
         let agrees = self.topology.path_ids().all(|path| {
             let open = self.ready.place(path).is_some() && !self.holders.are_waited_for(path);
@@ -249,7 +248,6 @@ impl RunState {
         let mut open: Vec<_> = self.ready.open().map(|(_, path)| path).collect();
         open.sort_unstable();
         let drawn = self.sampling.as_ref().is_none_or(|sampling| sampling.open().eq(open.iter().copied()));
-        #[cfg(test)]
         self.looks.set(looks);
         agrees && drawn && finished && least && taken && of_modules && sent
     }

@@ -9,28 +9,62 @@ use super::{OuterStep, RunState};
 use crate::{Contribution, FragmentId, Scheme};
 
 impl RunState {
-    /// Outer steps that are due now, in order. Looks at the fragments whose steps are due and, with a quorum, at those that
-    /// have changed since the last look. The first time that a step is due it looks at the paths through its module: their
-    /// next tasks may change.
-    pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
-        let fragments = match self.plan.scheme {
-            // A step may have no contribution: all were dropped, or all paths rest.
-            Scheme::Synchronous => self.sent.complete().clone(),
-            Scheme::Quorum(_) => &self.quorums.take_news(now) | &self.stepping,
+    /// Fragments whose outer steps have become due since the last call, in order. A fragment is told once, until its step is
+    /// taken: [`Self::due_step`] gives the step meanwhile. Looks at the fragments that have changed since the last call, with a
+    /// quorum at the contributions that wait for them, and at the paths through the modules of the answer: their next tasks may
+    /// change.
+    pub fn take_due(&mut self, now: Duration) -> Vec<FragmentId> {
+        let changed = match self.plan.scheme {
+            Scheme::Synchronous => self.sent.take_news(),
+            Scheme::Quorum(_) => self.quorums.take_news(now),
         };
-        let due = fragments.iter().filter_map(|&fragment| self.due_step(now, fragment)).collect();
-        debug_assert!(self.none_is_due_besides(now, &fragments));
+        let mut due = Vec::new();
+        for fragment in changed {
+            self.note_looks(1);
+            if self.stepping.contains(&fragment) || !self.is_due(now, fragment) {
+                continue;
+            }
+            self.stepping.insert(fragment);
+            self.stepped_at.insert(fragment, now);
+            self.look_at_learners(fragment.module);
+            due.push(fragment);
+        }
+        debug_assert!(self.none_is_due_besides(now));
         due
     }
 
-    /// True if a look at all pending contributions finds no other outer step that is due.
-    fn none_is_due_besides(&mut self, now: Duration, looked_at: &BTreeSet<FragmentId>) -> bool {
-        #[cfg(test)]
+    /// The outer step of a fragment if it is due, with the contributions of now. Looks at these.
+    #[must_use]
+    pub fn due_step(&self, fragment: FragmentId) -> Option<OuterStep> {
+        if !self.stepping.contains(&fragment) {
+            return None;
+        }
+        let version = self.progress.versions.get(&fragment)? + 1;
+        let pending = self.progress.pending.get(&fragment).map_or(&[][..], Vec::as_slice);
+        self.note_looks(pending.len() as u64);
+        let contributions = match self.plan.scheme {
+            // A step may have no contribution: all were dropped, or all paths rest.
+            Scheme::Synchronous => pending.iter().filter(|c| c.number == version).copied().collect(),
+            Scheme::Quorum(_) => pending.to_vec(),
+        };
+        Some(OuterStep { fragment, version, contributions })
+    }
+
+    /// All outer steps that are due, in order, whether or not they have been told before.
+    pub fn due(&mut self, now: Duration) -> Vec<OuterStep> {
+        self.take_due(now);
+        self.stepping.iter().filter_map(|&fragment| self.due_step(fragment)).collect()
+    }
+
+    /// True if a look at everything that waits finds no outer step that is due besides those that have been told.
+    fn none_is_due_besides(&mut self, now: Duration) -> bool {
+        if self.waits() {
+            return self.stepping == *self.sent.complete();
+        }
         let looks = self.looks.get();
-        let others = self.progress.pending.keys().filter(|fragment| !looked_at.contains(fragment));
-        let others: Vec<_> = if self.waits() { Vec::new() } else { others.copied().collect() };
-        let none = others.into_iter().all(|fragment| self.due_step(now, fragment).is_none());
-        #[cfg(test)]
+        let others = self.progress.pending.keys().filter(|fragment| !self.stepping.contains(fragment));
+        let others: Vec<_> = others.copied().collect();
+        let none = others.into_iter().all(|fragment| !self.is_due(now, fragment));
         self.looks.set(looks);
         none
     }
@@ -42,44 +76,39 @@ impl RunState {
         }
     }
 
-    fn due_step(&mut self, now: Duration, fragment: FragmentId) -> Option<OuterStep> {
-        let version = self.progress.versions[&fragment] + 1;
-        let pending = self.progress.pending.get(&fragment).map_or(&[][..], Vec::as_slice);
-        let contributions = match self.plan.scheme {
-            Scheme::Synchronous => pending.iter().filter(|c| c.number == version).copied().collect(),
-            Scheme::Quorum(_) if pending.is_empty() => return None,
-            Scheme::Quorum(quorum) => {
-                let there: BTreeSet<PathId> = pending.iter().map(|c| c.path).collect();
-                // Paths at the end of the phase contribute no more.
-                let end = self.end();
-                let at_end = there.iter().filter(|&&path| self.path(path).steps >= end).count();
-                let possible = self.places.in_phase(fragment.module) + at_end;
-                let needed = (quorum.learners as usize).clamp(1, possible.max(1));
-                let window = self.grace.window();
-                let round = self.grace.fastest(quorum.throttle * self.plan.schedule.inner_steps() as f64);
-                let earliest =
-                    self.stepped_at.get(&fragment).map_or(Duration::ZERO, |&at| at.saturating_add(round));
-                let since = self.quorums.begin(fragment, now);
-                if there.len() < needed {
-                    return None;
-                }
-                let until = self.quorums.until(fragment).unwrap_or_else(|| {
-                    self.grace.quorum(now.saturating_sub(since));
-                    let until = now.saturating_add(window).max(earliest);
-                    self.quorums.complete(fragment, until);
-                    until
-                });
-                (there.len() == possible || now >= until).then(|| pending.to_vec())?
-            }
+    /// True if the next outer step of a fragment that has changed can be taken. With a quorum it looks at the contributions
+    /// that wait for the fragment. Once due, a step stays due.
+    fn is_due(&mut self, now: Duration, fragment: FragmentId) -> bool {
+        let Scheme::Quorum(quorum) = self.plan.scheme else {
+            return self.sent.complete().contains(&fragment);
         };
-        self.stepped_at.insert(fragment, now);
-        if self.stepping.insert(fragment) {
-            self.look_at_learners(fragment.module);
+        let pending = self.progress.pending.get(&fragment).map_or(&[][..], Vec::as_slice);
+        if pending.is_empty() {
+            return false;
         }
-        Some(OuterStep { fragment, version, contributions })
+        let there: BTreeSet<PathId> = pending.iter().map(|c| c.path).collect();
+        // Paths at the end of the phase contribute no more.
+        let end = self.end();
+        let at_end = there.iter().filter(|&&path| self.path(path).steps >= end).count();
+        let possible = self.places.in_phase(fragment.module) + at_end;
+        let needed = (quorum.learners as usize).clamp(1, possible.max(1));
+        let window = self.grace.window();
+        let round = self.grace.fastest(quorum.throttle * self.plan.schedule.inner_steps() as f64);
+        let earliest = self.stepped_at.get(&fragment).map_or(Duration::ZERO, |&at| at.saturating_add(round));
+        let since = self.quorums.begin(fragment, now);
+        if there.len() < needed {
+            return false;
+        }
+        let until = self.quorums.until(fragment).unwrap_or_else(|| {
+            self.grace.quorum(now.saturating_sub(since));
+            let until = now.saturating_add(window).max(earliest);
+            self.quorums.complete(fragment, until);
+            until
+        });
+        there.len() == possible || now >= until
     }
 
-    /// Records an outer step that was [`due`](Self::due), and its duration. Returns false if it does not count,
+    /// Records an outer step that was due, and its duration. Returns false if it does not count,
     /// because the fragment has another version by now. Looks at the paths through the module, which go on after it.
     pub fn stepped(&mut self, step: &OuterStep, took: Duration) -> bool {
         let Some(version) = self.progress.versions.get_mut(&step.fragment) else { return false };

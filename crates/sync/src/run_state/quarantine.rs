@@ -66,17 +66,19 @@ impl RunState {
     /// they rest. They take their inner steps in no time and contribute nothing, as if the schedule dropped their outer
     /// gradients. So no outer step waits for them.
     pub fn pass_over_idle(&mut self) {
-        for path in self.progress.quarantined.clone() {
-            while let Ok(task) = self.task(path) {
+        while let Some(path) = self.idle.pop_first() {
+            let steps = self.path(path).steps;
+            if let Ok(task) = self.task(path)
+                && self.is_idle(path, steps, task)
+            {
                 self.pass_over(path, task);
             }
         }
-        while let Some(path) = self.resting.pop_first() {
-            let steps = self.path(path).steps;
-            if self.task(path) == Ok(LeaseTask::Train) && self.plan.schedule.rests_after(path, steps) {
-                self.pass_over(path, LeaseTask::Train);
-            }
-        }
+    }
+
+    /// True if nobody carries out the task of a path that has taken so many inner steps.
+    pub(super) fn is_idle(&self, path: PathId, steps: u64, task: LeaseTask) -> bool {
+        self.is_quarantined(path) || task == LeaseTask::Train && self.plan.schedule.rests_after(path, steps)
     }
 
     fn pass_over(&mut self, path: PathId, task: LeaseTask) {

@@ -101,12 +101,12 @@ impl RunState {
     pub(super) fn look_at(&mut self, path: PathId) {
         let task = self.task(path);
         let steps = self.path(path).steps;
-        let rests = task == Ok(LeaseTask::Train) && self.plan.schedule.rests_after(path, steps);
-        if rests {
-            self.resting.insert(path);
+        let idle = task.is_ok_and(|task| self.is_idle(path, steps, task));
+        if idle {
+            self.idle.insert(path);
         }
         let leased = self.leases.get(path).is_some();
-        let taken = rests || leased || self.progress.quarantined.contains(&path);
+        let taken = idle || leased || self.is_quarantined(path);
         let reserved = self.holders.are_waited_for(path);
         self.ready.set(path, steps, task, Standing { leased, taken, reserved });
         if let Some(sampling) = &mut self.sampling {

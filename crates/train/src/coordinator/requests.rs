@@ -31,6 +31,7 @@ mod waiting;
 
 use leases::StepsTaken;
 pub(crate) use object_checks::ObjectChecks;
+use outer_steps::OrdersAsked;
 pub(crate) use waiting::WaitingRequests;
 
 /// Longest time for which a request for a lease stays open.
@@ -177,9 +178,10 @@ impl RequestHandler for CoordinatorRequests {
                 self.release_all(token, Some(name), |worker| *worker == peer.process);
                 Ok((Response::Done, None))
             }
-            Request::Orders { modules, address, revoked, wait_ms } => {
+            Request::Orders { modules, address, revoked, uploads, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms).min(LONGEST_WAIT);
-                self.give_orders(peer, &modules, &address, revoked, wait).await
+                let asked = OrdersAsked { modules: &modules, address: &address, revoked, uploads: &uploads };
+                self.give_orders(peer, asked, wait).await
             }
             Request::Expected { claim, item, digest } => {
                 let piece = UploadedPiece { claim, item, digest, offset: 0 };

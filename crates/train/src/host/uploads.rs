@@ -331,6 +331,14 @@ impl Uploads {
         drop(ended);
     }
 
+    /// The leases with uploads, at most so many: those with the lowest fencing numbers.
+    pub fn oldest_leases(&self, most: usize) -> Vec<(PathId, Fence)> {
+        let mut leases = self.uploads().leases();
+        leases.sort_unstable_by_key(|&(_, fence)| fence);
+        leases.truncate(most);
+        leases
+    }
+
     /// Drops the uploads of leases that are not out any more.
     pub fn retain(&self, is_out: impl Fn(&LeaseClaim) -> bool) {
         let ended = self.uploads().remove_ended(is_out);

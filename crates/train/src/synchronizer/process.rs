@@ -27,7 +27,7 @@ use crate::host::{
 use crate::synchronizer::live::{self, ObserveSynchronizer, Tally};
 use crate::synchronizer::{OrdersInFlight, Synchronizer, SynchronizerError};
 use dipaco_path::{Layout, TrainDevice, numerics};
-use dipaco_protocol::{ContentDigest, FetchSource, RUN_COMPLETE, Request, Response};
+use dipaco_protocol::{ContentDigest, FetchSource, MOST_LEASES, RUN_COMPLETE, Request, Response};
 
 /// Time for which the coordinator keeps a request for outer steps open, in milliseconds.
 const WAIT_MS: u64 = 15_000;
@@ -175,14 +175,13 @@ impl SynchronizerProcess {
         loop {
             let (modules, address) = (self.modules.clone(), self.address.clone());
             let revoked = self.revocations.names()?.len() as u64;
-            let request = Request::Orders { modules, address, revoked, wait_ms };
+            let uploads = self.intake.uploads.oldest_leases(MOST_LEASES);
+            let request = Request::Orders { modules, address, revoked, uploads, wait_ms };
             wait_ms = WAIT_MS;
             let orders = match self.session.call(&request, None, SHORT_CALL_TIMEOUT).await? {
-                Response::Orders { leases, next, orders, revoked } => {
+                Response::Orders { over, orders, revoked } => {
                     self.revocations.tell(revoked);
-                    // Fences from `next` on are newer than the answer: such a lease may have uploads here already.
-                    let over = |fence| fence < next && !leases.contains(&fence);
-                    self.intake.uploads.retain(|claim| !over(claim.key.fence));
+                    self.intake.uploads.retain(|claim| !over.contains(&claim.key.fence));
                     self.tally.answered();
                     if let Some((observe, live)) = observe.take() {
                         observe(live);

@@ -61,6 +61,7 @@ pub(crate) fn any_request(rng: &mut CaseRng, work: &GrantedLease) -> Request {
             modules: vec![ModuleId { level: 0, index: 1 }],
             address: "a:1".into(),
             revoked: 0,
+            uploads: Vec::new(),
             wait_ms: 0,
         },
         13 => Request::Expected { claim, item, digest },
@@ -97,8 +98,8 @@ pub(crate) fn at_once(request: Request) -> Request {
     match request {
         Request::Lease { held, .. } => Request::Lease { held, wait_ms: 0 },
         Request::Follow { lease, .. } => Request::Follow { lease, wait_ms: 0 },
-        Request::Orders { modules, address, revoked, .. } => {
-            Request::Orders { modules, address, revoked, wait_ms: 0 }
+        Request::Orders { modules, address, revoked, uploads, .. } => {
+            Request::Orders { modules, address, revoked, uploads, wait_ms: 0 }
         }
         other => other,
     }

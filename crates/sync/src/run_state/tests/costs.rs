@@ -1,4 +1,4 @@
-//! Tests of the cost of requests: how many paths they look at. No request looks at all paths.
+//! Tests of the cost of requests: how many paths, fragments and contributions they look at. No request looks at all paths.
 
 use super::*;
 
@@ -18,11 +18,11 @@ fn grid_of(k: u32) -> RunState {
     RunState::new(topology, RunPlan { schedule, ..plan(&[3 * STEPS]) }, progress, 1).unwrap()
 }
 
-/// Paths that a call looks at.
+/// Paths, fragments and contributions that a call looks at.
 fn looks<T>(run: &mut RunState, call: impl FnOnce(&mut RunState) -> T) -> (T, u64) {
-    let before = run.looks.get();
+    let before = run.looks();
     let answer = call(run);
-    let looks = run.looks.get() - before;
+    let looks = run.looks() - before;
     (answer, looks)
 }
 
@@ -35,7 +35,7 @@ enum Choice {
     Sampled,
 }
 
-/// Paths that each kind of request looks at in a run of K × K paths that are all in training.
+/// Looks of each kind of request in a run of K × K paths that are all in training.
 fn costs(k: u32, choice: Choice) -> Vec<(&'static str, u64)> {
     let mut run = grid_of(k);
     if let Choice::Sampled = choice {
@@ -143,8 +143,13 @@ fn an_outer_step_looks_at_the_paths_of_its_module_when_it_is_first_due_and_when_
         assert!(matches!(commit(&mut run, &last), Commit::Accepted(_)));
         let (due, first) = looks(&mut run, |run| run.due(at(1)));
         assert_eq!(due[0].contributions.len(), paths as usize);
-        let (again, repeated) = looks(&mut run, |run| run.due(at(2)));
-        assert_eq!((again, repeated), (due.clone(), 0), "the synchronizer lost the answer");
+        assert_eq!(looks(&mut run, |run| run.take_due(at(2))), (Vec::new(), 0), "it is told once");
+        let (again, repeated) = looks(&mut run, |run| run.due_step(due[0].fragment));
+        assert_eq!(
+            (again.as_ref(), repeated),
+            (due.first(), u64::from(paths)),
+            "the synchronizer lost the answer"
+        );
         let (stepped, taken) = looks(&mut run, |run| run.stepped(&due[0], Duration::ZERO));
         assert!(stepped && first > 0 && first <= 8 * u64::from(paths), "{first} looks");
         assert!(taken > 0 && taken <= 8 * u64::from(paths), "{taken} looks");
@@ -170,6 +175,19 @@ fn a_quorum_looks_at_the_paths_that_have_contributed() {
             assert!(matches!(commit(&mut run, &lease), Commit::Accepted(_)));
         }
         let (due, cost) = looks(&mut run, |run| run.due(at(1)));
-        assert_eq!((due, cost), (Vec::new(), u64::from(paths - missing)), "{paths} paths");
+        assert_eq!((due, cost), (Vec::new(), u64::from(1 + paths - missing)), "{paths} paths");
+        assert_eq!(looks(&mut run, |run| run.due(at(2))), (Vec::new(), 0), "nothing has changed");
     }
+}
+
+#[test]
+fn paths_in_quarantine_are_looked_at_only_when_they_can_go_on() {
+    let mut run = grid_of(4);
+    for path in (0..8).map(PathId) {
+        run.quarantine(path);
+        run.pass_over_idle();
+        assert_eq!(looks(&mut run, RunState::pass_over_idle), ((), 0), "after path {path}");
+    }
+    let idle: Vec<_> = (0..8).map(|path| run.progress.paths[&PathId(path)].steps).collect();
+    assert!(idle.iter().all(|&steps| steps > 0), "{idle:?}");
 }

@@ -36,6 +36,9 @@ fn what_follows_a_lease_is_known_while_it_is_out() {
         next,
         "a retry gets the same"
     );
+    let granted = |path, fence| rounds.is_granted(path, fence);
+    assert!(granted(next.path, next.fence) && granted(next.path, leases[0].fence));
+    assert!(!granted(next.path, leases[1].fence) && !granted(PathId(99), next.fence));
     // The worker is alive, and the lease does not count yet.
     assert!(rounds.heartbeat(at(50), &next.claim(), 0, 0).is_ok());
     assert!(matches!(commit(&mut rounds, &next), Commit::Refused(_)));

@@ -5,23 +5,34 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_ledger::{Claimed, Orders, ReducedGradient, StepRecording, names};
-use dipaco_sync::{FragmentId, ProcessId};
+use dipaco_sync::{Fence, FragmentId, ProcessId};
 use dipaco_telemetry::Event;
-use dipaco_topology::ModuleId;
+use dipaco_topology::{ModuleId, PathId};
 use tokio::time::Instant;
 
 use super::CoordinatorRequests;
 use crate::coordinator::error::CoordinatorError;
 use crate::host::{Answer, Peer, refused};
 use crate::synchronizer::{OrdersInFlight, Synchronizer};
-use dipaco_protocol::Response;
-use dipaco_protocol::{OuterStepDone, OuterStepOrder};
+use dipaco_protocol::{MOST_LEASES, OuterStepDone, OuterStepOrder, Response};
 
 /// Longest address of a synchronizer, in bytes.
 const ADDRESS_BYTES: usize = 256;
 /// Largest number of paths through a module of a synchronizer. An order names the contributions of all of them, some 180 bytes
 /// each, and is one message of at most 1 MiB.
 const MOST_PATHS: usize = 5_000;
+
+/// A synchronizer's request for orders.
+#[derive(Clone, Copy)]
+pub(super) struct OrdersAsked<'a> {
+    pub(super) modules: &'a [ModuleId],
+    /// `host:port` at which workers reach the synchronizer.
+    pub(super) address: &'a str,
+    /// Number of revoked tokens that it knows.
+    pub(super) revoked: u64,
+    /// Leases of which it has uploads.
+    pub(super) uploads: &'a [(PathId, Fence)],
+}
 
 impl CoordinatorRequests {
     /// Takes the outer steps of modules without a synchronizer of their own.
@@ -106,16 +117,15 @@ impl CoordinatorRequests {
         Ok(Response::Lost { reason })
     }
 
-    /// Makes a synchronizer the owner of modules, and answers with its orders as soon as there are any, or when the number
-    /// of revoked tokens is not `told`.
+    /// Makes a synchronizer the owner of modules, and answers with its orders as soon as there are any, or when it knows
+    /// another number of revoked tokens.
     pub(super) async fn give_orders(
         &self,
         peer: &Peer,
-        modules: &[ModuleId],
-        address: &str,
-        told: u64,
+        asked: OrdersAsked<'_>,
         wait: Duration,
     ) -> Result<Answer, CoordinatorError> {
+        let OrdersAsked { modules, address, revoked: told, uploads } = asked;
         let known: BTreeSet<_> = self.intake.topology.module_ids().collect();
         if let Some(module) = modules.iter().find(|module| !known.contains(module)) {
             return Ok(refused(format!("this run has no module {module}: give other --modules")));
@@ -129,6 +139,12 @@ impl CoordinatorRequests {
         if modules.is_empty() || address.is_empty() || address.len() > ADDRESS_BYTES {
             return Ok(refused("a synchronizer has modules, and an address at which workers reach it"));
         }
+        if uploads.len() > MOST_LEASES {
+            let named = uploads.len();
+            return Ok(refused(format!(
+                "a synchronizer asks about the end of at most {MOST_LEASES} leases at a time, and the request names {named}"
+            )));
+        }
         let through = |module| self.intake.topology.paths_through(module).take(MOST_PATHS + 1).count();
         if let Some(&module) = modules.iter().find(|&&module| through(module) > MOST_PATHS) {
             return Ok(refused(format!(
@@ -136,7 +152,8 @@ impl CoordinatorRequests {
                  steps to the coordinator"
             )));
         }
-        let Claimed { fence, new } = match self.ledger().claim_modules(&peer.process, address, modules) {
+        let claimed = self.ledger().claim_modules(self.now(), &peer.process, address, modules);
+        let Claimed { fence, new } = match claimed {
             Ok(claim) => claim,
             Err(reason) => return Ok(refused(reason)),
         };
@@ -166,9 +183,10 @@ impl CoordinatorRequests {
                     return Ok((Response::Finished, None));
                 }
                 if !orders.is_empty() || revoked.len() as u64 != told || Instant::now() >= deadline {
-                    let leases = ledger.state().fences().collect();
-                    let next = ledger.state().next_fence();
-                    return Ok((Response::Orders { leases, next, orders, revoked }, None));
+                    let state = ledger.state();
+                    let over = uploads.iter().filter(|&&(path, fence)| !state.is_granted(path, fence));
+                    let over = over.map(|&(_, fence)| fence).collect();
+                    return Ok((Response::Orders { over, orders, revoked }, None));
                 }
             }
             tokio::select! {
@@ -180,7 +198,7 @@ impl CoordinatorRequests {
 
     /// Takes the modules of a synchronizer back. The coordinator takes their outer steps from then on.
     pub(super) fn take_modules_back(&self, process: &ProcessId, reason: &str) {
-        let modules = self.ledger().release_modules(process);
+        let modules = self.ledger().release_modules(self.now(), process);
         if modules > 0 {
             let synchronizer = &process.name;
             tracing::warn!(

@@ -156,9 +156,9 @@ impl CoordinatorRequests {
     /// Tells that a path has gone into quarantine.
     fn announce(&self, claim: &LeaseClaim, decision: &FailureDecision) -> Result<(), CoordinatorError> {
         let FailureDecision::Quarantined(record) = decision else { return Ok(()) };
-        let QuarantineRecord { step, workers, reason } = record.clone();
+        let QuarantineRecord { step, workers, reason, back_to } = record.clone();
         let path = claim.key.path;
-        tracing::error!(%path, step, ?workers, reason, "a path goes into quarantine: nobody trains it any more");
+        tracing::error!(%path, step, ?workers, reason, back_to, "a path goes into quarantine: nobody trains it any more");
         self.progress.event(Event::PathQuarantined { path, step, workers, reason })?;
         // Its modules need not wait for it any more.
         self.notify_synchronizers();

@@ -50,6 +50,11 @@ impl LeaseUploads {
         self.leases.entry(key.lease).or_default().insert(key.item, upload)
     }
 
+    /// The leases with uploads.
+    pub(super) fn leases(&self) -> Vec<(PathId, Fence)> {
+        self.leases.keys().map(|lease| (lease.path, lease.fence)).collect()
+    }
+
     /// All uploads.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Upload>> {
         self.leases.values().flat_map(BTreeMap::values)

@@ -229,6 +229,9 @@ async fn an_incomplete_upload_ends_with_its_lease() {
             collector.piece(&digest, number).await;
         }
         collector.uploads.retain(|named| *named == claim());
+        let lease = claim().key;
+        assert_eq!(collector.uploads.oldest_leases(1), [(lease.path, lease.fence)]);
+        assert!(collector.uploads.oldest_leases(0).is_empty());
         assert_eq!(collector.uploads.uploads().all().count(), 1);
         collector.uploads.retain(|_| false);
         assert!(collector.uploads.uploads().all().next().is_none());
