@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -82,7 +83,16 @@ async fn large_objects_travel_in_parts_in_both_directions() {
     let proxy = FaultyProxy::before(&server, |_| Fault::None);
     let store = store(&proxy.address, &[]);
     let content: Bytes = (0..20_000_003_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    // Comes in a file, its end first.
+    let scratch = tempfile::tempdir().unwrap();
+    let reference = ObjectRef::of("paths/0/1", &content);
+    let unfinished = Arc::new(store.begin(reference.clone(), scratch.path()).unwrap());
+    for begin in [10_000_000, 0] {
+        unfinished.write(begin as u64, &content[begin..content.len().min(begin + 11_000_000)]).unwrap();
+    }
+    unfinished.publish().await.unwrap().unwrap();
     for object in [
+        reference,
         store.put_replacing("modules/a", [content.clone()]).await.unwrap(),
         store.put("modules/b", content.clone()).await.unwrap(),
     ] {

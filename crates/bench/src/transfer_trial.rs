@@ -22,12 +22,14 @@ use dipaco_train::host::{AdmittedUpload, PieceOutcome, UploadedPiece, Uploads};
 use crate::BenchError;
 
 /// Serves every object of a store, and receives results as a coordinator does until they are complete, verified and in
-/// memory. Returns when the server is closed. Results that do not fit into memory are collected in `folder`.
+/// memory. Returns when the server is closed. Results that do not fit into memory are collected in files in the store, or in
+/// `folder` if the store is no directory.
 ///
 /// # Errors
 /// When the store or the disk fails.
 pub async fn serve_trial(server: &Server, store: &RunStore, folder: &FilePath) -> Result<(), BenchError> {
-    let trial = Arc::new(TrialServer { store: store.clone(), uploads: Uploads::new(folder.to_owned()) });
+    let uploads = Uploads::new(store.clone(), folder.to_owned());
+    let trial = Arc::new(TrialServer { store: store.clone(), uploads });
     let mut peers = JoinSet::new();
     loop {
         tokio::select! {

@@ -82,25 +82,7 @@ pub fn decode(bytes: &[u8], expected: usize) -> Result<Vec<f32>, CodecError> {
     Ok(out)
 }
 
-/// Decodes bytes in several consecutive parts of memory, as [`decode`] does. `take` gets all values in their order, at
-/// most 1 MiB of them per call, so that memory stays small.
-///
-/// # Errors
-///
-/// As [`decode`]. If a value is not finite, `take` may already have got the values before it.
-pub fn decode_parts<'a>(
-    parts: impl Iterator<Item = &'a [u8]> + Clone,
-    expected: usize,
-    mut take: impl FnMut(&[f32]),
-) -> Result<(), CodecError> {
-    let mut decoder = Decoder::new(parts.clone().map(|part| part.len() as u64).sum(), expected);
-    for part in parts {
-        decoder.read(part, &mut take)?;
-    }
-    decoder.finish()
-}
-
-/// Decodes bytes that come piece by piece, as [`decode`] does.
+/// Decodes bytes that come piece by piece, as [`decode`] does. Memory stays small.
 #[derive(Debug)]
 pub struct Decoder {
     /// Length of all pieces together.
@@ -250,6 +232,19 @@ mod tests {
 
     const ALL: [Compression; 5] =
         [Compression::F32, Compression::Bf16, Compression::Int8, Compression::E3m0, Compression::TopK];
+
+    /// Decodes bytes that lie in parts.
+    fn decode_parts<'a>(
+        parts: impl Iterator<Item = &'a [u8]> + Clone,
+        expected: usize,
+        mut take: impl FnMut(&[f32]),
+    ) -> Result<(), CodecError> {
+        let mut decoder = Decoder::new(parts.clone().map(|part| part.len() as u64).sum(), expected);
+        for part in parts {
+            decoder.read(part, &mut take)?;
+        }
+        decoder.finish()
+    }
 
     #[test]
     fn known_values_have_known_bytes() {

@@ -22,4 +22,4 @@ mod top_k;
 
 pub use compression::Compression;
 pub use error::CodecError;
-pub use format::{Decoder, decode, decode_parts, encode, encoded_len};
+pub use format::{Decoder, decode, encode, encoded_len};

@@ -5,7 +5,7 @@ use dipaco_fuzz::rand::Rng;
 use dipaco_fuzz::rand::seq::IndexedRandom;
 use dipaco_fuzz::{Campaign, CaseRng, Reached};
 
-use dipaco_codec::{CodecError, Compression, decode, decode_parts, encode, encoded_len};
+use dipaco_codec::{CodecError, Compression, Decoder, decode, encode, encoded_len};
 
 const ALL: [Compression; 5] =
     [Compression::F32, Compression::Bf16, Compression::Int8, Compression::E3m0, Compression::TopK];
@@ -35,7 +35,11 @@ fn reached(bytes: &[u8]) -> Reached {
     for expected in COUNTS {
         let whole = decode(bytes, expected);
         let mut parts = Vec::new();
-        let in_parts = decode_parts(bytes.chunks(1000), expected, |group| parts.extend_from_slice(group));
+        let mut decoder = Decoder::new(bytes.len() as u64, expected);
+        let read = bytes
+            .chunks(1000)
+            .try_for_each(|part| decoder.read(part, |group| parts.extend_from_slice(group)));
+        let in_parts = read.and_then(|()| decoder.finish());
         assert_eq!(in_parts.map(|()| parts), whole, "in parts and as a whole");
         match whole {
             Ok(values) => {

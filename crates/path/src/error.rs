@@ -172,6 +172,9 @@ pub enum PathError {
     #[cfg(feature = "cuda")]
     #[error("the GPU is not used further, because a computation on it failed")]
     GpuGivenUp,
+    /// A file that is checked can't be read.
+    #[error("it can't be read")]
+    Unread(#[source] std::io::Error),
     /// A GPU cannot be used.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

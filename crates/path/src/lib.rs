@@ -23,6 +23,7 @@ mod moment_specs;
 mod numerics;
 mod outer_step;
 mod piece_cursor;
+mod pieced_file;
 mod reader;
 mod state;
 mod state_check;
@@ -43,6 +44,7 @@ pub use lease::{LeaseTraining, LeaseWatch, OuterGradient, TrainedLease, Training
 pub use moment_specs::MomentSpecs;
 pub use numerics::numerics;
 pub use outer_step::{Merged, OuterState, SynchronousSteps};
+pub use pieced_file::PiecedFile;
 pub use reader::{PathReader, ReaderSize};
 pub use state::{FragmentState, PathState};
 pub use state_check::{check_state, longest_state};

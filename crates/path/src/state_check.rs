@@ -1,6 +1,7 @@
 //! The check of a path's state that a stranger brings.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
 
 use dipaco_model::{Dtype, TensorSpec, WeightStream, parameters, trained_specs};
 use dipaco_protocol::WorkerPlan;
@@ -11,6 +12,7 @@ use crate::layout::Layout;
 use crate::moment_bounds::{MomentBounds, MomentCheck, MomentKind};
 use crate::moment_specs::{FIRST, SECOND};
 use crate::piece_cursor::PieceCursor;
+use crate::pieced_file::PiecedFile;
 use crate::state_header::StateHeader;
 use crate::{MomentSpecs, PathError};
 
@@ -42,25 +44,25 @@ fn header_bytes(plan: &WorkerPlan, topology: &Topology, moments: &MomentSpecs) -
 /// would end the training of one honest worker after another. The moments keep the bounds of training, and the other values are at
 /// most 10⁶.
 ///
-/// The state lies in `pieces`. A few of its values at a time are copied, and none before the header is that of the lease. The
-/// first moments are read twice, the other values once.
+/// At most two pieces of the state's file are held at a time, and a few values are copied: none before the header is that of
+/// the lease. The first moments are read twice, the other values once.
 ///
 /// # Errors
-/// When the state differs from every state that the lease can leave.
-pub fn check_state<'a>(
+/// When the state differs from every state that the lease can leave. [`PathError::Unread`] when the file can't be read.
+pub fn check_state(
     plan: &WorkerPlan,
     layout: &Layout,
     path: PathId,
     step: u64,
-    pieces: impl Iterator<Item = &'a [u8]> + Clone,
+    file: &impl PiecedFile,
 ) -> Result<(), PathError> {
     let topology = plan.topology()?;
     let moments = MomentSpecs::of_plan_over(plan, &topology);
     // Bounded before it is read: the time of reading grows with the number of tensors.
-    let header = StateHeader::read(pieces.clone(), header_bytes(plan, &topology, &moments))?;
+    let header = StateHeader::read(file, header_bytes(plan, &topology, &moments))?;
     check_progress(plan, path, step, &header)?;
     check_kept(plan, layout, &topology, (path, step), &header.kept)?;
-    check_values(plan, &moments, &header, pieces)
+    check_values(plan, &moments, &header, file)
 }
 
 /// Checks the step and the data position.
@@ -114,14 +116,13 @@ fn check_kept(
 }
 
 /// Checks that the file has exactly the tensors of its header and these moments, in their types, and their values.
-fn check_values<'a>(
+fn check_values(
     plan: &WorkerPlan,
     moments: &MomentSpecs,
     header: &StateHeader,
-    pieces: impl Iterator<Item = &'a [u8]> + Clone,
+    file: &impl PiecedFile,
 ) -> Result<(), PathError> {
-    let length = pieces.clone().map(<[u8]>::len).sum();
-    let mut stream = WeightStream::new(header.specs(moments).into(), length);
+    let mut stream = WeightStream::new(header.specs(moments).into(), file.length());
     let mut check = ValueCheck {
         moments: MomentCheck::new(MomentBounds::of_plan(plan, header.step)),
         momenta: moments
@@ -132,53 +133,59 @@ fn check_values<'a>(
             .collect(),
         dtype: moments.dtype(),
         firsts: &header.firsts,
-        cursor: PieceCursor::new(pieces.clone()),
+        cursor: PieceCursor::new(file),
         first: Vec::new(),
         before: 0,
     };
-    let mut wrong = None;
-    for piece in pieces {
+    let (mut place, mut checked) = (0, Ok(()));
+    while place < file.length() {
+        let piece = file.piece_from(place).map_err(PathError::Unread)?;
+        let piece = piece.as_ref();
+        if piece.is_empty() {
+            break;
+        }
         stream.read_values(piece, |spec, begin, values| {
-            if wrong.is_none() {
-                wrong = check.wrong(spec, begin, values);
+            if checked.is_ok() {
+                checked = check.check(spec, begin, values);
             }
             Ok(())
         })?;
-        if let Some(wrong) = wrong.take() {
-            return Err(wrong);
-        }
+        std::mem::replace(&mut checked, Ok(()))?;
+        place += piece.len();
     }
     stream.finish()?;
     check.moments.end().map_or(Ok(()), |problem| Err(other(problem)))
 }
 
 /// The check of a file's values, as they come.
-struct ValueCheck<'a, 'b, I> {
+struct ValueCheck<'a, F: PiecedFile> {
     moments: MomentCheck,
     /// Tensors that take Muon's steps.
-    momenta: HashSet<&'b str>,
+    momenta: HashSet<&'a str>,
     /// Type of the moments in the file.
     dtype: Dtype,
     /// Bytes of the file before the first moments of each tensor.
-    firsts: &'b HashMap<String, usize>,
+    firsts: &'a HashMap<String, usize>,
     /// Where the first moments of the current second moments are read again.
-    cursor: PieceCursor<'a, I>,
+    cursor: PieceCursor<'a, F>,
     /// Memory for these first moments.
     first: Vec<f32>,
     /// Values of the file so far.
     before: usize,
 }
 
-impl<'a, I: Iterator<Item = &'a [u8]> + Clone> ValueCheck<'a, '_, I> {
-    /// The error of the first wrong value among those of a tensor from its value `begin` on.
-    fn wrong(&mut self, spec: &TensorSpec, begin: usize, values: &[f32]) -> Option<PathError> {
+impl<F: PiecedFile> ValueCheck<'_, F> {
+    /// Checks the values of a tensor from its value `begin` on. The error is that of the first wrong value.
+    fn check(&mut self, spec: &TensorSpec, begin: usize, values: &[f32]) -> Result<(), PathError> {
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            return Some(PathError::MomentNotFinite { position: self.before + at });
+            return Err(PathError::MomentNotFinite { position: self.before + at });
         }
         self.before += values.len();
         let problem = if let Some(tensor) = spec.name.strip_prefix(SECOND) {
-            let problem = self.moments.add(MomentKind::Second, tensor, begin, values);
-            problem.or_else(|| self.wrong_pair(tensor, begin, values))
+            match self.moments.add(MomentKind::Second, tensor, begin, values) {
+                None => self.wrong_pair(tensor, begin, values).map_err(PathError::Unread)?,
+                problem => problem,
+            }
         } else if let Some(tensor) = spec.name.strip_prefix(FIRST) {
             let muon = self.momenta.contains(tensor);
             let kind = if muon { MomentKind::Momentum } else { MomentKind::First };
@@ -187,27 +194,27 @@ impl<'a, I: Iterator<Item = &'a [u8]> + Clone> ValueCheck<'a, '_, I> {
             let beyond = beyond_largest(values);
             beyond.map(|(at, value)| format!("value {} of {} is {value:e}", begin + at, spec.name))
         };
-        problem.map(other)
+        problem.map_or(Ok(()), |problem| Err(other(problem)))
     }
 
     /// The first violation among pairs of a tensor's second moments with its first ones, which lie elsewhere in the file.
-    fn wrong_pair(&mut self, tensor: &str, begin: usize, second: &[f32]) -> Option<String> {
+    fn wrong_pair(&mut self, tensor: &str, begin: usize, second: &[f32]) -> io::Result<Option<String>> {
         let Some(&place) = self.firsts.get(tensor) else {
-            return Some(format!("{tensor} has second moments and no first ones"));
+            return Ok(Some(format!("{tensor} has second moments and no first ones")));
         };
         let mut begin = begin;
         for second in second.chunks(PAIRS) {
             let place = place.saturating_add(self.dtype.bytes() * begin);
-            if !self.cursor.read(place, second.len(), self.dtype, &mut self.first) {
-                return Some(format!("the first moments of {tensor} are cut"));
+            if !self.cursor.read(place, second.len(), self.dtype, &mut self.first)? {
+                return Ok(Some(format!("the first moments of {tensor} are cut")));
             }
             let problem = self.moments.pairs(tensor, begin, &self.first, second);
             if problem.is_some() {
-                return problem;
+                return Ok(problem);
             }
             begin += second.len();
         }
-        None
+        Ok(None)
     }
 }
 

@@ -8,6 +8,8 @@ use safetensors::tensor::Metadata;
 use serde::{Deserialize, Serialize};
 
 use crate::moment_specs::FIRST;
+use crate::piece_cursor::PieceCursor;
+use crate::pieced_file::PiecedFile;
 use crate::state::PARTS;
 use crate::{MomentSpecs, PathError};
 
@@ -40,22 +42,29 @@ pub(crate) struct StateHeader {
 }
 
 impl StateHeader {
-    /// Reads the header of a file that lies in these pieces. The header has at most `most` bytes. Names of another form are
-    /// left out: whoever reads the tensors of [`specs`](Self::specs) finds them.
+    /// Reads the header of a file. The header has at most `most` bytes.
     ///
     /// # Errors
-    /// When the header is damaged or too long.
-    pub(crate) fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>, most: u64) -> Result<Self, PathError> {
-        let mut bytes = pieces.flatten().copied();
-        let length: Vec<u8> = bytes.by_ref().take(LENGTH).collect();
+    /// When the header is damaged or too long, or the file can't be read.
+    pub(crate) fn read(file: &impl PiecedFile, most: u64) -> Result<Self, PathError> {
+        let mut cursor = PieceCursor::new(file);
+        let length = cursor.read_bytes(0, LENGTH).map_err(PathError::Unread)?;
         let length = u64::from_le_bytes(*length.first_chunk().ok_or_else(damaged)?);
         if length > most {
             let problem = format!("its header has {length} bytes, that of a state at most {most}");
             return Err(PathError::OtherState { problem });
         }
         let length = usize::try_from(length).map_err(|_| damaged())?;
-        let json: Vec<u8> = bytes.take(length).collect();
-        let header: Metadata = serde_json::from_slice(&json).map_err(|_| damaged())?;
+        Self::parse(&cursor.read_bytes(LENGTH, length).map_err(PathError::Unread)?)
+    }
+
+    /// Reads a header without its length. Names of another form are left out: whoever reads the tensors of
+    /// [`specs`](Self::specs) finds them.
+    ///
+    /// # Errors
+    /// When the header is damaged.
+    pub(crate) fn parse(json: &[u8]) -> Result<Self, PathError> {
+        let header: Metadata = serde_json::from_slice(json).map_err(|_| damaged())?;
         let place = header.metadata().as_ref();
         let place = place.and_then(|metadata| serde_json::from_str(metadata.get(PLACE)?).ok());
         let place = place.filter(|place: &Place| place.format == FORMAT);
@@ -72,7 +81,7 @@ impl StateHeader {
                 }
             }
         }
-        let begin = LENGTH.saturating_add(length);
+        let begin = LENGTH.saturating_add(json.len());
         let firsts = tensors.iter().filter_map(|(name, info)| {
             let tensor = name.strip_prefix(FIRST)?.to_owned();
             Some((tensor, begin.saturating_add(info.data_offsets.0)))

@@ -47,7 +47,7 @@ impl<'a> StateReader<'a> {
             if header.len() < end {
                 return Ok(());
             }
-            let read = StateHeader::read(std::iter::once(&header[..]), u64::MAX)?;
+            let read = StateHeader::parse(header.get(LENGTH..).unwrap_or_default())?;
             let parts = read.kept.values().flatten().map(|_| 1);
             let counts = [self.moments.first().len(), self.moments.second().len()].into_iter().chain(parts);
             let mut tensors = WeightReader::in_vectors(read.specs(self.moments).into(), counts, self.length);

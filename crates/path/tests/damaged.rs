@@ -1,6 +1,8 @@
 //! Damaged states of paths, through the check that the coordinator makes.
 #![allow(clippy::unwrap_used)]
 
+use std::io;
+
 use dipaco_config::RunConfig;
 use dipaco_fuzz::rand::Rng;
 use dipaco_fuzz::{Campaign, CaseRng, Reached};
@@ -10,7 +12,7 @@ use dipaco_protocol::WorkerPlan;
 use dipaco_sync::Ahead;
 use dipaco_topology::{PathId, TopologyConfig};
 
-use dipaco_path::{FragmentState, Layout, MomentSpecs, PathError, PathState, check_state};
+use dipaco_path::{FragmentState, Layout, MomentSpecs, PathError, PathState, PiecedFile, check_state};
 
 /// Inner steps at the end of the lease that brings the state.
 const STEP: u64 = 4;
@@ -38,6 +40,22 @@ fn plan(blocks: usize, width: usize, dtype: Dtype) -> WorkerPlan {
     (config.sync.overlap_steps, config.sync.eager) = (STEP, true);
     (config.outer.error_feedback, config.train.state_dtype) = (1.0, dtype);
     WorkerPlan::new(&config)
+}
+
+/// A file in memory, in pieces of some bytes.
+struct Cut<'a>(&'a [u8], usize);
+
+impl<'a> PiecedFile for Cut<'a> {
+    type Piece = &'a [u8];
+
+    fn length(&self) -> usize {
+        self.0.len()
+    }
+
+    fn piece_from(&self, place: usize) -> io::Result<&'a [u8]> {
+        let end = (place / self.1).saturating_add(1).saturating_mul(self.1).min(self.0.len());
+        Ok(self.0.get(place..end).unwrap_or_default())
+    }
 }
 
 fn valid(rng: &mut CaseRng, plan: &WorkerPlan) -> Vec<u8> {
@@ -82,7 +100,7 @@ fn damaged_states_of_bf16_are_refused_or_read() {
 fn play(campaign: Campaign, dtype: Dtype) {
     let plan = plan(1, 4, dtype);
     let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
-    let reached = |bytes: &[u8]| match check_state(&plan, &layout, PathId(0), STEP, bytes.chunks(PIECE)) {
+    let reached = |bytes: &[u8]| match check_state(&plan, &layout, PathId(0), STEP, &Cut(bytes, PIECE)) {
         Ok(()) => {
             let state = PathState::decode(bytes, &MomentSpecs::of_plan(&plan).unwrap()).unwrap();
             assert!(state.step == STEP && state.second.iter().all(|moment| *moment >= 0.0));
@@ -111,7 +129,7 @@ fn copies_a_few_values(campaign: Campaign, plan: &WorkerPlan) {
     // The largest tensor is the rounding error of the whole module. The moments are twice as long, and as long in bf16.
     let tensor = 4 * parameters(&path_specs(&plan.model)) as u64;
     let moments = MomentSpecs::of_plan(plan).unwrap().file_bytes();
-    let reached = |bytes: &[u8]| match check_state(plan, &layout, PathId(0), STEP, bytes.chunks(PIECE << 8)) {
+    let reached = |bytes: &[u8]| match check_state(plan, &layout, PathId(0), STEP, &Cut(bytes, PIECE << 8)) {
         Ok(()) => {
             assert!(bytes.len() as u64 > tensor + moments);
             Reached::Accepted

@@ -11,6 +11,7 @@ use object_store::local::LocalFileSystem;
 use object_store::signer::Signer;
 use url::Url;
 
+use crate::folder::Folder;
 use crate::remote::CloudClient;
 use crate::{StoreError, remote};
 
@@ -60,7 +61,7 @@ pub(crate) struct Resolved {
     /// Address for messages.
     pub(crate) address: String,
     /// The directory of a local store.
-    pub(crate) folder: Option<PathBuf>,
+    pub(crate) folder: Option<Folder>,
 }
 
 pub(crate) fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Resolved, StoreError> {
@@ -106,7 +107,12 @@ fn local(path: PathBuf, options: &StoreOptions, open: Open) -> Result<Resolved, 
         .map_err(|error| StoreError::Address { address: address.clone(), reason: error.to_string() })?;
     // A folder goes with its last object: an outer step would leave a folder for each fragment.
     let store = store.with_fsync(options.durable).with_automatic_cleanup(true);
-    Ok(Resolved { objects: Arc::new(store), signer: None, address, folder: Some(path) })
+    Ok(Resolved {
+        objects: Arc::new(store),
+        signer: None,
+        address,
+        folder: Some(Folder { path, durable: options.durable }),
+    })
 }
 
 fn cloud(address: &str, url: &Url, options: &StoreOptions) -> Result<Resolved, StoreError> {

@@ -40,6 +40,7 @@
 mod address;
 mod counted;
 mod error;
+mod folder;
 mod hash;
 mod link;
 mod link_reader;
@@ -52,6 +53,7 @@ mod remote;
 mod store;
 mod sweep;
 mod transfer;
+mod unfinished;
 
 pub use address::StoreOptions;
 pub use counted::StoreLoad;
@@ -67,3 +69,4 @@ pub use manifest::{KEPT_MANIFESTS, Loaded, ManifestSchema, ManifestSequence};
 pub use parts::{ObjectParts, PARTS_IN_MEMORY};
 pub use patience::Patience;
 pub use store::{RunStore, StoredObject};
+pub use unfinished::{DiskError, UnfinishedObject};

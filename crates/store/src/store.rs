@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::ObjectRef;
 use crate::address::{self, Open, Resolved, StoreOptions};
+use crate::folder::Folder;
 use crate::hash::hash;
 use crate::parts::ObjectParts;
 use crate::patience::Patience;
@@ -35,7 +36,7 @@ pub struct RunStore {
     pub(crate) objects: Arc<dyn ObjectStore>,
     address: Arc<str>,
     /// The directory of a local store.
-    folder: Option<Arc<std::path::Path>>,
+    folder: Option<Arc<Folder>>,
     /// Makes links; only remote stores have it.
     pub(crate) signer: Option<Arc<dyn Signer>>,
     /// Bounds the parts on the line to a remote store; other stores need no bound.
@@ -105,7 +106,7 @@ impl RunStore {
     fn resolve(address: &str, options: &StoreOptions, open: Open) -> Result<Self, StoreError> {
         let Resolved { objects, signer, address, folder } = address::resolve(address, options, open)?;
         let slots = folder.is_none().then(|| Arc::new(Semaphore::new(SLOTS)));
-        let (address, folder, patience) = (address.into(), folder.map(Into::into), Patience::default());
+        let (address, folder, patience) = (address.into(), folder.map(Arc::new), Patience::default());
         Ok(Self { objects, address, folder, signer, slots, patience })
     }
 
@@ -114,7 +115,7 @@ impl RunStore {
         self.slots.is_some()
     }
 
-    pub(crate) fn folder(&self) -> Option<&std::path::Path> {
+    pub(crate) fn folder(&self) -> Option<&Folder> {
         self.folder.as_deref()
     }
 
@@ -155,17 +156,29 @@ impl RunStore {
         let name = reference.name.as_str();
         let path = object_path(name)?;
         let content: PutPayload = content.into_iter().collect();
-        let exists = || StoreError::Exists { object: name.to_owned(), store: self.address.to_string() };
         if self.is_remote() && content.content_length() > PART {
-            return match self.verify(reference).await {
-                Err(StoreError::Missing { .. }) => self.overwrite(&path, content).await,
-                Err(StoreError::Cut { .. } | StoreError::Damaged { .. }) => Err(exists()),
-                verified => verified,
-            };
+            return if self.has(reference).await? { Ok(()) } else { self.overwrite(&path, content).await };
         }
         // Only a conditional write is safe here: a look-up before the write would leave a gap in which another writer
         // publishes the name.
-        if self.create_exclusive(&path, content).await? { Ok(()) } else { Err(exists()) }
+        if self.create_exclusive(&path, content).await? { Ok(()) } else { Err(self.exists(name)) }
+    }
+
+    /// Returns whether the store has this object.
+    ///
+    /// # Errors
+    /// [`StoreError::Exists`] if the name has different content.
+    pub(crate) async fn has(&self, reference: &ObjectRef) -> Result<bool, StoreError> {
+        match self.verify(reference).await {
+            Ok(()) => Ok(true),
+            Err(StoreError::Missing { .. }) => Ok(false),
+            Err(StoreError::Cut { .. } | StoreError::Damaged { .. }) => Err(self.exists(&reference.name)),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn exists(&self, name: &str) -> StoreError {
+        StoreError::Exists { object: name.to_owned(), store: self.address.to_string() }
     }
 
     /// Publishes `content`, which may lie in several parts of memory, under `name` atomically, in place of any old content.

@@ -15,7 +15,7 @@ impl RunStore {
     /// [`StoreError::Address`] if the directory can't be read.
     pub async fn sweep(&self, before: SystemTime) -> Result<u64, StoreError> {
         let Some(folder) = self.folder() else { return Ok(0) };
-        let folder = folder.to_owned();
+        let folder = folder.path.clone();
         let swept = tokio::task::spawn_blocking(move || sweep_folder(&folder, before)).await;
         swept.map_err(io::Error::other).and_then(|swept| swept).map_err(|error| StoreError::Address {
             address: self.address().to_owned(),
@@ -52,7 +52,7 @@ fn sweep_folder(folder: &Path, before: SystemTime) -> io::Result<u64> {
     Ok(removed)
 }
 
-/// The object store writes `NAME#NUMBER` and then renames it.
+/// The object store and [`Folder`](crate::folder::Folder) write `NAME#NUMBER`, which then gets its name.
 fn is_unfinished(name: &str) -> bool {
     name.rsplit_once('#')
         .is_some_and(|(_, number)| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))

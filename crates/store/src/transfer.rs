@@ -5,17 +5,19 @@
 //! line costs one part. At most [`SLOTS`] parts are on the line at a time.
 
 use std::collections::VecDeque;
+use std::future::ready;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, FuturesUnordered};
 use futures::{Stream, StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{
-    Error, GetOptions, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, UploadPart,
+    Error, GetOptions, MultipartUpload, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload,
 };
 
-use crate::{ObjectRef, RunStore, StoreError};
+use crate::{ObjectRef, RunStore, StoreError, UnfinishedObject};
 
 /// Largest body of a request to a remote store, in bytes.
 pub(crate) const PART: usize = 8 << 20;
@@ -52,26 +54,41 @@ impl RunStore {
 
     async fn overwrite_once(&self, path: &Path, content: PutPayload) -> Result<(), Error> {
         if self.is_remote() && content.content_length() > PART {
-            return self.overwrite_in_parts(path, content.into_iter().collect()).await;
+            let parts = in_parts(content.into_iter().collect());
+            return self.overwrite_in_parts(path, parts.into_iter().map(|part| ready(Ok(part)))).await;
         }
         let _slot = self.slot().await;
         let mode = PutOptions::from(PutMode::Overwrite);
         self.objects.put_opts(path, content, mode).await.map(|_| ())
     }
 
-    async fn overwrite_in_parts(&self, path: &Path, content: Vec<Bytes>) -> Result<(), Error> {
+    /// Writes the content of an unfinished object under `path`, in place of any old content. At most [`SLOTS`] parts of all
+    /// objects are in memory.
+    ///
+    /// # Errors
+    /// When the store fails, or the disk of the unfinished object.
+    pub(crate) async fn overwrite_from(
+        &self,
+        path: &Path,
+        object: &Arc<UnfinishedObject>,
+    ) -> Result<(), StoreError> {
+        let attempt = || async {
+            let written = self.overwrite_in_parts(path, object.parts()).await;
+            written.map_err(|source| self.failed("write", path.as_ref(), source))
+        };
+        self.patiently(attempt).await
+    }
+
+    async fn overwrite_in_parts<F>(
+        &self,
+        path: &Path,
+        parts: impl Iterator<Item = F> + Send,
+    ) -> Result<(), Error>
+    where
+        F: Future<Output = Result<PutPayload, Error>> + Send,
+    {
         let mut upload = self.objects.put_multipart_opts(path, PutMultipartOptions::default()).await?;
-        // The order of these calls numbers the parts; their transfers overlap.
-        let mut sending = FuturesUnordered::new();
-        for part in in_parts(content) {
-            sending.push(self.send(upload.put_part(part)));
-        }
-        let mut sent = Ok(());
-        while let (Ok(()), Some(part)) = (&sent, sending.next().await) {
-            sent = part;
-        }
-        drop(sending);
-        let done = match sent {
+        let done = match self.send_parts(&mut *upload, parts).await {
             Ok(()) => upload.complete().await.map(|_| ()),
             Err(error) => Err(error),
         };
@@ -84,9 +101,36 @@ impl RunStore {
         done
     }
 
-    async fn send(&self, part: UploadPart) -> Result<(), Error> {
-        let _slot = self.slot().await;
-        part.await
+    /// Sends parts, which are numbered in this order. Their transfers overlap. A part is read when the line has room for it.
+    async fn send_parts<F>(
+        &self,
+        upload: &mut dyn MultipartUpload,
+        parts: impl Iterator<Item = F> + Send,
+    ) -> Result<(), Error>
+    where
+        F: Future<Output = Result<PutPayload, Error>> + Send,
+    {
+        let read = |part: F| async {
+            let slot = self.slot().await;
+            Ok::<_, Error>((slot, part.await?))
+        };
+        let mut parts = std::pin::pin!(stream::iter(parts).then(read).fuse());
+        let mut sending = FuturesUnordered::new();
+        loop {
+            // Sent parts go on while the next one waits for its room.
+            tokio::select! {
+                Some(part) = parts.next() => {
+                    let (slot, part) = part?;
+                    let sent = upload.put_part(part);
+                    sending.push(async move {
+                        let _slot = slot;
+                        sent.await
+                    });
+                }
+                Some(sent) = sending.next() => sent?,
+                else => return Ok(()),
+            }
+        }
     }
 
     /// Writes `content` under `path` if the name is free. A name with exactly this content is a success, because a lost

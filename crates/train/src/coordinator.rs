@@ -257,7 +257,7 @@ impl RunningCoordinator {
         let gradients = VerifiedGradients::default();
         let synchronizer =
             Synchronizer::new(store.clone(), layout.clone(), &plan, gradients.clone(), shards.clone());
-        let uploads = Uploads::new(shards.clone());
+        let uploads = Uploads::new(store.clone(), shards.clone());
         let links = LinkIssuer::new(&store, config.run.links);
         let intake = ResultIntake { store, plan, topology, layout, uploads, gradients, modules: None };
         let requests = Arc::new(CoordinatorRequests {

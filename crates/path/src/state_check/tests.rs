@@ -7,6 +7,7 @@ use dipaco_sync::Ahead;
 use dipaco_topology::TopologyConfig;
 
 use super::*;
+use crate::pieced_file::Cut;
 use crate::trained_state::problem_of;
 use crate::{FragmentState, PathState};
 
@@ -43,7 +44,7 @@ fn checked(plan: &WorkerPlan, state: &PathState) -> (Vec<u8>, Result<(), PathErr
     let topology = plan.topology().unwrap();
     let layout = Layout::of_plan(plan, &topology).unwrap();
     let bytes = state.encode(&MomentSpecs::of_plan(plan).unwrap()).unwrap();
-    let checked = check_state(plan, &layout, PathId(0), STEP, bytes.chunks(1 << 12));
+    let checked = check_state(plan, &layout, PathId(0), STEP, &Cut(&bytes, 1 << 12));
     (bytes, checked)
 }
 
@@ -87,7 +88,7 @@ fn a_state_whose_moments_have_another_type_is_refused() {
         let layout = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap();
         let moments = MomentSpecs::of_plan(&plan).unwrap().stored_as(there);
         let bytes = sound.encode(&moments).unwrap();
-        let error = check_state(&plan, &layout, PathId(0), STEP, bytes.chunks(1 << 12)).unwrap_err();
+        let error = check_state(&plan, &layout, PathId(0), STEP, &Cut(&bytes, 1 << 12)).unwrap_err();
         let name = |dtype: Dtype| dtype.name().to_uppercase();
         let says = format!("is {} in the file: only {} is read", name(there), name(here));
         assert!(error.to_string().contains(&says), "{error}");
@@ -108,7 +109,7 @@ fn a_state_with_one_tensor_of_another_type_is_refused() {
         let mut header = header.to_owned();
         header.replace_range(at..at + 6, "\"F16\" ");
         let bytes = [&bytes[..8], header.as_bytes(), &bytes[8 + length..]].concat();
-        let error = check_state(&plan, &layout, PathId(0), STEP, bytes.chunks(1 << 12)).unwrap_err();
+        let error = check_state(&plan, &layout, PathId(0), STEP, &Cut(&bytes, 1 << 12)).unwrap_err();
         assert!(error.to_string().contains("is F16 in the file: only BF16 is read"), "{error}");
     }
 }
@@ -157,7 +158,7 @@ fn is_refused(plan: &WorkerPlan, state: &PathState, why: &str) {
     let layout = Layout::of_plan(plan, &topology).unwrap();
     let bytes = state.encode(&MomentSpecs::of_plan(plan).unwrap()).unwrap();
     for size in [1 << 12, 1001] {
-        let error = check_state(plan, &layout, PathId(0), STEP, bytes.chunks(size)).unwrap_err().to_string();
+        let error = check_state(plan, &layout, PathId(0), STEP, &Cut(&bytes, size)).unwrap_err().to_string();
         assert!(error.contains(why), "{why}: {error}");
     }
     let problem = problem_of(plan, &topology, state).unwrap();

@@ -1,7 +1,6 @@
 //! Errors of hosting peers.
 
-use std::path::PathBuf;
-
+use dipaco_store::DiskError;
 use thiserror::Error;
 
 use crate::TrainError;
@@ -39,15 +38,11 @@ through_train_error!(HostError);
 #[non_exhaustive]
 pub(crate) enum CollectError {
     /// The file of the result can't be used.
-    #[error("can't {action} a file on the disk of {}: {why}", folder.display())]
-    Disk {
-        /// The attempted action.
-        action: &'static str,
-        /// The folder on the disk.
-        folder: PathBuf,
-        /// The reason.
-        why: std::io::Error,
-    },
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The file of the result can't be read for its check.
+    #[error(transparent)]
+    Unread(std::io::Error),
     /// The files of a token hold as much as its leases may send.
     #[error(
         "results of the token {token:?} have files for more than the {most} bytes that its leases may send"
@@ -57,13 +52,5 @@ pub(crate) enum CollectError {
         token: String,
         /// Length in bytes of all results in progress with the token.
         most: u64,
-    },
-    /// The machine has no memory for a result.
-    #[error(
-        "there is no memory for a result of {bytes} bytes: stop other programs, or train smaller modules"
-    )]
-    Memory {
-        /// Length of the result in bytes.
-        bytes: u64,
     },
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dipaco_codec::{decode_parts, encoded_len};
+use dipaco_codec::{Decoder, encoded_len};
 use dipaco_ledger::StoredResult;
 use dipaco_net::Exchange;
 use dipaco_optim::squared_norm;
@@ -14,6 +14,7 @@ use dipaco_topology::{ModuleId, PathId, Topology};
 use crate::TrainError;
 use crate::blocking::{blocking, joined};
 use crate::host::HostError;
+use crate::host::error::CollectError;
 use crate::host::peer::{Answer, OTHER_ROLE, Peer, Role};
 use crate::host::reception::Reception;
 use crate::host::uploads::{
@@ -21,7 +22,7 @@ use crate::host::uploads::{
 };
 use crate::host::verified_gradients::VerifiedGradients;
 use dipaco_path::{Layout, PathError, check_state, longest_state};
-use dipaco_protocol::{ContentDigest, LeaseResult, PIECE_BYTES, Response, WorkerPlan};
+use dipaco_protocol::{LeaseResult, PIECE_BYTES, Response, WorkerPlan};
 
 /// A process that receives results: it knows which leases expect a result, and records stored results.
 pub(crate) trait ResultReceiver: Send + Sync + 'static {
@@ -117,7 +118,7 @@ async fn accept<R: ResultReceiver>(
         PieceOutcome::Answer(response) => return Ok(response),
         PieceOutcome::Complete(complete) => complete,
     };
-    let response = match intake.check_and_store(upload.admitted.to, &piece, &complete).await? {
+    let response = match intake.check_and_store(&upload, &complete).await? {
         Storing::Stored(stored) => host.record(&upload, stored).await?,
         Storing::Refused(reason) => {
             if host.reception().may_log(&piece.claim.worker) {
@@ -125,6 +126,7 @@ async fn accept<R: ResultReceiver>(
             }
             Response::Refused { reason }
         }
+        Storing::Lost(error) => return Ok(intake.uploads.lose(&upload, complete, &error)),
     };
     complete.finish(response.clone());
     Ok(response)
@@ -150,6 +152,8 @@ enum Storing {
     Stored(StoredResult),
     /// The result is wrong, for this reason.
     Refused(String),
+    /// The file of the result has failed.
+    Lost(CollectError),
 }
 
 /// A result that has passed its check.
@@ -219,32 +223,31 @@ impl ResultIntake {
         Some(Response::Refused { reason })
     }
 
-    /// Checks a complete result of a lease that ends at step `to`, and puts it into the store.
+    /// Checks a complete result, and puts it into the store.
     async fn check_and_store(
         self: &Arc<Self>,
-        to: u64,
-        piece: &UploadedPiece,
+        upload: &Arc<Upload>,
         complete: &CompleteUpload,
     ) -> Result<Storing, HostError> {
-        let &UploadedPiece { ref claim, item, ref digest, .. } = piece;
-        let path = claim.key.path;
         let content = complete.content();
-        let (intake, announced) = (self.clone(), digest.clone());
+        let (intake, of) = (self.clone(), upload.clone());
         let (content, checked) = blocking(move || {
-            let checked = intake.check(path, to, item, &announced, &content);
+            let checked = intake.check(&of, &content);
             (content, checked)
         })
         .await?;
         let CheckedResult { norm, values } = match checked {
-            Ok(checked) => checked,
-            Err(why) => {
-                return Ok(Storing::Refused(format!("{} of path {path}: {why}", item.name())));
+            Ok(Ok(checked)) => checked,
+            Ok(Err(why)) => {
+                let (item, path) = (upload.item.name(), upload.claim.key.path);
+                return Ok(Storing::Refused(format!("{item} of path {path}: {why}")));
             }
+            Err(error) => return Ok(Storing::Lost(error)),
         };
-        let ContentDigest { hash, bytes } = content.digest.clone();
-        // The name contains the hash, and the store replaces no content.
-        let object = ObjectRef { name: item.object_name(claim.key, to, &content.digest.hash), hash, bytes };
-        self.store.put_referenced(&object, content.pieces().cloned()).await?;
+        let object = upload.object();
+        if let Err(error) = content.publish(&self.store, &object).await? {
+            return Ok(Storing::Lost(error));
+        }
         // After the store has the object: a restart finds there what it does not find in memory.
         if let Some(values) = values {
             self.gradients.insert(object.clone(), values);
@@ -253,46 +256,66 @@ impl ResultIntake {
     }
 
     /// Checks a result: its content is the announced content, and has the form of the item.
+    ///
+    /// # Errors
+    /// When the file of the result can't be read. Within them the reason why the result is wrong.
     fn check(
         &self,
-        path: PathId,
-        to: u64,
-        item: LeaseResult,
-        announced: &ContentDigest,
+        upload: &Upload,
         content: &ReceivedContent,
-    ) -> Result<CheckedResult, HostError> {
-        if content.digest != *announced {
-            let (expected, found) = (announced.hash.clone(), content.digest.hash.clone());
-            return Err(HostError::OtherContent { expected, found });
+    ) -> Result<Result<CheckedResult, HostError>, CollectError> {
+        let path = upload.claim.key.path;
+        if content.digest != upload.digest {
+            let (expected, found) = (upload.digest.hash.clone(), content.digest.hash.clone());
+            return Ok(Err(HostError::OtherContent { expected, found }));
         }
-        match item {
+        match upload.item {
             LeaseResult::OuterGradient { fragment, .. } => self.check_gradient(path, fragment, content),
             LeaseResult::State => {
-                let pieces = content.pieces().map(|piece| &piece[..]);
-                check_state(&self.plan, &self.layout, path, to, pieces)?;
-                Ok(CheckedResult::default())
+                match check_state(&self.plan, &self.layout, path, upload.admitted.to, content) {
+                    Ok(()) => Ok(Ok(CheckedResult::default())),
+                    Err(PathError::Unread(error)) => Err(CollectError::Unread(error)),
+                    Err(why) => Ok(Err(why.into())),
+                }
             }
         }
     }
 
     /// Decodes an outer gradient. Every value must be finite.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
     fn check_gradient(
         &self,
         path: PathId,
         fragment: FragmentId,
         content: &ReceivedContent,
-    ) -> Result<CheckedResult, HostError> {
-        let length = self.layout.fragment(fragment.module.level, fragment.index)?.values();
+    ) -> Result<Result<CheckedResult, HostError>, CollectError> {
+        let length = match self.layout.fragment(fragment.module.level, fragment.index) {
+            Ok(fragment) => fragment.values(),
+            Err(why) => return Ok(Err(why.into())),
+        };
         let mut kept = VerifiedGradients::fits(length).then(|| Vec::with_capacity(length));
         let mut sum = 0.0;
-        let decoded = decode_parts(content.pieces().map(|piece| &piece[..]), length, |values| {
-            sum += squared_norm(values);
-            if let Some(kept) = &mut kept {
-                kept.extend_from_slice(values);
+        let mut decoder = Decoder::new(content.digest.bytes, length);
+        let mut decoded = Ok(());
+        for piece in content.pieces() {
+            let piece = piece.map_err(CollectError::Unread)?;
+            decoded = decoder.read(&piece, |values| {
+                sum += squared_norm(values);
+                if let Some(kept) = &mut kept {
+                    kept.extend_from_slice(values);
+                }
+            });
+            if decoded.is_err() {
+                break;
             }
-        });
-        decoded.map_err(|why| PathError::OuterGradient { module: fragment.module, path, why })?;
-        Ok(CheckedResult { norm: sum.sqrt(), values: kept })
+        }
+        let module = fragment.module;
+        Ok(match decoded.and_then(|()| decoder.finish()) {
+            Ok(()) => Ok(CheckedResult { norm: sum.sqrt(), values: kept }),
+            Err(why) => Err(PathError::OuterGradient { module, path, why }.into()),
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Received pieces lie in memory while there is room, and in a file otherwise. A worker that stops in the middle of an
 //! upload does not block the memory for others: the upload that has waited longest for its next piece moves to a file.
+//! In a store in a directory the file becomes the object, so a long result is written once.
 
 mod disk_room;
 mod lease_uploads;
@@ -16,6 +17,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use dipaco_ledger::ExpectedResult;
 use dipaco_net::RareWarning;
+use dipaco_store::{ObjectRef, RunStore};
 use dipaco_sync::{Fence, LeaseClaim, ProcessId};
 use dipaco_topology::PathId;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
@@ -33,27 +35,27 @@ use received_pieces::{ReceivedPiece, ReceivedPieces, ResultFile};
 
 /// Number of pieces that are collected in memory: 128 MiB.
 const COLLECTED_PIECES: usize = 64;
-/// Number of pieces of complete results in memory that were read from a file or arrived as one piece, until their
-/// results are stored: 128 MiB. Results of more than half of them are read one at a time besides, so that they take no
-/// room from shorter ones.
-const READ_PIECES: usize = 64;
+/// Number of complete results of one piece, until they are stored: 128 MiB.
+const SHORT_RESULTS: usize = 64;
+/// Number of complete results in files that are checked and stored at a time. The check of each holds two pieces.
+const FILES: usize = 4;
 
 /// All uploads in progress: at most one for each result that a lease asks for.
 pub struct Uploads {
-    folder: PathBuf,
+    store: RunStore,
+    /// Folder for the files of a store that is no directory.
+    scratch: PathBuf,
     uploads: Mutex<LeaseUploads>,
-    /// Room on the disk of the folder.
+    /// Room on the disk of the files.
     room: Arc<DiskRoom>,
     /// Permits for [`COLLECTED_PIECES`].
     collected: Arc<Semaphore>,
     /// Longest result that is collected in memory, in bytes.
     longest: u64,
-    /// Permits for [`READ_PIECES`].
-    read: Arc<Semaphore>,
-    /// Number of pieces of the longest result that takes of these permits.
-    short: u64,
-    /// The permit for a longer result.
-    long: Arc<Semaphore>,
+    /// Permits for [`SHORT_RESULTS`].
+    short: Arc<Semaphore>,
+    /// Permits for [`FILES`].
+    files: Arc<Semaphore>,
     /// Number of pieces that have been added to uploads.
     pieces: AtomicU64,
     warnings: RareWarning,
@@ -85,7 +87,7 @@ pub struct AdmittedUpload {
 pub struct Upload {
     pub(crate) claim: LeaseClaim,
     pub(crate) item: LeaseResult,
-    digest: ContentDigest,
+    pub(crate) digest: ContentDigest,
     pub(crate) admitted: AdmittedUpload,
     progress: Arc<tokio::sync::Mutex<UploadProgress>>,
 }
@@ -119,22 +121,28 @@ pub struct CompleteUpload {
 }
 
 impl Uploads {
-    /// Collects in memory, and in unnamed files on the disk of `folder` when the memory is full.
-    pub fn new(folder: PathBuf) -> Self {
-        Self::with_room(folder, COLLECTED_PIECES, READ_PIECES)
+    /// Collects results for `store`: in memory, and when the memory is full in files. Those lie in the store if it is a directory,
+    /// and otherwise without names on the disk of `scratch`.
+    pub fn new(store: RunStore, scratch: PathBuf) -> Self {
+        Self::with_room(store, scratch, COLLECTED_PIECES, [SHORT_RESULTS, FILES])
     }
 
-    fn with_room(folder: PathBuf, collected: usize, read: usize) -> Self {
+    pub(super) fn with_room(
+        store: RunStore,
+        scratch: PathBuf,
+        collected: usize,
+        [short, files]: [usize; 2],
+    ) -> Self {
         let permits = |permits| Arc::new(Semaphore::new(permits));
         Self {
-            folder,
+            store,
+            scratch,
             uploads: Mutex::default(),
             room: Arc::default(),
             longest: collected as u64 * PIECE_BYTES,
             collected: permits(collected),
-            short: read as u64 / 2,
-            read: permits(read),
-            long: permits(1),
+            short: permits(short),
+            files: permits(files),
             pieces: AtomicU64::new(0),
             warnings: RareWarning::default(),
         }
@@ -191,29 +199,27 @@ impl Uploads {
             return Ok(PieceOutcome::Answer(answer.clone()));
         }
         if std::mem::take(&mut progress.lost) {
-            return Ok(upload.no_room());
+            return Ok(PieceOutcome::Answer(upload.no_room()));
         }
         if digest.bytes == found {
-            let content = ReceivedPiece::new(content, self.read_permit(1).await?);
+            let content = ReceivedPiece::new(content, permit(&self.short).await?);
             let content = blocking(move || ReceivedContent::of_one_piece(content)).await?;
             return Ok(PieceOutcome::Complete(CompleteUpload { progress, content }));
         }
         if progress.missing.contains(&offset) {
             let stored;
             (progress, stored) = self.store_piece(progress, upload, offset, content).await?;
-            if stored.is_none() {
-                return Ok(upload.no_room());
+            if !stored {
+                return Ok(PieceOutcome::Answer(upload.no_room()));
             }
             progress.missing.remove(&offset);
         }
         if !progress.missing.is_empty() {
             return Ok(PieceOutcome::Answer(Response::PieceStored));
         }
-        let (progress, content) = self.assemble(progress, upload).await?;
-        Ok(match content {
-            Some(content) => PieceOutcome::Complete(CompleteUpload { progress, content }),
-            None => upload.no_room(),
-        })
+        let permit = if progress.received.is_in_file() { Some(permit(&self.files).await?) } else { None };
+        let content = progress.received.content(permit);
+        Ok(PieceOutcome::Complete(CompleteUpload { progress, content }))
     }
 
     /// Stores a piece in memory or in the file. Like every future here it may be dropped at any point, because the
@@ -224,7 +230,7 @@ impl Uploads {
         upload: &Upload,
         offset: u64,
         content: Bytes,
-    ) -> Result<(OwnedMutexGuard<UploadProgress>, Option<()>), HostError> {
+    ) -> Result<(OwnedMutexGuard<UploadProgress>, bool), HostError> {
         progress.last = self.pieces.fetch_add(1, Ordering::Relaxed);
         if upload.digest.bytes <= self.longest
             && !progress.received.is_in_file()
@@ -233,9 +239,9 @@ impl Uploads {
             // Hashed on this thread: a hash takes less time than the transfer of the piece, and the processor's cache
             // still holds the bytes.
             progress.received.store_in_memory(offset, ReceivedPiece::new(content, permit));
-            return Ok((progress, Some(())));
+            return Ok((progress, true));
         }
-        self.in_file(progress, upload, move |file| file.write(offset, &content)).await
+        self.in_file(progress, upload, move |file| file.store(offset, &content)).await
     }
 
     /// A permit for a piece in memory. Moves idle uploads to files until there is one; `None` if no upload is idle.
@@ -246,45 +252,32 @@ impl Uploads {
             }
             let Some((upload, idle)) = self.longest_idle() else { return Ok(None) };
             let (mut idle, moved) = self.in_file(idle, &upload, |_| Ok(())).await?;
-            idle.lost = moved.is_none();
+            idle.lost = !moved;
         }
     }
 
-    /// Puts the content of a complete upload into memory. The upload keeps its pieces until it is finished.
-    async fn assemble(
-        &self,
-        progress: OwnedMutexGuard<UploadProgress>,
-        upload: &Upload,
-    ) -> Result<(OwnedMutexGuard<UploadProgress>, Option<ReceivedContent>), HostError> {
-        if let Some(content) = progress.received.content_in_memory() {
-            return Ok((progress, Some(content)));
-        }
-        let bytes = upload.digest.bytes;
-        let permit = self.read_permit(bytes.div_ceil(PIECE_BYTES)).await?;
-        self.in_file(progress, upload, move |file| file.read(bytes, permit)).await
-    }
-
-    /// Works on the file of an upload, to which its pieces move first. `None` if that fails: then this upload, and no other,
-    /// has lost its pieces.
-    async fn in_file<T: Send + 'static>(
+    /// Works on the file of an upload, to which its pieces move first. Returns false if that fails: then this upload, and no
+    /// other, has lost its pieces.
+    async fn in_file(
         &self,
         mut progress: OwnedMutexGuard<UploadProgress>,
         upload: &Upload,
-        work: impl FnOnce(&mut ResultFile) -> Result<T, CollectError> + Send + 'static,
-    ) -> Result<(OwnedMutexGuard<UploadProgress>, Option<T>), HostError> {
+        work: impl FnOnce(&mut ResultFile) -> Result<(), CollectError> + Send + 'static,
+    ) -> Result<(OwnedMutexGuard<UploadProgress>, bool), HostError> {
         let share = (!progress.received.is_in_file()).then(|| self.disk_share(upload)).transpose();
-        let (folder, digest) = (self.folder.clone(), upload.digest.clone());
+        let (store, scratch, object) = (self.store.clone(), self.scratch.clone(), upload.object());
+        let digest = upload.digest.clone();
         let (progress, done) = blocking(move || {
-            let done = share.and_then(|share| work(progress.received.file(&folder, share)?));
+            let begin = |share| move || ResultFile::begin(&store, object, &scratch, share);
+            let done = share.and_then(|share| work(progress.received.file(begin(share))?));
             if done.is_err() {
-                progress.received = ReceivedPieces::default();
-                progress.missing = offsets(&digest);
+                progress.lose_pieces(&digest);
             }
             (progress, done)
         })
         .await?;
-        let done = done.map_err(|error| self.warn(upload, &error)).ok();
-        Ok((progress, done))
+        let done = done.map_err(|error| self.warn(upload, &error));
+        Ok((progress, done.is_ok()))
     }
 
     /// Room for the file of an upload. The files of a token hold no more than its leases may send: an upload that another
@@ -303,14 +296,16 @@ impl Uploads {
         }
     }
 
-    /// Waits for the permits to have a complete result of so many pieces in memory.
-    async fn read_permit(&self, pieces: u64) -> Result<OwnedSemaphorePermit, HostError> {
-        let (semaphore, permits) = if pieces > self.short { (&self.long, 1) } else { (&self.read, pieces) };
-        let permits = u32::try_from(permits).unwrap_or(u32::MAX);
-        let permit = semaphore.clone().acquire_many_owned(permits).await;
-        permit.map_err(|_| {
-            TrainError::Internal { what: "the semaphore of uploads is closed".to_owned() }.into()
-        })
+    /// Drops the pieces of a complete upload whose file has failed, and returns the answer to its worker, which sends them again.
+    pub(crate) fn lose(
+        &self,
+        upload: &Upload,
+        mut complete: CompleteUpload,
+        error: &CollectError,
+    ) -> Response {
+        self.warn(upload, error);
+        complete.progress.lose_pieces(&upload.digest);
+        upload.no_room()
     }
 
     /// The upload that has waited longest for a piece, among uploads with pieces in memory that no request works on.
@@ -354,14 +349,26 @@ impl Upload {
     }
 
     /// The answer to a piece for which there is no room.
-    fn no_room(&self) -> PieceOutcome {
-        let reason = format!("there is no room for {} now", self.item.name());
-        PieceOutcome::Answer(Response::Wait { reason })
+    fn no_room(&self) -> Response {
+        Response::Wait { reason: format!("there is no room for {} now", self.item.name()) }
+    }
+
+    /// The object in the store that this upload announces. Its name contains the hash, and the store replaces no content.
+    pub(crate) fn object(&self) -> ObjectRef {
+        let ContentDigest { hash, bytes } = self.digest.clone();
+        ObjectRef { name: self.item.object_name(self.claim.key, self.admitted.to, &hash), hash, bytes }
     }
 
     /// True if a piece is one of this upload: it has the lease's secret, and announces the same content.
     fn has(&self, piece: &UploadedPiece) -> bool {
         piece.claim.matches(&self.claim) && piece.item == self.item && piece.digest == self.digest
+    }
+}
+
+impl UploadProgress {
+    fn lose_pieces(&mut self, digest: &ContentDigest) {
+        self.received = ReceivedPieces::default();
+        self.missing = offsets(digest);
     }
 }
 
@@ -376,6 +383,11 @@ impl CompleteUpload {
         self.progress.answer = Some(answer);
         self.progress.received = ReceivedPieces::default();
     }
+}
+
+async fn permit(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, HostError> {
+    let permit = semaphore.clone().acquire_owned().await;
+    permit.map_err(|_| TrainError::Internal { what: "a semaphore of uploads is closed".to_owned() }.into())
 }
 
 /// Offsets of the pieces of a result. The caller of [`Uploads::begin`] has bounded the announced length, so this set is as

@@ -51,7 +51,7 @@ pub struct SynchronizerOptions {
     pub store: RunStore,
     /// True if workers may get links to the store.
     pub links: bool,
-    /// Folder on whose disk incomplete results are collected.
+    /// Folder for files without names: of large merges, and of incomplete results if the store is no directory.
     pub collect: PathBuf,
     /// Time for which connecting is tried again when the coordinator can't be reached.
     pub patience: Duration,
@@ -118,7 +118,7 @@ pub async fn synchronize(
     let synchronizer =
         Synchronizer::new(store.clone(), layout.clone(), &plan, gradients.clone(), collect.clone());
     let links = LinkIssuer::new(&store, links);
-    let (uploads, taken) = (Uploads::new(collect), Some(modules.clone()));
+    let (uploads, taken) = (Uploads::new(store.clone(), collect), Some(modules.clone()));
     let intake = ResultIntake { store, plan, topology, layout, uploads, gradients, modules: taken };
     let process = Arc::new(SynchronizerProcess {
         run,

@@ -1,10 +1,13 @@
 //! Tests of receiving results.
 
+mod long_results;
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_path::MomentSpecs;
+use dipaco_protocol::ContentDigest;
 use dipaco_sync::{Fence, LeaseSecret, ProcessId};
 
 use super::*;
@@ -15,6 +18,8 @@ struct Host {
     reception: Arc<Reception>,
     /// True if each lease ends while its first upload is admitted.
     ends: AtomicBool,
+    /// Inner steps at the end of each lease.
+    to: u64,
 }
 
 impl ResultReceiver for Host {
@@ -33,7 +38,7 @@ impl ResultReceiver for Host {
             let LeaseClaim { key: LeaseKey { path, fence, .. }, worker } = &piece.claim;
             self.intake.uploads.drop_lease(worker, *path, *fence);
         }
-        Ok(Admission::Expected(AdmittedUpload::default()))
+        Ok(Admission::Expected(AdmittedUpload { to: self.to, expected: None }))
     }
 
     fn lost(&self, _: &LeaseClaim) -> Option<Response> {
@@ -57,11 +62,11 @@ fn host(configure: impl FnOnce(&mut RunConfig)) -> Host {
         plan,
         topology,
         layout,
-        uploads: Uploads::new(PathBuf::from("no folder")),
+        uploads: Uploads::new(RunStore::in_memory(), PathBuf::from("no folder")),
         gradients: VerifiedGradients::default(),
         modules: None,
     };
-    Host { intake: Arc::new(intake), reception: Arc::default(), ends: AtomicBool::new(false) }
+    Host { intake: Arc::new(intake), reception: Arc::default(), ends: AtomicBool::new(false), to: 0 }
 }
 
 /// The first piece of a path's state of `bytes` bytes.

@@ -1,12 +1,13 @@
-//! The received pieces of a result: in memory while there is room, and in an unnamed file otherwise.
+//! The received pieces of a result: in memory while there is room, and in a file otherwise.
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::{Path as FilePath, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dipaco_path::PiecedFile;
+use dipaco_store::{ObjectRef, RunStore, StoreError, UnfinishedObject};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::disk_room::DiskShare;
@@ -23,12 +24,14 @@ pub(super) struct ReceivedPieces {
     file: Option<ResultFile>,
 }
 
-/// A file with each piece at its offset. It has no name, so it disappears with the upload or the process.
+/// A file with each piece at its offset. It disappears with the upload unless it becomes the object in the store.
 pub(super) struct ResultFile {
-    file: File,
-    /// The folder on whose disk the file lies, for errors.
-    folder: PathBuf,
-    _share: Option<DiskShare>,
+    object: Arc<UnfinishedObject>,
+    share: Arc<Option<DiskShare>>,
+    /// Hash of the content up to the first gap.
+    hasher: blake3::Hasher,
+    /// Offsets of the pieces behind the first gap.
+    ahead: BTreeSet<u64>,
 }
 
 /// A piece in memory with the permit for its room.
@@ -38,30 +41,29 @@ pub(super) struct ReceivedPiece {
     _permit: Arc<OwnedSemaphorePermit>,
 }
 
-/// A complete result in memory. It stays in its pieces: one buffer for all of it would cost more than its hash, because
-/// the system clears fresh memory, while the memory of pieces is used again.
+/// A complete result. It stays in its pieces: one buffer for all of it would cost more than its hash, because the system
+/// clears fresh memory, while the memory of pieces is used again.
 #[derive(Clone)]
 pub struct ReceivedContent {
-    pieces: Vec<ReceivedPiece>,
+    place: ContentPlace,
     /// Digest of the received content.
     pub digest: ContentDigest,
+}
+
+/// The place of a complete result.
+#[derive(Clone)]
+enum ContentPlace {
+    Memory(Vec<ReceivedPiece>),
+    File {
+        object: Arc<UnfinishedObject>,
+        _share: Arc<Option<DiskShare>>,
+        _permit: Option<Arc<OwnedSemaphorePermit>>,
+    },
 }
 
 impl ReceivedPiece {
     pub(super) fn new(bytes: Bytes, permit: OwnedSemaphorePermit) -> Self {
         Self { bytes, _permit: Arc::new(permit) }
-    }
-}
-
-impl ReceivedContent {
-    /// A result of one piece.
-    pub(super) fn of_one_piece(piece: ReceivedPiece) -> Self {
-        Self { digest: ContentDigest::of(&piece.bytes), pieces: vec![piece] }
-    }
-
-    /// The content, piece by piece.
-    pub fn pieces(&self) -> impl Iterator<Item = &Bytes> + Clone {
-        self.pieces.iter().map(|piece| &piece.bytes)
     }
 }
 
@@ -82,83 +84,135 @@ impl ReceivedPieces {
         }
     }
 
-    /// The file. If there is none yet, the pieces move to a new one on the disk of `folder`, which frees their memory, and
-    /// which keeps `share`.
+    /// The file. If there is none yet, the pieces move to the one that `begin` makes, which frees their memory.
     ///
     /// # Errors
     /// When the disk fails.
     pub(super) fn file(
         &mut self,
-        folder: &FilePath,
-        share: Option<DiskShare>,
+        begin: impl FnOnce() -> Result<ResultFile, CollectError>,
     ) -> Result<&mut ResultFile, CollectError> {
         match &mut self.file {
             Some(file) => Ok(file),
             none => {
-                let file = tempfile::tempfile_in(folder).map_err(failed("create", folder))?;
-                let mut file = ResultFile { file, folder: folder.to_owned(), _share: share };
-                self.pieces.iter().try_for_each(|(&offset, piece)| file.write(offset, &piece.bytes))?;
+                let mut file = begin()?;
+                self.pieces.iter().try_for_each(|(&offset, piece)| file.store(offset, &piece.bytes))?;
                 self.pieces.clear();
                 Ok(none.insert(file))
             }
         }
     }
 
-    /// The content of a complete result; `None` if it is in a file.
-    pub(super) fn content_in_memory(&self) -> Option<ReceivedContent> {
-        let content = || ReceivedContent {
-            pieces: self.pieces.values().cloned().collect(),
-            digest: digest(&self.hasher),
-        };
-        self.file.is_none().then(content)
+    /// The content of a complete result. `permit` is for the memory of a result that is in a file.
+    pub(super) fn content(&self, permit: Option<OwnedSemaphorePermit>) -> ReceivedContent {
+        match &self.file {
+            None => ReceivedContent {
+                place: ContentPlace::Memory(self.pieces.values().cloned().collect()),
+                digest: digest(&self.hasher),
+            },
+            Some(ResultFile { object, share, hasher, .. }) => {
+                let (object, _share, _permit) = (object.clone(), share.clone(), permit.map(Arc::new));
+                let place = ContentPlace::File { object, _share, _permit };
+                ReceivedContent { place, digest: digest(hasher) }
+            }
+        }
     }
 }
 
 impl ResultFile {
-    /// Writes a piece.
+    /// Begins the file of a result, which is `object` in the store.
     ///
     /// # Errors
     /// When the disk fails.
-    pub(super) fn write(&mut self, offset: u64, piece: &[u8]) -> Result<(), CollectError> {
-        let written = self.file.seek(SeekFrom::Start(offset)).and_then(|_| self.file.write_all(piece));
-        written.map_err(failed("write", &self.folder))
+    pub(super) fn begin(
+        store: &RunStore,
+        object: ObjectRef,
+        scratch: &FilePath,
+        share: Option<DiskShare>,
+    ) -> Result<Self, CollectError> {
+        let (object, share) = (Arc::new(store.begin(object, scratch)?), Arc::new(share));
+        Ok(Self { object, share, hasher: blake3::Hasher::new(), ahead: BTreeSet::new() })
     }
 
-    /// Reads a result of `bytes` bytes.
+    /// Stores a piece, and hashes what is contiguous with the pieces before it.
     ///
     /// # Errors
-    /// When the disk fails, or there is no memory for the result.
-    pub(super) fn read(
-        &mut self,
-        bytes: u64,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<ReceivedContent, CollectError> {
-        let (file, failed, permit) = (&mut self.file, failed("read", &self.folder), Arc::new(permit));
-        file.seek(SeekFrom::Start(0)).map_err(&failed)?;
-        let (mut pieces, mut hasher) = (Vec::new(), blake3::Hasher::new());
-        for begin in (0..bytes).step_by(PIECE_BYTES as usize) {
-            let length = PIECE_BYTES.min(bytes - begin);
-            let mut piece = buffer(length)?;
-            file.take(length).read_to_end(&mut piece).map_err(&failed)?;
-            hasher.update(&piece);
-            pieces.push(ReceivedPiece { bytes: piece.into(), _permit: permit.clone() });
+    /// When the disk fails.
+    pub(super) fn store(&mut self, offset: u64, piece: &[u8]) -> Result<(), CollectError> {
+        if offset < self.hasher.count() || self.ahead.contains(&offset) {
+            // A repetition could differ from the bytes that are hashed.
+            return Ok(());
         }
-        Ok(ReceivedContent { pieces, digest: digest(&hasher) })
+        self.object.write(offset, piece)?;
+        if offset == self.hasher.count() {
+            self.hasher.update(piece);
+        } else {
+            self.ahead.insert(offset);
+        }
+        while self.ahead.remove(&self.hasher.count()) {
+            let begin = self.hasher.count();
+            self.hasher.update(&self.object.read(begin..begin.saturating_add(PIECE_BYTES))?);
+        }
+        Ok(())
+    }
+}
+
+impl ReceivedContent {
+    /// A result of one piece.
+    pub(super) fn of_one_piece(piece: ReceivedPiece) -> Self {
+        Self { digest: ContentDigest::of(&piece.bytes), place: ContentPlace::Memory(vec![piece]) }
+    }
+
+    /// The content, piece by piece. Reading a piece of a file blocks.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn pieces(&self) -> impl Iterator<Item = io::Result<Bytes>> {
+        let starts = (0..self.length()).step_by(PIECE_BYTES as usize);
+        starts.map(|start| self.piece_from(start))
+    }
+
+    /// Publishes the content in a store under its reference. A result in a file of a store in a directory is there already.
+    ///
+    /// # Errors
+    /// Those of the store, and within them those of the file.
+    pub(crate) async fn publish(
+        &self,
+        store: &RunStore,
+        object: &ObjectRef,
+    ) -> Result<Result<(), CollectError>, StoreError> {
+        match &self.place {
+            ContentPlace::Memory(pieces) => {
+                let pieces = pieces.iter().map(|piece| piece.bytes.clone());
+                store.put_referenced(object, pieces).await.map(Ok)
+            }
+            ContentPlace::File { object, .. } => Ok(object.publish().await?.map_err(CollectError::Disk)),
+        }
+    }
+}
+
+impl PiecedFile for ReceivedContent {
+    type Piece = Bytes;
+
+    fn length(&self) -> usize {
+        usize::try_from(self.digest.bytes).unwrap_or(usize::MAX)
+    }
+
+    fn piece_from(&self, place: usize) -> io::Result<Bytes> {
+        let (number, within) = (place / PIECE_BYTES as usize, place % PIECE_BYTES as usize);
+        match &self.place {
+            ContentPlace::Memory(pieces) => {
+                let piece = pieces.get(number).map(|piece| &piece.bytes).filter(|piece| within < piece.len());
+                Ok(piece.map(|piece| piece.slice(within..)).unwrap_or_default())
+            }
+            ContentPlace::File { object, .. } => {
+                let end = (number as u64).saturating_add(1).saturating_mul(PIECE_BYTES);
+                Ok(object.read(place as u64..end)?)
+            }
+        }
     }
 }
 
 fn digest(hasher: &blake3::Hasher) -> ContentDigest {
     ContentDigest { hash: hasher.finalize().to_hex().to_string(), bytes: hasher.count() }
-}
-
-fn buffer(bytes: u64) -> Result<Vec<u8>, CollectError> {
-    let length = usize::try_from(bytes).map_err(|_| CollectError::Memory { bytes })?;
-    let mut buffer = Vec::new();
-    buffer.try_reserve_exact(length).map_err(|_| CollectError::Memory { bytes })?;
-    Ok(buffer)
-}
-
-/// An error that names the disk, because the file has no name.
-fn failed(action: &'static str, folder: &FilePath) -> impl Fn(std::io::Error) -> CollectError {
-    move |why| CollectError::Disk { action, folder: folder.to_owned(), why }
 }

@@ -1,5 +1,7 @@
 //! Tests of collecting pieces.
 
+mod in_files;
+
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,8 +11,8 @@ use dipaco_sync::{LeaseKey, LeaseSecret};
 use super::*;
 
 const PIECE: usize = PIECE_BYTES as usize;
-/// Number of pieces of complete results in memory.
-const READ: usize = 4;
+/// Number of complete results of one piece, and in files.
+const COMPLETE: [usize; 2] = [4, 2];
 
 fn claim() -> LeaseClaim {
     claim_of("test", 1)
@@ -46,12 +48,13 @@ struct Collector {
 }
 
 impl Collector {
-    /// Collects results of three pieces and nine bytes, with room for `room` pieces in memory.
+    /// Collects results of three pieces and nine bytes for a store in a folder, with room for `room` pieces in memory.
     fn with_room(room: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let store = RunStore::create(&folder.path().to_string_lossy()).unwrap();
         let content = (0..3 * PIECE + 9).map(|at| (at % 251) as u8).collect();
         Self {
-            uploads: Arc::new(Uploads::with_room(folder.path().to_owned(), room, READ)),
+            uploads: Arc::new(Uploads::with_room(store, PathBuf::from("no folder"), room, COMPLETE)),
             room,
             content,
             in_memory: Arc::default(),
@@ -90,12 +93,6 @@ impl Collector {
         self.add_of(piece, &self.content[begin..end]).await
     }
 
-    /// Takes the disk away, or brings it back.
-    fn disk(&self, there: bool) {
-        let folder = self.folder.path();
-        if there { std::fs::create_dir(folder).unwrap() } else { std::fs::remove_dir(folder).unwrap() }
-    }
-
     async fn piece(&self, digest: &ContentDigest, number: usize) -> PieceOutcome {
         self.piece_of(LeaseResult::State, digest, number).await
     }
@@ -130,13 +127,7 @@ fn complete(outcome: PieceOutcome) -> CompleteUpload {
 }
 
 fn whole(upload: &CompleteUpload) -> Vec<u8> {
-    upload.content().pieces().flatten().copied().collect()
-}
-
-/// Fails if the answer is not that the pieces must be sent again.
-fn no_room(outcome: PieceOutcome) {
-    let answer = answer(outcome);
-    assert!(matches!(&answer, Response::Wait { reason } if reason.contains("no room")), "{answer:?}");
+    upload.content().pieces().flat_map(|piece| piece.unwrap()).collect()
 }
 
 /// The outer gradient of a fragment of module 0/0.
@@ -209,18 +200,6 @@ async fn the_upload_that_has_waited_longest_moves_to_a_file_and_becomes_complete
 }
 
 #[tokio::test]
-async fn a_result_longer_than_the_memory_is_collected_in_a_file() {
-    let collector = Collector::with_room(3);
-    let small = collector.content[..2 * PIECE].to_vec();
-    collector.add(gradient(0), &ContentDigest::of(&small), 0, &small[..PIECE]).await;
-    let digest = ContentDigest::of(&collector.content);
-    for number in 0..3 {
-        collector.piece(&digest, number).await;
-        assert_eq!(collector.in_memory(), PIECE);
-    }
-}
-
-#[tokio::test]
 async fn an_incomplete_upload_ends_with_its_lease() {
     for room in [4, 3] {
         let collector = Collector::with_room(room);
@@ -277,76 +256,6 @@ async fn another_content_of_the_same_result_replaces_the_first() {
     }
     let upload = complete(collector.piece(&second, 2).await);
     assert!(whole(&upload) == collector.content);
-}
-
-#[tokio::test]
-async fn a_long_result_takes_no_room_from_short_ones() {
-    // All results of several pieces are read from files. This one is longer than half of what is read.
-    let collector = Collector::with_room(0);
-    for number in 0..3 {
-        collector.piece_by(claim(), number).await;
-    }
-    let long = complete(collector.piece_by(claim(), 3).await);
-    let (short, mut shorts) = (vec![1; 8], Vec::new());
-    let digest = ContentDigest::of(&short);
-    for fragment in 0..READ as u32 {
-        let added = collector.add(gradient(fragment), &digest, 0, &short);
-        shorts.push(complete(tokio::time::timeout(Duration::from_secs(10), added).await.unwrap()));
-    }
-    assert!(whole(&long) == collector.content);
-}
-
-#[tokio::test]
-async fn an_upload_without_disk_is_sent_again() {
-    let collector = Collector::with_room(0);
-    collector.disk(false);
-    no_room(collector.piece_by(claim(), 0).await);
-    collector.disk(true);
-    // A piece that was on its way is kept.
-    for number in [1, 0, 1, 2] {
-        assert_eq!(answer(collector.piece_by(claim(), number).await), Response::PieceStored);
-    }
-    let upload = complete(collector.piece_by(claim(), 3).await);
-    assert!(whole(&upload) == collector.content);
-}
-
-#[tokio::test]
-async fn an_idle_upload_without_disk_gives_its_memory_to_others_and_is_sent_again() {
-    let collector = Collector::with_room(4);
-    let digest = ContentDigest::of(&collector.content);
-    let add = |fragment, number| collector.piece_of(gradient(fragment), &digest, number);
-    for (fragment, number) in [(0, 0), (0, 2), (1, 0), (1, 2)] {
-        assert_eq!(answer(add(fragment, number).await), Response::PieceStored);
-    }
-    collector.disk(false);
-    assert_eq!(answer(add(1, 1).await), Response::PieceStored);
-    let mut upload = complete(add(1, 3).await);
-    assert!(whole(&upload) == collector.content);
-    upload.finish(Response::Done);
-    drop(upload);
-    no_room(add(0, 1).await);
-    for number in 0..3 {
-        assert_eq!(answer(add(0, number).await), Response::PieceStored);
-    }
-    assert!(whole(&complete(add(0, 3).await)) == collector.content);
-    collector.disk(true);
-}
-
-#[tokio::test]
-async fn the_files_of_a_token_hold_no_more_than_its_leases_may_send() {
-    let collector = Collector::with_room(0);
-    for number in 0..3 {
-        collector.piece_by(claim_of("a", 1), number).await;
-    }
-    // Its lease ends while it is stored.
-    let stored = complete(collector.piece_by(claim_of("a", 1), 3).await);
-    collector.uploads.drop_lease(&claim_of("a", 1).worker, PathId(0), Fence(1));
-    no_room(collector.piece_by(claim_of("a", 2), 0).await);
-    assert_eq!(answer(collector.piece_by(claim_of("b", 3), 0).await), Response::PieceStored);
-    drop(stored);
-    for fence in [2, 4, 5] {
-        assert_eq!(answer(collector.piece_by(claim_of("a", fence), 0).await), Response::PieceStored);
-    }
 }
 
 #[tokio::test]

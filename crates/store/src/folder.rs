@@ -1,0 +1,75 @@
+//! The directory of a local store: files that become objects.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The directory of a local store.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    pub(crate) path: PathBuf,
+    /// True if a write returns only after its file is on the disk.
+    pub(crate) durable: bool,
+}
+
+impl Folder {
+    /// The file of an object.
+    pub(crate) fn place(&self, name: &object_store::path::Path) -> PathBuf {
+        self.path.join(name.as_ref())
+    }
+
+    /// Creates a file that can become the object at `place`. Its name is that of the object store's own unfinished writes, so
+    /// no list shows it and [`RunStore::sweep`](crate::RunStore::sweep) finds it.
+    pub(crate) fn create(&self, place: &Path) -> io::Result<(File, PathBuf)> {
+        let mut number = 1_u64;
+        loop {
+            let mut path = place.as_os_str().to_owned();
+            path.push(format!("#{number}"));
+            match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                // An empty folder can disappear again before the next attempt: it goes with its last object.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    fs::create_dir_all(place.parent().ok_or(error)?)?;
+                    // The object store relies on folders that are there.
+                    self.sync_folders(place)?;
+                }
+                created => return Ok((created?, path.into())),
+            }
+        }
+    }
+
+    /// Gives a file the name of the object at `place` beside its own. Returns false if the name is taken.
+    pub(crate) fn publish(&self, file: &File, path: &Path, place: &Path) -> io::Result<bool> {
+        if self.durable {
+            file.sync_all()?;
+        }
+        let published = match fs::hard_link(path, place) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            linked => linked.map(|()| true)?,
+        };
+        self.sync_folders(place)?;
+        Ok(published)
+    }
+
+    /// Brings the names of a file and of its folders to the disk.
+    fn sync_folders(&self, file: &Path) -> io::Result<()> {
+        // Other systems have no such operation.
+        if !self.durable || !cfg!(unix) {
+            return Ok(());
+        }
+        let mut folders = file.ancestors().skip(1).take_while(|folder| folder.starts_with(&self.path));
+        folders.try_for_each(|folder| File::open(folder)?.sync_all())
+    }
+
+    /// Removes the name of an unfinished file, and the folders that it leaves empty. The sweep removes what stays.
+    pub(crate) fn remove(&self, path: &Path) {
+        if let Err(error) = fs::remove_file(path) {
+            tracing::debug!(%error, file = %path.display(), "an unfinished write remains in the store");
+            return;
+        }
+        let within = |folder: &&Path| folder.starts_with(&self.path) && *folder != self.path;
+        let folders = path.ancestors().skip(1).take_while(within);
+        // Ends at the first folder that is not empty.
+        folders.take_while(|folder| fs::remove_dir(folder).is_ok()).for_each(drop);
+    }
+}
