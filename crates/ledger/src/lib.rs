@@ -5,7 +5,8 @@
 //! more. It contains the state machine of `dipaco-sync`, and adds the objects of the store.
 //!
 //! Time, randomness and messages are arguments, and writes are values: [`Ledger::poll_write`] drafts the next write of the
-//! manifest ([`RunManifest`]). This package has no socket, no file, no clock and no thread. The coordinator moves the
+//! manifest ([`RunManifest`]) and gives its parts in their order ([`WritePart`]); answers wait for it ([`UntilWritten`]). This
+//! package has no socket, no file, no clock and no thread. The coordinator moves the
 //! bytes around it, and `dipaco-simulate` plays the same ledger in virtual time.
 
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ mod owners;
 mod plan;
 mod records;
 mod run_manifest;
+mod until_written;
 
 pub use error::{LedgerError, ResultError};
 pub use granted_lease::{CompletedLease, FragmentWeights, GrantedLease, WeightChange};
@@ -28,7 +30,7 @@ pub use lease_result::{LeaseReport, LeaseResult};
 pub use ledger::{
     ExpectedResult, FailureDecision, LeaseCompletion, Ledger, NewCheckpoint, Orders, OtherNumerics,
     PendingWrite, PhaseBoundary, Recording, ReducedGradient, SavedCheckpoint, StepRecording, StoredResult,
-    StoredRun, TrainingFailure, WriteDraft, check_shards,
+    StoredRun, TrainingFailure, WriteDraft, WritePart, check_shards,
 };
 pub use object::ObjectRef;
 pub use orders::{MergeInput, OuterStepDone, OuterStepOrder};
@@ -39,3 +41,4 @@ pub use run_manifest::{
     ExtensionRecord, FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, PathRecord, QuarantineRecord,
     RollbackRecord, RunManifest, SeedRecord, ShardRecord, TrainingRecord,
 };
+pub use until_written::UntilWritten;

@@ -13,6 +13,7 @@ mod round_tally;
 mod run_progress;
 mod start;
 mod take_over;
+mod written_changes;
 
 pub use contributions::{FragmentContributions, PathContributions, TokenContributions, contributions_of};
 pub use error::CoordinatorError;
@@ -46,6 +47,7 @@ use crate::coordinator::manifest_writer::ManifestWriter;
 use crate::coordinator::requests::{CoordinatorRequests, WaitingRequests};
 use crate::coordinator::run_progress::RunProgress;
 use crate::coordinator::take_over::{ledger_plan, read_store};
+use crate::coordinator::written_changes::WrittenChanges;
 use crate::host::{LinkIssuer, ResultIntake, Revocations, Uploads, VerifiedGradients, serve_peers};
 use crate::open_run::OpenRun;
 use crate::synchronizer::Synchronizer;
@@ -150,7 +152,7 @@ pub async fn coordinate(
         result = watch_leases(&requests) => result.map(|()| Ended::Stopped),
         result = &mut accepting => result.map(|()| Ended::Stopped),
         result = lead_phases(&requests, reroute.as_ref()) => result,
-        () = writer_ends(requests.written.clone()) => Err(CoordinatorError::Stopped),
+        () = requests.written.ended() => Err(CoordinatorError::Stopped),
         never = leftovers.keep_removing() => match never {},
         () = cancel.cancelled() => Ok(Ended::Stopped),
     };
@@ -241,13 +243,13 @@ impl RunningCoordinator {
         let steps: Vec<u64> = ledger.state().progress().paths.values().map(|path| path.steps).collect();
         let progress = RunProgress::new(&progress, events, &steps, plan.train.inner_steps, total);
         let ledger = Arc::new(Mutex::new(ledger));
-        let (written, on_disk) = watch::channel(0);
+        let written = Arc::<WrittenChanges>::default();
         let mut manifest_writer = ManifestWriter {
             ledger: ledger.clone(),
             store: store.clone(),
             sequence: started.sequence,
             changed: to_write.clone(),
-            written,
+            written: written.clone(),
             dropped: BTreeSet::new(),
             clock,
         };
@@ -269,7 +271,7 @@ impl RunningCoordinator {
             shards,
             changed: Arc::new(Notify::new()),
             deadlines: Arc::new(Notify::new()),
-            written: on_disk,
+            written,
             revocations,
             reception: Arc::default(),
             waiting: WaitingRequests::default(),
@@ -312,11 +314,6 @@ impl WriterTask {
             (error, _) => error,
         }
     }
-}
-
-/// Waits until the manifest writer has ended.
-async fn writer_ends(mut written: watch::Receiver<u64>) {
-    while written.changed().await.is_ok() {}
 }
 
 /// Inner steps that all paths together have taken.

@@ -1,8 +1,8 @@
 //! The coordinator of a simulated run: production's ledger, and a driver in virtual time.
 //!
 //! The driver does in this order, as production does: it asks the ledger whether a result is expected, checks the
-//! result, puts it into the store, and records it. An answer leaves after the write of the manifest that contains its
-//! change. Objects are deleted after that write.
+//! result, puts it into the store, and records it. The ledger gives the parts of a write in their order, and keeps the answers
+//! back until their change is on the disk.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use dipaco_ledger::{
     ExpectedResult, FailureDecision, GrantedLease, LeaseCompletion, LeaseReport, LeaseResult, Ledger,
     ObjectRef, OuterStepOrder, Recording, ResultError, RunManifest, SavedCheckpoint, StoredResult, StoredRun,
-    TrainingFailure, TrainingRecord,
+    TrainingFailure, TrainingRecord, UntilWritten,
 };
 use dipaco_sync::{Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, ProcessId};
 use dipaco_topology::PathId;
@@ -157,14 +157,12 @@ pub(crate) struct SimulatedCoordinator {
     ended: BTreeSet<ProcessId>,
     /// Number of granted leases; their secrets follow from it.
     granted: u64,
-    /// The last change of the ledger that is on the disk.
-    pub(crate) written: u64,
     /// The deadline for which a timer is set.
     pub(crate) timer: Option<Duration>,
     /// Answers that wait for a change of the ledger to be on the disk.
-    pub(crate) waiting: VecDeque<(u64, ChaosAnswer)>,
-    /// Outer steps of changes that are not on the disk, by change.
-    pub(crate) merged: VecDeque<(u64, MergedStep)>,
+    pub(crate) answers: UntilWritten<ChaosAnswer>,
+    /// Outer steps of changes that are not on the disk.
+    pub(crate) merged: UntilWritten<MergedStep>,
     /// Ordered outer steps that are not taken; the first one is in computation.
     pub(super) ordered: VecDeque<OuterStepOrder>,
     /// True while the text is divided for the next phase.
@@ -202,10 +200,9 @@ impl SimulatedCoordinator {
             connected: BTreeSet::new(),
             ended: BTreeSet::new(),
             granted: 0,
-            written: 0,
             timer: None,
-            waiting: VecDeque::new(),
-            merged: VecDeque::new(),
+            answers: UntilWritten::default(),
+            merged: UntilWritten::default(),
             ordered: VecDeque::new(),
             rerouting: false,
         })

@@ -19,7 +19,7 @@ impl ChaosWorld<'_> {
         let coordinator = SimulatedCoordinator::take_over(self.case, &self.disk, &self.store, self.bug)?;
         self.coordinator = Some(coordinator);
         self.begin_write()?;
-        while self.writing.is_some() {
+        while !self.writing.is_empty() {
             self.write_next_of_coordinator()?;
         }
         self.go_on()
@@ -77,16 +77,7 @@ impl ChaosWorld<'_> {
     fn answer_on_disk(&mut self, answer: ChaosAnswer) {
         let Some(coordinator) = &mut self.coordinator else { return };
         let change = coordinator.ledger.changes();
-        coordinator.waiting.push_back((change, answer));
-        self.send_written();
-    }
-
-    /// Sends the answers whose changes are on the disk.
-    pub(super) fn send_written(&mut self) {
-        while let Some(coordinator) = &mut self.coordinator
-            && coordinator.waiting.front().is_some_and(|(change, _)| *change <= coordinator.written)
-            && let Some((_, answer)) = coordinator.waiting.pop_front()
-        {
+        if let Some(answer) = coordinator.answers.keep(change, answer) {
             self.send(&answer);
         }
     }

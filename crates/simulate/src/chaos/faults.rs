@@ -46,12 +46,12 @@ impl ChaosWorld<'_> {
                 self.workers[worker].cut_off_until = self.now + self.between(1_000, Duration::from_secs(5));
             }
             Fault::CoordinatorDies => {
-                if let Some(coordinator) = self.coordinator.take() {
+                if let Some(mut coordinator) = self.coordinator.take() {
                     // The next part of a write may have reached the disk or not. In both cases no worker has an answer.
                     if self.random.random_bool(0.5) {
-                        self.write_next(coordinator.merged)?;
+                        self.write_next(&mut coordinator.merged)?;
                     }
-                    self.writing = None;
+                    self.writing.clear();
                     let pause = self.between(1_000, Duration::from_millis(1_500));
                     self.after(pause, ChaosEvent::CoordinatorStarts);
                 }

@@ -108,8 +108,13 @@ impl SimulatedCoordinator {
         self.ordered.pop_front();
         match self.ledger.record_step(&done).map_err(|error| error.to_string())? {
             dipaco_ledger::StepRecording::Counts { .. } => {
-                self.merged.push_back((self.ledger.changes(), merged));
-                Ok(())
+                match self.merged.keep(self.ledger.changes(), merged) {
+                    None => Ok(()),
+                    Some(step) => Err(format!(
+                        "outer step {} of {} was on the disk before it counted",
+                        step.version, step.fragment
+                    )),
+                }
             }
             other => Err(format!("outer step {} of {} is {other:?}", done.version, done.fragment)),
         }

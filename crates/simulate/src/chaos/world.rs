@@ -1,9 +1,9 @@
 //! Virtual time, the network and the faults of a chaos run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use dipaco_ledger::PendingWrite;
+use dipaco_ledger::WritePart;
 use dipaco_sync::{Lease, LeaseKey, ProcessId};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -32,12 +32,6 @@ pub(super) enum Fault {
     WorkerPauses,
     Partition,
     CoordinatorDies,
-}
-
-/// A write that is not complete: checkpoint, manifest, deletions.
-#[derive(Debug)]
-pub(super) struct WriteUnderWay {
-    pub(super) pending: PendingWrite,
 }
 
 #[derive(Debug)]
@@ -99,8 +93,8 @@ pub(crate) struct ChaosWorld<'a> {
     serial: u64,
     pub(super) disk: SimulatedDisk,
     pub(super) coordinator: Option<SimulatedCoordinator>,
-    /// The write of the coordinator that is under way.
-    pub(super) writing: Option<WriteUnderWay>,
+    /// The parts of the coordinator's write under way that are not on the disk.
+    pub(super) writing: VecDeque<WritePart>,
     pub(super) workers: Vec<ChaosWorker>,
     liars: Vec<Liar>,
     pub(super) store: ObjectStore,
@@ -122,7 +116,7 @@ impl<'a> ChaosWorld<'a> {
             serial: 0,
             disk: SimulatedDisk::new(case, &mut store),
             coordinator: None,
-            writing: None,
+            writing: VecDeque::new(),
             workers: case.workers.iter().map(|_| ChaosWorker::default()).collect(),
             liars: (0..case.liars).map(Liar::new).collect(),
             store,

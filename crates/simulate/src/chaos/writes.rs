@@ -1,28 +1,27 @@
-//! Writes of a simulated coordinator, part by part.
+//! Writes of a simulated coordinator: the parts that the ledger gives, one at a time.
 
-use std::collections::VecDeque;
+use dipaco_ledger::{UntilWritten, WritePart};
 
 use super::Bug;
 use super::audit::check_objects;
 use super::object_store::Content;
 use super::toy::MergedStep;
-use super::world::{ChaosWorld, CoordinatorEvent, WriteUnderWay};
+use super::world::{ChaosWorld, CoordinatorEvent};
 
 impl ChaosWorld<'_> {
     /// Begins the next write if none is under way.
     pub(super) fn begin_write(&mut self) -> Result<(), String> {
-        let Some(coordinator) = self.coordinator.as_mut().filter(|_| self.writing.is_none()) else {
+        let Some(coordinator) = self.coordinator.as_mut().filter(|_| self.writing.is_empty()) else {
             return Ok(());
         };
         let Some(draft) = coordinator.ledger.poll_write() else {
             return Ok(());
         };
-        let pending = draft.finish().map_err(|error| error.to_string())?;
+        self.writing.extend(draft.finish().map_err(|error| error.to_string())?);
         if self.bug == Some(Bug::EarlyDelete) {
             // The planted bug: objects go before the manifest that does not refer to them.
-            pending.obsolete.iter().for_each(|name| self.store.delete(name));
+            self.writing.rotate_right(1);
         }
-        self.writing = Some(WriteUnderWay { pending });
         let pause = self.disk_time();
         self.after_for_coordinator(pause, CoordinatorEvent::Written);
         Ok(())
@@ -31,45 +30,40 @@ impl ChaosWorld<'_> {
     /// The next part of the coordinator's write is on the disk.
     pub(super) fn write_next_of_coordinator(&mut self) -> Result<(), String> {
         let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
-        let merged = std::mem::take(&mut coordinator.merged);
-        let (written, merged) = self.write_next(merged)?;
-        if let Some(coordinator) = &mut self.coordinator {
-            coordinator.merged = merged;
-            coordinator.written = coordinator.written.max(written);
-        }
-        self.send_written();
-        if self.writing.is_some() {
+        let mut merged = std::mem::take(&mut coordinator.merged);
+        let written = self.write_next(&mut merged)?;
+        let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
+        coordinator.merged = merged;
+        let answers = written.map(|change| coordinator.answers.written(change));
+        answers.into_iter().flatten().for_each(|answer| self.send(&answer));
+        if !self.writing.is_empty() {
             let pause = self.disk_time();
             self.after_for_coordinator(pause, CoordinatorEvent::Written);
         }
         Ok(())
     }
 
-    /// Makes the next part of the write under way durable: the checkpoint, then the manifest, then the deletions. Returns
-    /// the last change on the disk, and the outer steps of later changes.
+    /// Makes the next part of the write under way durable. Returns the last change of a manifest.
     pub(super) fn write_next(
         &mut self,
-        mut merged: VecDeque<(u64, MergedStep)>,
-    ) -> Result<(u64, VecDeque<(u64, MergedStep)>), String> {
-        let Some(WriteUnderWay { pending }) = &mut self.writing else { return Ok((0, merged)) };
-        if let Some(checkpoint) = pending.checkpoint.take() {
-            self.store.put(&checkpoint.object, Content::Checkpoint(checkpoint.content));
-            return Ok((0, merged));
+        merged: &mut UntilWritten<MergedStep>,
+    ) -> Result<Option<u64>, String> {
+        let mut written = None;
+        match self.writing.pop_front() {
+            None => return Ok(None),
+            Some(WritePart::Checkpoint(checkpoint)) => {
+                self.store.put(&checkpoint.object, Content::Checkpoint(checkpoint.content));
+            }
+            Some(WritePart::Manifest { manifest, change }) => {
+                let steps = merged.written(change);
+                let before = std::mem::replace(&mut self.disk.manifest, *manifest);
+                let before = before.training.ok_or("the manifest has no training")?;
+                self.audit.written(self.case, &before, self.disk.training()?, &steps)?;
+                written = Some(change);
+            }
+            Some(WritePart::Deletions(names)) => names.iter().for_each(|name| self.store.delete(name)),
         }
-        if let Some(manifest) = pending.manifest.take() {
-            let change = pending.change;
-            let later = merged.partition_point(|(of, _)| *of <= change);
-            let later = merged.split_off(later);
-            let steps: Vec<_> = merged.into_iter().map(|(_, step)| step).collect();
-            let before = std::mem::replace(&mut self.disk.manifest, manifest);
-            let before = before.training.ok_or("the manifest has no training")?;
-            self.audit.written(self.case, &before, self.disk.training()?, &steps)?;
-            check_objects(self.case, &self.disk, &self.store)?;
-            return Ok((change, later));
-        }
-        pending.obsolete.iter().for_each(|name| self.store.delete(name));
-        self.writing = None;
         check_objects(self.case, &self.disk, &self.store)?;
-        Ok((0, merged))
+        Ok(written)
     }
 }
