@@ -11,8 +11,10 @@
 
 #![forbid(unsafe_code)]
 
+mod dropped_objects;
 mod error;
 mod granted_lease;
+mod known_processes;
 mod lease_result;
 mod ledger;
 pub mod names;
@@ -24,8 +26,10 @@ mod records;
 mod run_manifest;
 mod until_written;
 
+pub use dropped_objects::DroppedObjects;
 pub use error::{LedgerError, ResultError};
 pub use granted_lease::{CompletedLease, FragmentWeights, GrantedLease, WeightChange};
+pub use known_processes::{Arrival, ConnectionNumber, Departure, KnownProcesses};
 pub use lease_result::{LeaseReport, LeaseResult};
 pub use ledger::{
     ExpectedResult, FailureDecision, LeaseCompletion, Ledger, NewCheckpoint, Orders, OtherNumerics,

@@ -7,13 +7,13 @@
 //! repeat requests of others, hold leases that they never train, borrow names, upload states with wrong steps, and send
 //! ids that do not exist.
 //!
-//! The ledger is production's ([`dipaco_ledger`]), and so are its orders, its manifest and its order of writes: the
-//! object, the manifest, the answer, the deletions. Merging and momentum are production's too ([`dipaco_sync`],
-//! [`dipaco_optim`]). Network, disk and training are stand-ins.
+//! The ledger is production's ([`dipaco_ledger`]), and so are its orders, its manifest and the parts of its writes in their
+//! order, the queue of answers that wait for a write, the succession of processes, and the choice of objects that pins keep.
+//! Merging and momentum are production's too ([`dipaco_sync`], [`dipaco_optim`]). Network, disk and training are stand-ins.
 //!
 //! An audit checks these invariants on every write of the manifest and at the end:
 //!
-//! - The store has every object that the manifest refers to, with the right content.
+//! - The store has every object that the manifest refers to or a reader has pinned, with the right content.
 //! - No contribution counts twice or is lost.
 //! - Versions rise by one with each outer step.
 //! - Every outer gradient was made from the version that the ledger gave to its path.
@@ -27,11 +27,14 @@ mod audit;
 mod case;
 mod coordinator;
 mod driver;
+mod events;
 mod faults;
 mod lease_in_training;
 mod liar;
+mod messages;
 mod object_store;
 mod outer_step;
+mod pins;
 mod played_run;
 mod start;
 mod toy;
@@ -64,6 +67,8 @@ pub enum Bug {
     RecordedFirst,
     /// Objects are deleted before the manifest that does not refer to them is written.
     EarlyDelete,
+    /// Objects are deleted that a reader has pinned.
+    IgnoredPin,
 }
 
 /// The peers of the simulated runs.

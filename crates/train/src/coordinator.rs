@@ -22,7 +22,6 @@ pub use requests::RenewToken;
 pub use rollback::roll_back;
 pub use start::{start_training, training_origin};
 
-use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -30,7 +29,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
-use dipaco_ledger::{Ledger, PhaseBoundary};
+use dipaco_ledger::{DroppedObjects, Ledger, PhaseBoundary};
 use dipaco_net::{Clock, Server, Traffic};
 use dipaco_store::{RunStore, ShardRecord};
 use dipaco_telemetry::{Event, Events, LiveSource, Progress, WireBytes};
@@ -250,7 +249,7 @@ impl RunningCoordinator {
             sequence: started.sequence,
             changed: to_write.clone(),
             written: written.clone(),
-            dropped: BTreeSet::new(),
+            dropped: DroppedObjects::default(),
             clock,
         };
         // First of all: from the new incarnation on an older coordinator can't write, so nothing below races with it.

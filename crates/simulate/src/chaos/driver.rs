@@ -5,10 +5,10 @@ use std::time::Duration;
 use dipaco_sync::ProcessId;
 
 use super::Bug;
-use super::coordinator::{
-    ChaosAnswer, ChaosRequest, Handled, Requester, SimulatedCoordinator, StoringResult,
-};
-use super::world::{ChaosWorld, CoordinatorEvent};
+use super::coordinator::{Handled, SimulatedCoordinator, StoringResult};
+use super::events::CoordinatorEvent;
+use super::messages::{ChaosAnswer, ChaosRequest, Requester};
+use super::world::ChaosWorld;
 
 /// Longest duration of an outer step's computation.
 const COMPUTATION: Duration = Duration::from_millis(20);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use rand::Rng;
 
-use super::world::{ChaosEvent, ChaosWorld, Fault};
+use super::events::{ChaosEvent, Fault};
+use super::world::ChaosWorld;
 
 /// Time from the death of a process to the end of its connection: often after its successor has come.
 const NOTICED: Duration = Duration::from_millis(800);
@@ -49,7 +50,7 @@ impl ChaosWorld<'_> {
                 if let Some(mut coordinator) = self.coordinator.take() {
                     // The next part of a write may have reached the disk or not. In both cases no worker has an answer.
                     if self.random.random_bool(0.5) {
-                        self.write_next(&mut coordinator.merged)?;
+                        self.write_next(&mut coordinator)?;
                     }
                     self.writing.clear();
                     let pause = self.between(1_000, Duration::from_millis(1_500));

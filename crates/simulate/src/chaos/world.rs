@@ -10,12 +10,12 @@ use rand_chacha::ChaCha8Rng;
 
 use super::audit::Audit;
 use super::case::{Case, Habit};
-use super::coordinator::{
-    ChaosAnswer, ChaosReply, ChaosRequest, Requester, SimulatedCoordinator, SimulatedDisk, StoringResult,
-};
+use super::coordinator::{SimulatedCoordinator, SimulatedDisk};
+use super::events::{ChaosEvent, CoordinatorEvent, Fault, WorkerEvent};
 use super::liar::{HONEST, Liar};
+use super::messages::{ChaosAnswer, ChaosReply, ChaosRequest, Requester};
 use super::object_store::{Content, ObjectStore};
-use super::outer_step::TakenStep;
+use super::pins::Pins;
 use super::played_run::PlayedRun;
 use super::worker::{ChaosWorker, Surroundings, WorkerAction};
 use super::{Bug, Chaos};
@@ -24,64 +24,6 @@ use super::{Bug, Chaos};
 const PATIENCE: Duration = Duration::from_millis(600);
 /// Longest duration of a run, long after the last fault. A longer run is stuck.
 const LONGEST: Duration = Duration::from_secs(3_000);
-
-/// A kind of fault.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Fault {
-    WorkerDies,
-    WorkerPauses,
-    Partition,
-    CoordinatorDies,
-}
-
-#[derive(Debug)]
-pub(super) enum ChaosEvent {
-    /// A request arrives at the coordinator.
-    ToCoordinator(Requester, ChaosRequest),
-    /// An event of a worker's process.
-    OfWorker {
-        worker: usize,
-        incarnation: u32,
-        event: WorkerEvent,
-    },
-    /// An event of the coordinator of this incarnation.
-    OfCoordinator(u32, CoordinatorEvent),
-    Fault(Fault),
-    /// The connection of a killed process ends.
-    ConnectionEnds(ProcessId),
-    /// A liar sends a message.
-    Lie(usize),
-    WorkerStarts(usize),
-    CoordinatorStarts,
-}
-
-/// An event of a coordinator's process.
-#[derive(Debug)]
-pub(super) enum CoordinatorEvent {
-    /// A result is in the store.
-    Stored(Box<StoringResult>),
-    /// The next part of the write under way is on the disk.
-    Written,
-    /// The first ordered outer step is computed.
-    TakesStep,
-    /// The objects of an outer step are in the store.
-    TookStep(Box<TakenStep>),
-    /// The text is divided for the next phase.
-    Rerouted,
-    /// A deadline has passed.
-    Timer,
-}
-
-/// An event of a worker's process. Requests and leases have numbers at their worker.
-#[derive(Debug)]
-pub(super) enum WorkerEvent {
-    Reply(u64, ChaosReply),
-    Resend(u64),
-    Ask,
-    Trained(u64),
-    Beat(u64),
-    Follow(u64),
-}
 
 /// A run and its pending events.
 pub(crate) struct ChaosWorld<'a> {
@@ -98,6 +40,7 @@ pub(crate) struct ChaosWorld<'a> {
     pub(super) workers: Vec<ChaosWorker>,
     liars: Vec<Liar>,
     pub(super) store: ObjectStore,
+    pub(super) pins: Pins,
     pub(super) audit: Audit,
     pub(super) summary: Chaos,
 }
@@ -120,6 +63,7 @@ impl<'a> ChaosWorld<'a> {
             workers: case.workers.iter().map(|_| ChaosWorker::default()).collect(),
             liars: (0..case.liars).map(Liar::new).collect(),
             store,
+            pins: Pins::default(),
             audit: Audit::default(),
             summary: Chaos::default(),
         }
@@ -136,6 +80,9 @@ impl<'a> ChaosWorld<'a> {
         }
         for fault in [Fault::WorkerDies, Fault::WorkerPauses, Fault::Partition, Fault::CoordinatorDies] {
             self.next_fault(fault);
+        }
+        if self.case.reads {
+            self.after(Duration::ZERO, ChaosEvent::ReaderPins);
         }
         for liar in 0..self.liars.len() {
             self.after(Duration::ZERO, ChaosEvent::Lie(liar));
@@ -316,6 +263,7 @@ impl<'a> ChaosWorld<'a> {
             }
             ChaosEvent::Fault(fault) => self.inject(fault),
             ChaosEvent::ConnectionEnds(process) => self.connection_ends(&process),
+            ChaosEvent::ReaderPins => self.reader_pins(),
             ChaosEvent::Lie(liar) => {
                 self.lie(liar);
                 Ok(())

@@ -1,12 +1,15 @@
 //! Writes of a simulated coordinator: the parts that the ledger gives, one at a time.
 
-use dipaco_ledger::{UntilWritten, WritePart};
+use std::collections::BTreeSet;
+
+use dipaco_ledger::WritePart;
 
 use super::Bug;
 use super::audit::check_objects;
+use super::coordinator::SimulatedCoordinator;
+use super::events::CoordinatorEvent;
 use super::object_store::Content;
-use super::toy::MergedStep;
-use super::world::{ChaosWorld, CoordinatorEvent};
+use super::world::ChaosWorld;
 
 impl ChaosWorld<'_> {
     /// Begins the next write if none is under way.
@@ -29,12 +32,10 @@ impl ChaosWorld<'_> {
 
     /// The next part of the coordinator's write is on the disk.
     pub(super) fn write_next_of_coordinator(&mut self) -> Result<(), String> {
-        let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
-        let mut merged = std::mem::take(&mut coordinator.merged);
-        let written = self.write_next(&mut merged)?;
-        let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
-        coordinator.merged = merged;
+        let Some(mut coordinator) = self.coordinator.take() else { return Ok(()) };
+        let written = self.write_next(&mut coordinator)?;
         let answers = written.map(|change| coordinator.answers.written(change));
+        self.coordinator = Some(coordinator);
         answers.into_iter().flatten().for_each(|answer| self.send(&answer));
         if !self.writing.is_empty() {
             let pause = self.disk_time();
@@ -46,7 +47,7 @@ impl ChaosWorld<'_> {
     /// Makes the next part of the write under way durable. Returns the last change of a manifest.
     pub(super) fn write_next(
         &mut self,
-        merged: &mut UntilWritten<MergedStep>,
+        coordinator: &mut SimulatedCoordinator,
     ) -> Result<Option<u64>, String> {
         let mut written = None;
         match self.writing.pop_front() {
@@ -55,15 +56,25 @@ impl ChaosWorld<'_> {
                 self.store.put(&checkpoint.object, Content::Checkpoint(checkpoint.content));
             }
             Some(WritePart::Manifest { manifest, change }) => {
-                let steps = merged.written(change);
+                let steps = coordinator.merged.written(change);
                 let before = std::mem::replace(&mut self.disk.manifest, *manifest);
                 let before = before.training.ok_or("the manifest has no training")?;
                 self.audit.written(self.case, &before, self.disk.training()?, &steps)?;
                 written = Some(change);
             }
-            Some(WritePart::Deletions(names)) => names.iter().for_each(|name| self.store.delete(name)),
+            Some(WritePart::Deletions(names)) => {
+                coordinator.dropped.add(names);
+                let pinned = match self.bug {
+                    // The planted bug: nobody asks for pins.
+                    Some(Bug::IgnoredPin) => BTreeSet::new(),
+                    _ => self.pins.names(),
+                };
+                let unpinned = coordinator.dropped.take_unpinned(&pinned);
+                unpinned.iter().for_each(|name| self.store.delete(name));
+            }
         }
         check_objects(self.case, &self.disk, &self.store)?;
+        self.pins.check(&self.store)?;
         Ok(written)
     }
 }

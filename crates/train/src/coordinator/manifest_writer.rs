@@ -1,10 +1,9 @@
 //! Writes the manifest when the ledger has changed.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dipaco_ledger::{Ledger, NewCheckpoint, WritePart};
+use dipaco_ledger::{DroppedObjects, Ledger, NewCheckpoint, WritePart};
 use dipaco_net::Clock;
 use dipaco_store::{ManifestSequence, RunStore};
 use tokio::sync::Notify;
@@ -29,7 +28,7 @@ pub(crate) struct ManifestWriter {
     /// The requests that wait for their change to be on the disk.
     pub(crate) written: Arc<WrittenChanges>,
     /// Objects to delete when no reader has pinned them any more.
-    pub(crate) dropped: BTreeSet<String>,
+    pub(crate) dropped: DroppedObjects,
     /// Ends the pins of readers that are gone.
     pub(crate) clock: Clock,
 }
@@ -48,12 +47,8 @@ impl ManifestWriter {
         }
         // After the manifest: a reader that found its objects in the manifest before has written its pin by now.
         let pinned = self.store.pinned(self.clock.now()).await?;
-        for name in std::mem::take(&mut self.dropped) {
-            if pinned.contains(&name) {
-                self.dropped.insert(name);
-            } else {
-                self.store.delete(&name).await?;
-            }
+        for name in self.dropped.take_unpinned(&pinned) {
+            self.store.delete(&name).await?;
         }
         Ok(())
     }
@@ -79,7 +74,7 @@ impl ManifestWriter {
                     self.sequence = self.store.replace(&*manifest, self.sequence).await?;
                     self.written.note(change);
                 }
-                WritePart::Deletions(names) => self.dropped.extend(names),
+                WritePart::Deletions(names) => self.dropped.add(names),
             }
         }
         Ok(pause)
