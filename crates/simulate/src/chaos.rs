@@ -3,7 +3,8 @@
 //! A seed selects a small run (topology, schedule, scheme) and its faults: processes die and restart, pause and
 //! continue; messages are lost, delayed, duplicated and reordered; requests are repeated with different content;
 //! clocks drift; disks are slow, and a coordinator dies between two parts of a write. Workers have names, keep the states
-//! of their paths, and replay leases when they take a path over. Some peers lie ([`Peers`]): they name leases of others,
+//! of their paths, and replay leases when they take a path over. In some runs a synchronizer takes outer steps; it dies, hangs
+//! and reports late. Some peers lie ([`Peers`]): they name leases of others,
 //! repeat requests of others, hold leases that they never train, borrow names, upload states with wrong steps, and send
 //! ids that do not exist.
 //!
@@ -15,7 +16,7 @@
 //!
 //! - The store has every object that the manifest refers to or a reader has pinned, with the right content.
 //! - No contribution counts twice or is lost.
-//! - Versions rise by one with each outer step.
+//! - Versions rise by one with each outer step, and each step was taken by whoever was asked for it last.
 //! - Every outer gradient was made from the version that the ledger gave to its path.
 //! - Every inner step is in the weights exactly once.
 //! - No request of an honest worker is refused.
@@ -37,6 +38,7 @@ mod outer_step;
 mod pins;
 mod played_run;
 mod start;
+mod synchronizer;
 mod toy;
 mod worker;
 mod world;
@@ -69,6 +71,8 @@ pub enum Bug {
     EarlyDelete,
     /// Objects are deleted that a reader has pinned.
     IgnoredPin,
+    /// An outer step of a synchronizer that has lost its modules counts.
+    OldFence,
 }
 
 /// The peers of the simulated runs.

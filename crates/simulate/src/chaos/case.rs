@@ -7,7 +7,7 @@ use dipaco_sync::{
     Drops, FragmentId, LeaseLimits, Numerics, OuterRule, Quorum, Rescale, Rests, Schedule, Scheme, Weighting,
     learner::Blend,
 };
-use dipaco_topology::{PathId, Topology};
+use dipaco_topology::{ModuleId, PathId, Topology};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -42,9 +42,20 @@ pub(crate) struct Case {
     pub(crate) weighting: Weighting,
     /// A path whose training diverges for every worker.
     pub(crate) diverging: Option<Diverging>,
+    /// A synchronizer with a process of its own.
+    pub(crate) synchronizer: Option<SynchronizerCase>,
     /// True if a reader pins objects of the store.
     pub(crate) reads: bool,
     pub(crate) faults: Faults,
+}
+
+/// A synchronizer. Durations are means between two faults of the kind.
+#[derive(Clone, Debug)]
+pub(crate) struct SynchronizerCase {
+    /// The modules that it claims.
+    pub(crate) modules: Vec<ModuleId>,
+    pub(crate) dies: Duration,
+    pub(crate) hangs: Duration,
 }
 
 /// A path whose training diverges.
@@ -176,6 +187,7 @@ impl Case {
         let diverging = diverging(seed, &topology, schedule.total())
             // A path that rests from then on never diverges.
             .filter(|diverging| schedule.trained(diverging.path, diverging.after, schedule.total()) > 0);
+        let synchronizer = synchronizer(seed, &topology);
         let weighting = if random.random_bool(0.8) { Weighting::ShardSize } else { Weighting::Uniform };
         Ok(Self {
             topology,
@@ -193,6 +205,7 @@ impl Case {
             weighting,
             diverging,
             reads: drawn_apart(seed, 7, 0.25),
+            synchronizer,
             faults,
         })
     }
@@ -218,7 +231,7 @@ impl Case {
             until: Duration::ZERO,
         };
         let workers = vec![Machine { step: Duration::from_millis(1), clock: 1.0 }];
-        Self { faults, workers, liars: 0, lying_workers: 0, reads: false, ..self.clone() }
+        Self { faults, workers, liars: 0, lying_workers: 0, reads: false, synchronizer: None, ..self.clone() }
     }
 
     pub(crate) fn plan(&self) -> LedgerPlan {
@@ -273,7 +286,7 @@ impl Case {
             ),
         };
         format!(
-            "{} paths {:?}{}{}{}, H {}, F {}, overlap {}{}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
+            "{} paths {:?}{}{}{}{}, H {}, F {}, overlap {}{}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
              a worker dies every {:.1} s, the coordinator every {:.1} s",
             self.topology.paths(),
             self.topology.radices(),
@@ -286,6 +299,10 @@ impl Case {
                 kept => format!(", {kept} kept"),
             },
             self.diverging.map_or(String::new(), |diverging| format!(", path {} diverges", diverging.path)),
+            match &self.synchronizer {
+                Some(synchronizer) => format!(", a synchronizer of {} modules", synchronizer.modules.len()),
+                None => String::new(),
+            },
             self.schedule.inner_steps(),
             self.schedule.fragments(),
             self.schedule.overlap(),
@@ -311,6 +328,19 @@ fn drawn_apart(seed: u64, stream: u64, share: f64) -> bool {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     random.set_stream(stream);
     random.random_bool(share)
+}
+
+/// In a quarter of the cases, a synchronizer of some modules. Drawn apart, so that the other cases stay as they are.
+fn synchronizer(seed: u64, topology: &Topology) -> Option<SynchronizerCase> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(8);
+    let chosen = random.random_bool(0.25);
+    let first = random.random_range(0..topology.module_ids().count());
+    let mut often = || Duration::from_millis(random.random_range(500..5_000));
+    let (dies, hangs) = (often(), often());
+    // From one of them to the last, so that the coordinator has some of its own in most cases.
+    let modules = topology.module_ids().skip(first).collect();
+    chosen.then_some(SynchronizerCase { modules, dies, hangs })
 }
 
 /// In one of eight cases, a path that diverges after some of its steps.

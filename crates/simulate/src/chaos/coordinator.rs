@@ -9,15 +9,18 @@ use std::time::Duration;
 
 use dipaco_ledger::{
     Arrival, ConnectionNumber, Departure, DroppedObjects, ExpectedResult, FailureDecision, KnownProcesses,
-    LeaseCompletion, LeaseResult, Ledger, ObjectRef, OuterStepOrder, Recording, ResultError, RunManifest,
-    SavedCheckpoint, StoredResult, StoredRun, TrainingFailure, TrainingRecord, UntilWritten,
+    LeaseCompletion, LeaseResult, Ledger, ObjectRef, Recording, ResultError, RunManifest, SavedCheckpoint,
+    StoredResult, StoredRun, TrainingFailure, TrainingRecord, UntilWritten,
 };
-use dipaco_sync::{Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, ProcessId};
+use dipaco_sync::{
+    FragmentId, Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, ProcessId,
+};
 
 use super::Bug;
 use super::case::Case;
 use super::messages::{ChaosAnswer, ChaosLease, ChaosReply, ChaosRequest, Requester};
 use super::object_store::{Content, ObjectStore};
+use super::outer_step::AskedStep;
 use super::start::first_manifest;
 use super::toy::{InputWeights, MergedStep, ToyPathState};
 
@@ -93,7 +96,11 @@ pub(crate) struct SimulatedCoordinator {
     /// Objects to delete when the reader has not pinned them.
     pub(crate) dropped: DroppedObjects,
     /// Ordered outer steps that are not taken; the first one is in computation.
-    pub(super) ordered: VecDeque<OuterStepOrder>,
+    pub(super) ordered: VecDeque<AskedStep>,
+    /// The last request for orders of each synchronizer's process.
+    order_requests: BTreeMap<ProcessId, u64>,
+    /// The last order of each fragment, until its step counts: version and fencing number.
+    pub(super) asked: BTreeMap<FragmentId, (u32, u64)>,
     /// True while the text is divided for the next phase.
     pub(crate) rerouting: bool,
 }
@@ -135,12 +142,14 @@ impl SimulatedCoordinator {
             merged: UntilWritten::default(),
             dropped: DroppedObjects::default(),
             ordered: VecDeque::new(),
+            order_requests: BTreeMap::new(),
+            asked: BTreeMap::new(),
             rerouting: false,
         })
     }
 
     /// Returns whether a process has an open connection. The first request opens it.
-    fn greets(&mut self, process: &ProcessId) -> bool {
+    pub(super) fn greets(&mut self, process: &ProcessId) -> bool {
         if self.ended.contains(process) {
             return false;
         }
@@ -154,9 +163,19 @@ impl SimulatedCoordinator {
         true
     }
 
+    /// Returns whether a request for orders is newer than those before. The transport delivers no request twice, and a process
+    /// asks again only when it has given its last request up.
+    pub(super) fn is_new_order_request(&mut self, process: &ProcessId, request: u64) -> bool {
+        let last = self.order_requests.entry(process.clone()).or_default();
+        let new = request > *last;
+        *last = request.max(*last);
+        new
+    }
+
     /// The connection of a killed process ends.
     pub(super) fn connection_ends(&mut self, process: &ProcessId) {
         self.ended.insert(process.clone());
+        self.ledger.release_modules(process);
         let Some(number) = self.open.remove(process) else { return };
         if self.known.left(process, number) == Departure::Succeeded {
             self.ledger.part_with(process);

@@ -5,6 +5,7 @@ use dipaco_sync::ProcessId;
 use super::coordinator::StoringResult;
 use super::messages::{ChaosReply, ChaosRequest, Requester};
 use super::outer_step::TakenStep;
+use super::synchronizer::{SynchronizerCaller, SynchronizerEvent, SynchronizerRequest};
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug)]
@@ -13,12 +14,19 @@ pub(super) enum Fault {
     WorkerPauses,
     Partition,
     CoordinatorDies,
+    SynchronizerDies,
+    SynchronizerHangs,
 }
 
 #[derive(Debug)]
 pub(super) enum ChaosEvent {
     /// A request arrives at the coordinator.
     ToCoordinator(Requester, ChaosRequest),
+    /// A request of a synchronizer arrives at the coordinator.
+    FromSynchronizer(SynchronizerCaller, SynchronizerRequest),
+    /// An event of a synchronizer's process of this instance.
+    OfSynchronizer(u64, SynchronizerEvent),
+    SynchronizerStarts,
     /// An event of a worker's process.
     OfWorker {
         worker: usize,

@@ -19,6 +19,10 @@ impl ChaosWorld<'_> {
             Fault::WorkerPauses => faults.worker_pause,
             Fault::Partition => faults.partition,
             Fault::CoordinatorDies => faults.coordinator_crash,
+            Fault::SynchronizerDies | Fault::SynchronizerHangs => {
+                let Some(synchronizer) = &self.case.synchronizer else { return };
+                if matches!(fault, Fault::SynchronizerDies) { synchronizer.dies } else { synchronizer.hangs }
+            }
         };
         let pause = self.between(1, mean * 2);
         if self.now + pause < self.case.faults.until {
@@ -56,6 +60,18 @@ impl ChaosWorld<'_> {
                     let pause = self.between(1_000, Duration::from_millis(1_500));
                     self.after(pause, ChaosEvent::CoordinatorStarts);
                 }
+            }
+            Fault::SynchronizerDies => {
+                if self.synchronizer.alive {
+                    self.synchronizer.alive = false;
+                    let process = self.synchronizer_process();
+                    self.after(NOTICED, ChaosEvent::ConnectionEnds(process));
+                    let pause = self.between(1_000, Duration::from_millis(1_500));
+                    self.after(pause, ChaosEvent::SynchronizerStarts);
+                }
+            }
+            Fault::SynchronizerHangs => {
+                self.synchronizer.hangs_until = self.now + self.between(1_000, Duration::from_secs(4));
             }
         }
         self.next_fault(fault);

@@ -5,6 +5,7 @@ use dipaco_sync::{LeaseKey, ProcessId};
 use dipaco_topology::PathId;
 
 use super::object_store::Content;
+use super::synchronizer::{SynchronizerCaller, SynchronizerReply};
 use super::toy::{InputWeights, ToyPathState};
 
 /// A request of a worker.
@@ -76,7 +77,7 @@ pub(crate) struct Requester {
 
 /// An answer with its recipient.
 #[derive(Clone, Debug)]
-pub(crate) struct ChaosAnswer {
-    pub(crate) to: Requester,
-    pub(crate) reply: ChaosReply,
+pub(crate) enum ChaosAnswer {
+    ToPeer(Requester, ChaosReply),
+    ToSynchronizer(SynchronizerCaller, SynchronizerReply),
 }

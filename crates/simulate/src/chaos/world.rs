@@ -17,6 +17,7 @@ use super::messages::{ChaosAnswer, ChaosReply, ChaosRequest, Requester};
 use super::object_store::{Content, ObjectStore};
 use super::pins::Pins;
 use super::played_run::PlayedRun;
+use super::synchronizer::SimulatedSynchronizer;
 use super::worker::{ChaosWorker, Surroundings, WorkerAction};
 use super::{Bug, Chaos};
 
@@ -41,6 +42,7 @@ pub(crate) struct ChaosWorld<'a> {
     liars: Vec<Liar>,
     pub(super) store: ObjectStore,
     pub(super) pins: Pins,
+    pub(super) synchronizer: SimulatedSynchronizer,
     pub(super) audit: Audit,
     pub(super) summary: Chaos,
 }
@@ -64,6 +66,7 @@ impl<'a> ChaosWorld<'a> {
             liars: (0..case.liars).map(Liar::new).collect(),
             store,
             pins: Pins::default(),
+            synchronizer: SimulatedSynchronizer::default(),
             audit: Audit::default(),
             summary: Chaos::default(),
         }
@@ -80,6 +83,11 @@ impl<'a> ChaosWorld<'a> {
         }
         for fault in [Fault::WorkerDies, Fault::WorkerPauses, Fault::Partition, Fault::CoordinatorDies] {
             self.next_fault(fault);
+        }
+        if self.case.synchronizer.is_some() {
+            self.after(Duration::ZERO, ChaosEvent::SynchronizerStarts);
+            self.next_fault(Fault::SynchronizerDies);
+            self.next_fault(Fault::SynchronizerHangs);
         }
         if self.case.reads {
             self.after(Duration::ZERO, ChaosEvent::ReaderPins);
@@ -132,10 +140,11 @@ impl<'a> ChaosWorld<'a> {
         Duration::from_micros(self.random.random_range(least..=most))
     }
 
-    /// Sends a message: it is lost, or it arrives once or twice, each time with its own delay.
-    fn transmit(&mut self, worker: usize, event: impl Fn() -> ChaosEvent) {
+    /// Sends a message from or to a peer: it is lost, or it arrives once or twice, each time with its own delay.
+    pub(super) fn transmit(&mut self, peer: Option<usize>, event: impl Fn() -> ChaosEvent) {
         self.summary.messages += 1;
-        let cut_off = self.workers.get(worker).is_some_and(|worker| self.now < worker.cut_off_until);
+        let worker = peer.and_then(|peer| self.workers.get(peer));
+        let cut_off = worker.is_some_and(|worker| self.now < worker.cut_off_until);
         if cut_off || self.chance(self.case.faults.lost) {
             return;
         }
@@ -154,7 +163,9 @@ impl<'a> ChaosWorld<'a> {
                     let request = self.as_sent(worker, request);
                     self.liars.iter_mut().for_each(|liar| liar.overhears(request.clone()));
                     let requester = self.requester(worker, incarnation, request_number);
-                    self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
+                    self.transmit(Some(worker), || {
+                        ChaosEvent::ToCoordinator(requester.clone(), request.clone())
+                    });
                     self.after_for(PATIENCE, worker, WorkerEvent::Resend(request_number));
                 }
                 WorkerAction::Train(..) if self.stands_still(worker) => {}
@@ -224,7 +235,7 @@ impl<'a> ChaosWorld<'a> {
         let process = self.liars[number].next_process(&mut self.random, &request);
         let worker = self.workers.len() + number;
         let requester = Requester { worker, incarnation: 0, process, request: u64::MAX };
-        self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
+        self.transmit(Some(worker), || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
         let pause = self.between(10_000, Duration::from_millis(200));
         self.after(pause, ChaosEvent::Lie(number));
     }
@@ -263,6 +274,12 @@ impl<'a> ChaosWorld<'a> {
             }
             ChaosEvent::Fault(fault) => self.inject(fault),
             ChaosEvent::ConnectionEnds(process) => self.connection_ends(&process),
+            ChaosEvent::FromSynchronizer(caller, request) => self.request_of_synchronizer(caller, request),
+            ChaosEvent::OfSynchronizer(instance, event) => self.handle_of_synchronizer(instance, event),
+            ChaosEvent::SynchronizerStarts => {
+                self.synchronizer_starts();
+                Ok(())
+            }
             ChaosEvent::ReaderPins => self.reader_pins(),
             ChaosEvent::Lie(liar) => {
                 self.lie(liar);
@@ -295,7 +312,9 @@ impl<'a> ChaosWorld<'a> {
                 if let Some(request) = forged {
                     let incarnation = self.workers[worker].incarnation;
                     let requester = self.requester(worker, incarnation, u64::MAX);
-                    self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
+                    self.transmit(Some(worker), || {
+                        ChaosEvent::ToCoordinator(requester.clone(), request.clone())
+                    });
                 }
                 actions
             }
@@ -312,17 +331,21 @@ impl<'a> ChaosWorld<'a> {
         Ok(())
     }
 
-    /// Sends an answer to its worker.
+    /// Sends an answer.
     pub(super) fn send(&mut self, answer: &ChaosAnswer) {
-        let Requester { worker, incarnation, request, .. } = answer.to;
+        let (to, reply) = match answer {
+            ChaosAnswer::ToPeer(to, reply) => (to, reply),
+            ChaosAnswer::ToSynchronizer(to, reply) => return self.send_to_synchronizer(to, reply),
+        };
+        let &Requester { worker, incarnation, request, .. } = to;
         if let Some(liar) = worker.checked_sub(self.workers.len()) {
-            if let ChaosReply::Lease(granted) = &answer.reply {
+            if let ChaosReply::Lease(granted) = reply {
                 self.liars[liar].granted(granted.lease.clone());
             }
             return;
         }
-        self.transmit(worker, || {
-            let event = WorkerEvent::Reply(request, answer.reply.clone());
+        self.transmit(Some(worker), || {
+            let event = WorkerEvent::Reply(request, reply.clone());
             ChaosEvent::OfWorker { worker, incarnation, event }
         });
     }
