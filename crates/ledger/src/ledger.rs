@@ -37,14 +37,14 @@ pub use phases::{PhaseBoundary, check_shards};
 pub use quarantine::{FailureDecision, TrainingFailure};
 use results::ReceivedResult;
 pub use results::{ExpectedResult, Recording, StoredResult};
-pub use write::{PendingWrite, WriteDraft};
+pub use write::{PendingWrite, WriteDraft, WritePart};
 
 /// The decisions of a coordinator: the state machine of the run, the objects that make it up, and the owners of its
 /// modules.
 ///
 /// Each call changes the ledger in memory. [`Ledger::poll_write`] then drafts the next write of the manifest. The caller
-/// sends no answer before the change that it tells of is on the disk ([`Ledger::changes`]), so a change that a worker
-/// knows of survives a crash. After a failed write the caller must end, because memory is ahead of the disk.
+/// sends no answer before the change that it tells of is on the disk ([`Ledger::changes`], [`UntilWritten`](crate::UntilWritten)),
+/// so a change that a worker knows of survives a crash. After a failed write the caller must end, because memory is ahead of the disk.
 #[derive(Debug)]
 pub struct Ledger {
     run: String,

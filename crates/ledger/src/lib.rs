@@ -5,13 +5,16 @@
 //! more. It contains the state machine of `dipaco-sync`, and adds the objects of the store.
 //!
 //! Time, randomness and messages are arguments, and writes are values: [`Ledger::poll_write`] drafts the next write of the
-//! manifest ([`RunManifest`]). This package has no socket, no file, no clock and no thread. The coordinator moves the
+//! manifest ([`RunManifest`]) and gives its parts in their order ([`WritePart`]); answers wait for it ([`UntilWritten`]). This
+//! package has no socket, no file, no clock and no thread. The coordinator moves the
 //! bytes around it, and `dipaco-simulate` plays the same ledger in virtual time.
 
 #![forbid(unsafe_code)]
 
+mod dropped_objects;
 mod error;
 mod granted_lease;
+mod known_processes;
 mod lease_result;
 mod ledger;
 pub mod names;
@@ -22,14 +25,17 @@ mod owners;
 mod plan;
 mod records;
 mod run_manifest;
+mod until_written;
 
+pub use dropped_objects::DroppedObjects;
 pub use error::{LedgerError, ResultError};
 pub use granted_lease::{CompletedLease, FragmentWeights, GrantedLease, WeightChange};
+pub use known_processes::{Arrival, ConnectionNumber, Departure, KnownProcesses};
 pub use lease_result::{LeaseReport, LeaseResult};
 pub use ledger::{
     ExpectedResult, FailureDecision, LeaseCompletion, Ledger, NewCheckpoint, Orders, OtherNumerics,
     PendingWrite, PhaseBoundary, Recording, ReducedGradient, SavedCheckpoint, StepRecording, StoredResult,
-    StoredRun, TrainingFailure, WriteDraft, check_shards,
+    StoredRun, TrainingFailure, WriteDraft, WritePart, check_shards,
 };
 pub use object::ObjectRef;
 pub use orders::{MergeInput, OuterStepDone, OuterStepOrder};
@@ -40,3 +46,4 @@ pub use run_manifest::{
     ExtensionRecord, FragmentRecord, GradientRecord, KeptVersion, ModuleRecord, PathRecord, QuarantineRecord,
     RollbackRecord, RunManifest, SeedRecord, ShardRecord, TrainingRecord,
 };
+pub use until_written::UntilWritten;

@@ -5,10 +5,10 @@ mod support;
 
 use dipaco_ledger::{
     ContributorRecord, LeaseCompletion, LeaseReport, LeaseResult, Ledger, Recording, ResultError,
-    RunManifest, StoredResult,
+    StoredResult,
 };
 use dipaco_sync::{Grant, Lease, Numerics, ProcessId};
-use support::{FRAGMENT, NOW, ask_with, object, start, take_over, take_over_from};
+use support::{FRAGMENT, NOW, ask_with, object, start, take_over, take_over_from, written};
 
 /// The lease of a worker with a token of its own name, on a device of this fingerprint.
 fn lease(ledger: &mut Ledger, worker: &str, numerics: &str) -> Lease {
@@ -30,10 +30,6 @@ fn upload(ledger: &mut Ledger, lease: &Lease) -> Recording {
 
 fn complete(ledger: &mut Ledger, lease: &Lease) -> LeaseCompletion {
     ledger.complete_lease(NOW, &lease.claim(), &LeaseReport::default()).unwrap()
-}
-
-fn written(ledger: &mut Ledger) -> RunManifest {
-    ledger.poll_write().unwrap().finish().unwrap().manifest.unwrap()
 }
 
 #[test]

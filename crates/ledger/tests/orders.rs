@@ -8,7 +8,7 @@ use dipaco_ledger::{
     StepRecording, StoredResult,
 };
 use dipaco_sync::{Lease, Schedule, ScheduledSend};
-use support::{FRAGMENT, NOW, lease, object, start_of, take_over, take_over_with};
+use support::{FRAGMENT, NOW, lease, object, start_of, take_over, take_over_with, written};
 
 /// Uploads all results of a lease, and completes it.
 fn train(ledger: &mut Ledger, lease: &Lease) {
@@ -73,7 +73,7 @@ fn a_fragment_keeps_its_last_changes() {
         assert_eq!(order.fragment, FRAGMENT);
         take(&mut ledger, order);
     }
-    let training = ledger.poll_write().unwrap().finish().unwrap().manifest.unwrap().training.unwrap();
+    let training = written(&mut ledger).training.unwrap();
     let changes = training.modules[0].fragments[0].changes.iter();
     assert_eq!(changes.map(|change| change.version).collect::<Vec<_>>(), (15..=30).collect::<Vec<_>>());
 }

@@ -5,11 +5,11 @@ mod support;
 
 use dipaco_ledger::{
     FailureDecision, LeaseCompletion, LeaseReport, LeaseResult, Ledger, OuterStepDone, Recording,
-    RunManifest, StepRecording, StoredResult, TrainingFailure,
+    StepRecording, StoredResult, TrainingFailure,
 };
 use dipaco_sync::{Grant, Lease, Reason};
 use dipaco_topology::PathId;
-use support::{FRAGMENT, NOW, ask, ask_as, lease, object, start, take_over};
+use support::{FRAGMENT, NOW, ask, ask_as, lease, object, start, take_over, written};
 
 fn diverges(ledger: &mut Ledger, lease: &Lease) -> FailureDecision {
     ledger.training_failed(&lease.claim(), &TrainingFailure::Diverged { step: lease.from }).unwrap()
@@ -51,10 +51,6 @@ fn step(ledger: &mut Ledger) -> Vec<u32> {
     let weights: f32 = order.shares.iter().map(|share| share.weight).sum();
     assert!((weights - 1.0).abs() < 1e-6, "the others have the whole weight");
     order.shares.iter().map(|share| share.path.0).collect()
-}
-
-fn written(ledger: &mut Ledger) -> RunManifest {
-    ledger.poll_write().unwrap().finish().unwrap().manifest.unwrap()
 }
 
 #[test]

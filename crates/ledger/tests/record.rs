@@ -7,7 +7,7 @@ use std::time::Duration;
 use dipaco_ledger::{
     ChangeRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest, FragmentRecord,
     GradientRecord, KeptVersion, Ledger, LedgerError, LedgerPlan, ModuleRecord, ObjectRef, PathRecord,
-    RunManifest, ShardRecord, StoredRun, TrainingRecord,
+    RunManifest, ShardRecord, StoredRun, TrainingRecord, WritePart,
 };
 use dipaco_sync::{LeaseLimits, Numerics, Rescale, Schedule, Scheme, Weighting};
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
@@ -114,11 +114,14 @@ fn take_over(training: TrainingRecord, names: Vec<String>) -> Result<Ledger, Led
 fn a_coordinator_that_takes_over_writes_the_same_record_under_a_new_incarnation() {
     let names = ["gradient", "kept", "left behind", "state"].map(str::to_owned).to_vec();
     let mut ledger = take_over(training(), names).unwrap();
-    let write = ledger.poll_write().unwrap().finish().unwrap();
-    let manifest = write.manifest.unwrap();
+    let parts: Vec<_> = ledger.poll_write().unwrap().finish().unwrap().collect();
+    let [WritePart::Manifest { manifest, change }, WritePart::Deletions(obsolete)] = &parts[..] else {
+        panic!("{parts:?}")
+    };
+    assert_eq!(*change, ledger.changes());
     assert_eq!((manifest.run.as_str(), manifest.incarnation), ("run", 5));
     assert_eq!(manifest.training, Some(training()));
-    assert_eq!(write.obsolete, ["left behind"]);
+    assert_eq!(*obsolete, ["left behind"]);
     assert!(ledger.poll_write().is_none(), "nothing has changed since");
 }
 

@@ -6,7 +6,7 @@ mod support;
 use dipaco_ledger::{LeaseCompletion, LeaseReport, LeaseResult, Ledger, StoredResult};
 use dipaco_sync::{Grant, Lease, Rests, Schedule, ScheduledSend};
 use dipaco_topology::PathId;
-use support::{FRAGMENT, NOW, ask, lease, object, start, take_over, take_over_with};
+use support::{FRAGMENT, NOW, ask, lease, object, start, take_over, take_over_with, written};
 
 /// The schedule of a run in which two of its three paths train in each round.
 fn schedule() -> Schedule {
@@ -70,8 +70,7 @@ fn a_path_that_rests_to_the_end_has_nothing_left_to_repeat() {
     let last = leases.iter().find(|lease| lease.path == resting(3));
     // In both rounds another path rests, with this seed.
     let last = last.unwrap().path;
-    let write = ledger.poll_write().unwrap().finish().unwrap();
-    let training = write.manifest.unwrap().training.unwrap();
+    let training = written(&mut ledger).training.unwrap();
     for (path, record) in (0..).map(PathId).zip(&training.paths) {
         let repeats = path != last && path != resting(0);
         assert_eq!(!record.replay.is_empty(), repeats, "path {path}");

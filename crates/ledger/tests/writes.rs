@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dipaco_ledger::{
     LeaseCompletion, LeaseReport, LeaseResult, Ledger, NewCheckpoint, ObjectRef, OuterStepDone,
-    OuterStepOrder, PendingWrite, Recording, RunManifest, StepRecording, StoredResult, TrainingRecord, names,
+    OuterStepOrder, PendingWrite, Recording, RunManifest, StepRecording, StoredResult, TrainingRecord,
+    WritePart, names,
 };
 use dipaco_sync::{Grant, Lease, ScheduledSend};
 use support::{NOW, ask, lease, object, start_of, take_over_from};
@@ -25,18 +26,24 @@ impl Disk {
         object(&name)
     }
 
-    /// Carries a write out. No object that a checkpoint or the manifest needs may be deleted with it.
+    /// Carries a write out. After each part the store has every object that a checkpoint or the manifest needs.
     fn write(&mut self, write: PendingWrite) {
-        if let Some(NewCheckpoint { object, content }) = write.checkpoint {
-            assert_eq!(ObjectRef::of(object.name.clone(), &content), object);
-            self.names.insert(object.name.clone());
-            self.checkpoints.insert(object.name, serde_json::from_slice(&content).unwrap());
+        for part in write {
+            match part {
+                WritePart::Checkpoint(NewCheckpoint { object, content }) => {
+                    assert_eq!(ObjectRef::of(object.name.clone(), &content), object);
+                    self.names.insert(object.name.clone());
+                    self.checkpoints.insert(object.name, serde_json::from_slice(&content).unwrap());
+                }
+                WritePart::Manifest { manifest, .. } => self.manifest = *manifest,
+                WritePart::Deletions(names) => {
+                    for name in names {
+                        assert!(self.names.remove(&name), "{name} is deleted, and is not there");
+                    }
+                }
+            }
+            assert!(self.needed().is_subset(&self.names), "{:?} {:?}", self.needed(), self.names);
         }
-        self.manifest = write.manifest.unwrap_or_else(|| self.manifest.clone());
-        for name in write.obsolete {
-            assert!(self.names.remove(&name), "{name} is deleted, and is not there");
-        }
-        assert!(self.needed().is_subset(&self.names), "{:?} {:?}", self.needed(), self.names);
     }
 
     fn needed(&self) -> BTreeSet<String> {
@@ -111,10 +118,16 @@ fn a_draft_that_is_finished_later_has_the_training_of_its_time() {
         round(&mut ledger, &mut disk);
         let written = before.or_else(|| after.map(|draft| draft.finish().unwrap())).unwrap();
         let next = ledger.poll_write().unwrap().finish().unwrap();
-        [written, next].map(|write| (write.checkpoint, write.manifest.unwrap(), write.obsolete))
+        [written, next].map(|write| write.collect::<Vec<_>>())
     });
     assert_eq!(at_once, later);
-    let training = later.map(|(_, manifest, _)| manifest.training.unwrap());
+    let training = later.map(|parts| {
+        let manifest = parts.into_iter().find_map(|part| match part {
+            WritePart::Manifest { manifest, .. } => Some(manifest),
+            WritePart::Checkpoint(_) | WritePart::Deletions(_) => None,
+        });
+        manifest.unwrap().training.unwrap()
+    });
     let waiting =
         training.map(|training| training.paths.iter().map(|path| path.gradients.len()).sum::<usize>());
     assert_eq!(waiting, [1, 0], "the outer gradient of one path waits in the first manifest");

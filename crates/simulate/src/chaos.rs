@@ -3,19 +3,20 @@
 //! A seed selects a small run (topology, schedule, scheme) and its faults: processes die and restart, pause and
 //! continue; messages are lost, delayed, duplicated and reordered; requests are repeated with different content;
 //! clocks drift; disks are slow, and a coordinator dies between two parts of a write. Workers have names, keep the states
-//! of their paths, and replay leases when they take a path over. Some peers lie ([`Peers`]): they name leases of others,
+//! of their paths, and replay leases when they take a path over. In some runs a synchronizer takes outer steps; it dies, hangs
+//! and reports late. Some peers lie ([`Peers`]): they name leases of others,
 //! repeat requests of others, hold leases that they never train, borrow names, upload states with wrong steps, and send
 //! ids that do not exist.
 //!
-//! The ledger is production's ([`dipaco_ledger`]), and so are its orders, its manifest and its order of writes: the
-//! object, the manifest, the answer, the deletions. Merging and momentum are production's too ([`dipaco_sync`],
-//! [`dipaco_optim`]). Network, disk and training are stand-ins.
+//! The ledger is production's ([`dipaco_ledger`]), and so are its orders, its manifest and the parts of its writes in their
+//! order, the queue of answers that wait for a write, the succession of processes, and the choice of objects that pins keep.
+//! Merging and momentum are production's too ([`dipaco_sync`], [`dipaco_optim`]). Network, disk and training are stand-ins.
 //!
 //! An audit checks these invariants on every write of the manifest and at the end:
 //!
-//! - The store has every object that the manifest refers to, with the right content.
+//! - The store has every object that the manifest refers to or a reader has pinned, with the right content.
 //! - No contribution counts twice or is lost.
-//! - Versions rise by one with each outer step.
+//! - Versions rise by one with each outer step, and each step was taken by whoever was asked for it last.
 //! - Every outer gradient was made from the version that the ledger gave to its path.
 //! - Every inner step is in the weights exactly once.
 //! - No request of an honest worker is refused.
@@ -28,13 +29,17 @@ mod audit;
 mod case;
 mod coordinator;
 mod driver;
+mod events;
 mod faults;
 mod lease_in_training;
 mod liar;
+mod messages;
 mod object_store;
 mod outer_step;
+mod pins;
 mod played_run;
 mod start;
+mod synchronizer;
 mod toy;
 mod worker;
 mod world;
@@ -65,6 +70,10 @@ pub enum Bug {
     RecordedFirst,
     /// Objects are deleted before the manifest that does not refer to them is written.
     EarlyDelete,
+    /// Objects are deleted that a reader has pinned.
+    IgnoredPin,
+    /// An outer step of a synchronizer that has lost its modules counts.
+    OldFence,
 }
 
 /// The peers of the simulated runs.

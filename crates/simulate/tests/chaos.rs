@@ -38,6 +38,8 @@ fn planted_bugs_are_found() {
         (Bug::OverwrittenObject, "damaged"),
         (Bug::RecordedFirst, "is not in the store"),
         (Bug::EarlyDelete, "is not in the store"),
+        (Bug::IgnoredPin, "a reader has pinned"),
+        (Bug::OldFence, "counts under the lost fence"),
     ] {
         let found = first_violation(0..200, Peers::Honest, Some(bug));
         let found = found.unwrap_or_else(|| panic!("{bug:?} is not found"));

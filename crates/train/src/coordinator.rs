@@ -13,6 +13,7 @@ mod round_tally;
 mod run_progress;
 mod start;
 mod take_over;
+mod written_changes;
 
 pub use contributions::{FragmentContributions, PathContributions, TokenContributions, contributions_of};
 pub use error::CoordinatorError;
@@ -21,7 +22,6 @@ pub use requests::RenewToken;
 pub use rollback::roll_back;
 pub use start::{start_training, training_origin};
 
-use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
-use dipaco_ledger::{Ledger, PhaseBoundary};
+use dipaco_ledger::{DroppedObjects, Ledger, PhaseBoundary};
 use dipaco_net::{Clock, Server, Traffic};
 use dipaco_store::{RunStore, ShardRecord};
 use dipaco_telemetry::{Event, Events, LiveSource, Progress, WireBytes};
@@ -46,6 +46,7 @@ use crate::coordinator::manifest_writer::ManifestWriter;
 use crate::coordinator::requests::{CoordinatorRequests, ObjectChecks, WaitingRequests};
 use crate::coordinator::run_progress::RunProgress;
 use crate::coordinator::take_over::{ledger_plan, read_store};
+use crate::coordinator::written_changes::WrittenChanges;
 use crate::host::{LinkIssuer, ResultIntake, Revocations, Uploads, VerifiedGradients, serve_peers};
 use crate::open_run::OpenRun;
 use crate::synchronizer::Synchronizer;
@@ -150,7 +151,7 @@ pub async fn coordinate(
         result = watch_leases(&requests) => result.map(|()| Ended::Stopped),
         result = &mut accepting => result.map(|()| Ended::Stopped),
         result = lead_phases(&requests, reroute.as_ref()) => result,
-        () = writer_ends(requests.written.clone()) => Err(CoordinatorError::Stopped),
+        () = requests.written.ended() => Err(CoordinatorError::Stopped),
         never = leftovers.keep_removing() => match never {},
         () = cancel.cancelled() => Ok(Ended::Stopped),
     };
@@ -241,14 +242,14 @@ impl RunningCoordinator {
         let steps: Vec<u64> = ledger.state().progress().paths.values().map(|path| path.steps).collect();
         let progress = RunProgress::new(&progress, events, &steps, plan.train.inner_steps, total);
         let ledger = Arc::new(Mutex::new(ledger));
-        let (written, on_disk) = watch::channel(0);
+        let written = Arc::<WrittenChanges>::default();
         let mut manifest_writer = ManifestWriter {
             ledger: ledger.clone(),
             store: store.clone(),
             sequence: started.sequence,
             changed: to_write.clone(),
-            written,
-            dropped: BTreeSet::new(),
+            written: written.clone(),
+            dropped: DroppedObjects::default(),
             clock,
         };
         // First of all: from the new incarnation on an older coordinator can't write, so nothing below races with it.
@@ -270,7 +271,7 @@ impl RunningCoordinator {
             shards,
             changed: Arc::new(Notify::new()),
             deadlines: Arc::new(Notify::new()),
-            written: on_disk,
+            written,
             revocations,
             reception: Arc::default(),
             waiting: WaitingRequests::default(),
@@ -313,11 +314,6 @@ impl WriterTask {
             (error, _) => error,
         }
     }
-}
-
-/// Waits until the manifest writer has ended.
-async fn writer_ends(mut written: watch::Receiver<u64>) {
-    while written.changed().await.is_ok() {}
 }
 
 /// Inner steps that all paths together have taken.

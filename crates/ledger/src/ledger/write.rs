@@ -1,24 +1,42 @@
 //! The next write of the manifest.
 
-use std::mem;
+use std::{mem, vec};
 
 use super::checkpoints::CheckpointTurn;
 use super::{Ledger, NewCheckpoint};
 use crate::records::TrainingSnapshot;
 use crate::{LedgerError, RunManifest};
 
-/// The next write of the manifest. Checkpoint, manifest, deletions: a crash between two of them leaves a manifest whose
-/// objects all exist.
+/// The next write of the manifest, part by part in its order. Whoever carries it out makes each part durable before the next
+/// one: a crash between two of them leaves a manifest whose objects all exist.
 #[derive(Clone, Debug)]
 pub struct PendingWrite {
-    /// A checkpoint to which the manifest refers, to be written before it.
-    pub checkpoint: Option<NewCheckpoint>,
-    /// The manifest; `None` if it has not changed.
-    pub manifest: Option<RunManifest>,
-    /// Number of the last change in the manifest.
-    pub change: u64,
-    /// Objects that can be deleted after the write.
-    pub obsolete: Vec<String>,
+    parts: vec::IntoIter<WritePart>,
+}
+
+/// A part of a write.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WritePart {
+    /// A checkpoint to which the manifest refers.
+    Checkpoint(NewCheckpoint),
+    /// The manifest. It is absent if it has not changed.
+    Manifest {
+        /// The manifest.
+        manifest: Box<RunManifest>,
+        /// Number of the last change in the manifest. Answers that tell of a change up to it may leave once the manifest is on
+        /// the disk.
+        change: u64,
+    },
+    /// Names of objects to which the manifest on the disk does not refer any more. They are deleted when no reader pins them.
+    Deletions(Vec<String>),
+}
+
+impl Iterator for PendingWrite {
+    type Item = WritePart;
+
+    fn next(&mut self) -> Option<WritePart> {
+        self.parts.next()
+    }
 }
 
 /// The next write as the ledger hands it out. It shares the records with the ledger, so making it takes microseconds.
@@ -26,7 +44,6 @@ pub struct PendingWrite {
 #[derive(Debug)]
 pub struct WriteDraft {
     manifest: Option<ManifestDraft>,
-    change: u64,
     obsolete: Vec<String>,
 }
 
@@ -36,6 +53,8 @@ struct ManifestDraft {
     manifest: RunManifest,
     training: TrainingSnapshot,
     checkpoints: CheckpointTurn,
+    /// Number of the last change in it.
+    change: u64,
 }
 
 impl WriteDraft {
@@ -45,16 +64,18 @@ impl WriteDraft {
     /// # Errors
     /// When the ledger contradicts itself.
     pub fn finish(self) -> Result<PendingWrite, LedgerError> {
-        let Self { manifest, change, mut obsolete } = self;
-        let (mut checkpoint, mut written) = (None, None);
-        if let Some(ManifestDraft { manifest, training, checkpoints }) = manifest {
+        let Self { manifest, mut obsolete } = self;
+        let mut parts = Vec::new();
+        if let Some(ManifestDraft { manifest, training, checkpoints, change }) = manifest {
             let record = training.record()?;
-            checkpoint = checkpoints.encode_new(&record)?;
+            parts.extend(checkpoints.encode_new(&record)?.map(WritePart::Checkpoint));
             obsolete.extend(checkpoints.obsolete(&training.objects));
             let checkpoints = checkpoints.records();
-            written = Some(RunManifest { training: Some(record), checkpoints, ..manifest });
+            let manifest = Box::new(RunManifest { training: Some(record), checkpoints, ..manifest });
+            parts.push(WritePart::Manifest { manifest, change });
         }
-        Ok(PendingWrite { checkpoint, manifest: written, change, obsolete })
+        parts.push(WritePart::Deletions(obsolete));
+        Ok(PendingWrite { parts: parts.into_iter() })
     }
 }
 
@@ -81,9 +102,10 @@ impl Ledger {
                 },
                 checkpoints: self.turn_checkpoints(&training),
                 training,
+                change: self.changes,
             }
         });
-        Some(WriteDraft { manifest, change: self.changes, obsolete: mem::take(&mut self.obsolete) })
+        Some(WriteDraft { manifest, obsolete: mem::take(&mut self.obsolete) })
     }
 
     /// True if the outer gradients with objects are the contributions that wait.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dipaco_ledger::{
     CountRecord, FragmentRecord, Ledger, LedgerPlan, ModuleRecord, ObjectRef, PathRecord, RunManifest,
-    ShardRecord, StoredRun, TrainingRecord,
+    ShardRecord, StoredRun, TrainingRecord, WritePart,
 };
 use dipaco_sync::{
     FragmentId, Grant, Lease, LeaseLimits, LeaseRequest, LeaseSecret, Numerics, ProcessId, Rescale, Schedule,
@@ -152,4 +152,15 @@ pub(crate) fn lease(ledger: &mut Ledger, worker: &str) -> Lease {
         Grant::Lease(lease) => *lease,
         other => panic!("no lease for {worker}: {other:?}"),
     }
+}
+
+/// The manifest of the next write.
+#[allow(dead_code, reason = "not every test program reads it")]
+pub(crate) fn written(ledger: &mut Ledger) -> RunManifest {
+    let mut parts = ledger.poll_write().unwrap().finish().unwrap();
+    let manifest = parts.find_map(|part| match part {
+        WritePart::Manifest { manifest, .. } => Some(*manifest),
+        WritePart::Checkpoint(_) | WritePart::Deletions(_) => None,
+    });
+    manifest.unwrap()
 }

@@ -59,6 +59,12 @@ impl Audit {
 
     /// Checks an outer step.
     fn stepped(&mut self, case: &Case, step: &MergedStep) -> Result<(), String> {
+        if step.asked != Some(step.fence) {
+            return Err(format!(
+                "outer step {} of {} counts under the lost fence {}: the last order has {:?}",
+                step.version, step.fragment, step.fence, step.asked
+            ));
+        }
         let gradients = &step.gradients;
         for (contribution, gradient) in step.contributions.iter().zip(gradients) {
             let Contribution { path, number, base, .. } = *contribution;

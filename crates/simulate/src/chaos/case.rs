@@ -7,11 +7,15 @@ use dipaco_sync::{
     Drops, FragmentId, LeaseLimits, Numerics, OuterRule, Quorum, Rescale, Rests, Schedule, Scheme, Weighting,
     learner::Blend,
 };
-use dipaco_topology::{AddedPaths, LevelConfig, Modules, PathId, Topology, TopologyConfig, TopologyError};
+use dipaco_topology::{ModuleId, PathId, Topology};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::Peers;
+
+mod topologies;
+
+use topologies::{extended, freeze, topology};
 
 /// Settings of a small run.
 #[derive(Clone, Debug)]
@@ -38,7 +42,20 @@ pub(crate) struct Case {
     pub(crate) weighting: Weighting,
     /// A path whose training diverges for every worker.
     pub(crate) diverging: Option<Diverging>,
+    /// A synchronizer with a process of its own.
+    pub(crate) synchronizer: Option<SynchronizerCase>,
+    /// True if a reader pins objects of the store.
+    pub(crate) reads: bool,
     pub(crate) faults: Faults,
+}
+
+/// A synchronizer. Durations are means between two faults of the kind.
+#[derive(Clone, Debug)]
+pub(crate) struct SynchronizerCase {
+    /// The modules that it claims.
+    pub(crate) modules: Vec<ModuleId>,
+    pub(crate) dies: Duration,
+    pub(crate) hangs: Duration,
 }
 
 /// A path whose training diverges.
@@ -170,6 +187,7 @@ impl Case {
         let diverging = diverging(seed, &topology, schedule.total())
             // A path that rests from then on never diverges.
             .filter(|diverging| schedule.trained(diverging.path, diverging.after, schedule.total()) > 0);
+        let synchronizer = synchronizer(seed, &topology);
         let weighting = if random.random_bool(0.8) { Weighting::ShardSize } else { Weighting::Uniform };
         Ok(Self {
             topology,
@@ -186,6 +204,8 @@ impl Case {
             checkpoints,
             weighting,
             diverging,
+            reads: drawn_apart(seed, 7, 0.25),
+            synchronizer,
             faults,
         })
     }
@@ -211,7 +231,7 @@ impl Case {
             until: Duration::ZERO,
         };
         let workers = vec![Machine { step: Duration::from_millis(1), clock: 1.0 }];
-        Self { faults, workers, liars: 0, lying_workers: 0, ..self.clone() }
+        Self { faults, workers, liars: 0, lying_workers: 0, reads: false, synchronizer: None, ..self.clone() }
     }
 
     pub(crate) fn plan(&self) -> LedgerPlan {
@@ -266,7 +286,7 @@ impl Case {
             ),
         };
         format!(
-            "{} paths {:?}{}{}{}, H {}, F {}, overlap {}{}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
+            "{} paths {:?}{}{}{}{}, H {}, F {}, overlap {}{}{}{}, {} steps, {scheme}{}; {} workers, {} liars{}; of messages {:.0} % lost, {:.0} % doubled; \
              a worker dies every {:.1} s, the coordinator every {:.1} s",
             self.topology.paths(),
             self.topology.radices(),
@@ -279,6 +299,10 @@ impl Case {
                 kept => format!(", {kept} kept"),
             },
             self.diverging.map_or(String::new(), |diverging| format!(", path {} diverges", diverging.path)),
+            match &self.synchronizer {
+                Some(synchronizer) => format!(", a synchronizer of {} modules", synchronizer.modules.len()),
+                None => String::new(),
+            },
             self.schedule.inner_steps(),
             self.schedule.fragments(),
             self.schedule.overlap(),
@@ -296,6 +320,27 @@ impl Case {
             coordinator_crash.as_secs_f64(),
         )
     }
+}
+
+/// Chosen in this share of the cases. Drawn from a stream of random numbers of its own, so that the other cases stay as they
+/// are.
+fn drawn_apart(seed: u64, stream: u64, share: f64) -> bool {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(stream);
+    random.random_bool(share)
+}
+
+/// In a quarter of the cases, a synchronizer of some modules. Drawn apart, so that the other cases stay as they are.
+fn synchronizer(seed: u64, topology: &Topology) -> Option<SynchronizerCase> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(8);
+    let chosen = random.random_bool(0.25);
+    let first = random.random_range(0..topology.module_ids().count());
+    let mut often = || Duration::from_millis(random.random_range(500..5_000));
+    let (dies, hangs) = (often(), often());
+    // From one of them to the last, so that the coordinator has some of its own in most cases.
+    let modules = topology.module_ids().skip(first).collect();
+    chosen.then_some(SynchronizerCase { modules, dies, hangs })
 }
 
 /// In one of eight cases, a path that diverges after some of its steps.
@@ -328,73 +373,6 @@ fn rests(seed: u64, topology: &Topology) -> Rests {
     }
     let kept = topology.paths() - trained;
     Rests::new(seed, kept..topology.paths(), random.random_range(1..trained))
-}
-
-/// A replicated model, a grid, or a grid with a level of path-specific modules.
-fn topology(random: &mut ChaCha8Rng) -> TopologyConfig {
-    let level = |modules, blocks: &str, embedding, head| LevelConfig {
-        modules,
-        blocks: blocks.to_owned(),
-        embedding,
-        head,
-        frozen: false,
-    };
-    let [kind, first, second] = [(); 3].map(|()| random.random_range(1..=3));
-    match kind {
-        1 => TopologyConfig::grid(
-            random.random_range(1..=4),
-            vec![level(Modules::Count(1), "0..3", true, true)],
-        ),
-        2 => TopologyConfig::grid(
-            1,
-            vec![
-                level(Modules::Count(first), "0", true, false),
-                level(Modules::Count(second), "1..3", false, true),
-            ],
-        ),
-        _ => TopologyConfig::grid(
-            1,
-            vec![
-                level(Modules::Count(first), "0", true, false),
-                level(Modules::Count(second), "1", false, false),
-                level(Modules::Paths, "2", false, true),
-            ],
-        ),
-    }
-}
-
-/// In a quarter of the cases with several levels, the same topology with a frozen level. Drawn apart, so that the other
-/// cases stay as they are.
-fn freeze(seed: u64, mut config: TopologyConfig) -> TopologyConfig {
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    random.set_stream(3);
-    let frozen = random.random_range(0..config.levels.len());
-    let chosen = random.random_bool(0.25) && config.levels.len() > 1;
-    if let Some(level) = config.levels.get_mut(frozen) {
-        level.frozen = chosen;
-    }
-    config
-}
-
-/// In an eighth of the cases with one phase, the topology of an extended run: one or two new paths train, and the others are
-/// kept. Drawn apart, as in [`freeze`].
-fn extended(seed: u64, grid: &TopologyConfig, phases: usize) -> Result<Topology, TopologyError> {
-    let topology = Topology::new(grid, 3)?;
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    random.set_stream(4);
-    if phases > 1 || !random.random_bool(0.125) {
-        return Ok(topology);
-    }
-    let mut like = || PathId(random.random_range(0..topology.paths()));
-    let like = [like(), like()];
-    let own = random.random_range(0..=topology.levels());
-    let added = AddedPaths {
-        like: like[..random.random_range(1..=2)].to_vec(),
-        own_levels: (own < topology.levels()).then_some(own).into_iter().collect(),
-        share: random.random_bool(0.5),
-        train_all: false,
-    };
-    Topology::new(&topology.with_paths(grid, &added)?.config, 3)
 }
 
 fn faults(random: &mut ChaCha8Rng) -> Faults {

@@ -1,23 +1,26 @@
 //! The coordinator of a simulated run: production's ledger, and a driver in virtual time.
 //!
 //! The driver does in this order, as production does: it asks the ledger whether a result is expected, checks the
-//! result, puts it into the store, and records it. An answer leaves after the write of the manifest that contains its
-//! change. Objects are deleted after that write.
+//! result, puts it into the store, and records it. The ledger gives the parts of a write in their order, and keeps the answers
+//! back until their change is on the disk.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use dipaco_ledger::{
-    ExpectedResult, FailureDecision, GrantedLease, LeaseCompletion, LeaseReport, LeaseResult, Ledger,
-    ObjectRef, OuterStepOrder, Recording, ResultError, RunManifest, SavedCheckpoint, StoredResult, StoredRun,
-    TrainingFailure, TrainingRecord,
+    Arrival, ConnectionNumber, Departure, DroppedObjects, ExpectedResult, FailureDecision, KnownProcesses,
+    LeaseCompletion, LeaseResult, Ledger, ObjectRef, Recording, ResultError, RunManifest, SavedCheckpoint,
+    StoredResult, StoredRun, TrainingFailure, TrainingRecord, UntilWritten,
 };
-use dipaco_sync::{Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, ProcessId};
-use dipaco_topology::PathId;
+use dipaco_sync::{
+    FragmentId, Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, ProcessId,
+};
 
 use super::Bug;
 use super::case::Case;
+use super::messages::{ChaosAnswer, ChaosLease, ChaosReply, ChaosRequest, Requester};
 use super::object_store::{Content, ObjectStore};
+use super::outer_step::AskedStep;
 use super::start::first_manifest;
 use super::toy::{InputWeights, MergedStep, ToyPathState};
 
@@ -40,80 +43,6 @@ impl SimulatedDisk {
     pub(crate) fn training(&self) -> Result<&TrainingRecord, String> {
         self.manifest.training.as_ref().ok_or_else(|| "the manifest has no training".to_owned())
     }
-}
-
-/// A request of a worker.
-#[derive(Clone, Debug)]
-pub(crate) enum ChaosRequest {
-    Ask {
-        held: Vec<PathId>,
-    },
-    Follow {
-        lease: LeaseKey,
-    },
-    Heartbeat {
-        lease: LeaseKey,
-        /// Inner steps that the worker has taken in the lease.
-        taken: u64,
-        /// Inner steps of earlier leases that it has repeated.
-        repeated: u64,
-    },
-    /// Uploads a result.
-    Upload {
-        lease: LeaseKey,
-        item: LeaseResult,
-        content: Content,
-    },
-    Complete {
-        lease: LeaseKey,
-        report: LeaseReport,
-    },
-    /// The training of a lease diverged after this inner step.
-    Diverged {
-        lease: LeaseKey,
-        step: u64,
-    },
-}
-
-/// An answer of the coordinator.
-#[derive(Clone, Debug)]
-pub(crate) enum ChaosReply {
-    Lease(Box<ChaosLease>),
-    Wait,
-    Finished,
-    Done,
-    Lost,
-    Refused(String),
-}
-
-/// A lease with its inputs.
-#[derive(Clone, Debug)]
-pub(crate) struct ChaosLease {
-    pub(crate) lease: GrantedLease,
-    pub(crate) weights: Vec<InputWeights>,
-    /// The path's last stored state; the state before the first step if there is none.
-    pub(crate) stored: ToyPathState,
-    /// Weights of the leases to replay.
-    pub(crate) replay: Vec<Vec<InputWeights>>,
-}
-
-/// Sender of a request.
-#[derive(Clone, Debug)]
-pub(crate) struct Requester {
-    /// Number of the peer: workers come first, then liars.
-    pub(crate) worker: usize,
-    pub(crate) incarnation: u32,
-    /// Identity of the process, which its certificate and its hello prove.
-    pub(crate) process: ProcessId,
-    /// Number of the request at the worker.
-    pub(crate) request: u64,
-}
-
-/// An answer with its recipient.
-#[derive(Clone, Debug)]
-pub(crate) struct ChaosAnswer {
-    pub(crate) to: Requester,
-    pub(crate) reply: ChaosReply,
 }
 
 /// A result on its way through the store.
@@ -151,22 +80,27 @@ pub(crate) enum Handled {
 pub(crate) struct SimulatedCoordinator {
     pub(crate) ledger: Ledger,
     pub(super) bug: Option<Bug>,
-    /// The processes with an open connection.
-    connected: BTreeSet<ProcessId>,
-    /// The processes whose connections have ended.
+    known: KnownProcesses<()>,
+    /// The open connections.
+    open: BTreeMap<ProcessId, ConnectionNumber>,
+    /// The processes whose connections have ended: nothing of them arrives any more.
     ended: BTreeSet<ProcessId>,
     /// Number of granted leases; their secrets follow from it.
     granted: u64,
-    /// The last change of the ledger that is on the disk.
-    pub(crate) written: u64,
     /// The deadline for which a timer is set.
     pub(crate) timer: Option<Duration>,
     /// Answers that wait for a change of the ledger to be on the disk.
-    pub(crate) waiting: VecDeque<(u64, ChaosAnswer)>,
-    /// Outer steps of changes that are not on the disk, by change.
-    pub(crate) merged: VecDeque<(u64, MergedStep)>,
+    pub(crate) answers: UntilWritten<ChaosAnswer>,
+    /// Outer steps of changes that are not on the disk.
+    pub(crate) merged: UntilWritten<MergedStep>,
+    /// Objects to delete when the reader has not pinned them.
+    pub(crate) dropped: DroppedObjects,
     /// Ordered outer steps that are not taken; the first one is in computation.
-    pub(super) ordered: VecDeque<OuterStepOrder>,
+    pub(super) ordered: VecDeque<AskedStep>,
+    /// The last request for orders of each synchronizer's process.
+    order_requests: BTreeMap<ProcessId, u64>,
+    /// The last order of each fragment, until its step counts: version and fencing number.
+    pub(super) asked: BTreeMap<FragmentId, (u32, u64)>,
     /// True while the text is divided for the next phase.
     pub(crate) rerouting: bool,
 }
@@ -199,37 +133,51 @@ impl SimulatedCoordinator {
         Ok(Self {
             ledger: ledger.map_err(|error| error.to_string())?,
             bug,
-            connected: BTreeSet::new(),
+            known: KnownProcesses::default(),
+            open: BTreeMap::new(),
             ended: BTreeSet::new(),
             granted: 0,
-            written: 0,
             timer: None,
-            waiting: VecDeque::new(),
-            merged: VecDeque::new(),
+            answers: UntilWritten::default(),
+            merged: UntilWritten::default(),
+            dropped: DroppedObjects::default(),
             ordered: VecDeque::new(),
+            order_requests: BTreeMap::new(),
+            asked: BTreeMap::new(),
             rerouting: false,
         })
     }
 
-    /// Returns whether a process has an open connection. The first request opens it, and the process succeeds those under its
-    /// token and name whose connections have ended.
-    fn greets(&mut self, process: &ProcessId) -> bool {
+    /// Returns whether a process has an open connection. The first request opens it.
+    pub(super) fn greets(&mut self, process: &ProcessId) -> bool {
         if self.ended.contains(process) {
             return false;
         }
-        if self.connected.insert(process.clone()) {
-            for gone in self.ended.iter().filter(|ended| ended.is_kin_of(process)) {
+        if !self.open.contains_key(process) {
+            let Arrival { number, gone, .. } = self.known.register(process, ());
+            self.open.insert(process.clone(), number);
+            for gone in &gone {
                 self.ledger.part_with(gone);
             }
         }
         true
     }
 
-    /// The connection of a killed process ends. If another process of its worker is here, nobody waits for it.
+    /// Returns whether a request for orders is newer than those before. The transport delivers no request twice, and a process
+    /// asks again only when it has given its last request up.
+    pub(super) fn is_new_order_request(&mut self, process: &ProcessId, request: u64) -> bool {
+        let last = self.order_requests.entry(process.clone()).or_default();
+        let new = request > *last;
+        *last = request.max(*last);
+        new
+    }
+
+    /// The connection of a killed process ends.
     pub(super) fn connection_ends(&mut self, process: &ProcessId) {
-        self.connected.remove(process);
         self.ended.insert(process.clone());
-        if self.connected.iter().any(|other| other.is_kin_of(process)) {
+        self.ledger.release_modules(process);
+        let Some(number) = self.open.remove(process) else { return };
+        if self.known.left(process, number) == Departure::Succeeded {
             self.ledger.part_with(process);
         }
     }

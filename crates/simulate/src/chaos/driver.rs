@@ -5,13 +5,17 @@ use std::time::Duration;
 use dipaco_sync::ProcessId;
 
 use super::Bug;
-use super::coordinator::{
-    ChaosAnswer, ChaosRequest, Handled, Requester, SimulatedCoordinator, StoringResult,
-};
-use super::world::{ChaosWorld, CoordinatorEvent};
+use super::coordinator::{Handled, SimulatedCoordinator, StoringResult};
+use super::events::CoordinatorEvent;
+use super::messages::{ChaosAnswer, ChaosRequest, Requester};
+use super::synchronizer::{SynchronizerCaller, SynchronizerReply, SynchronizerRequest};
+use super::world::ChaosWorld;
 
 /// Longest duration of an outer step's computation.
-const COMPUTATION: Duration = Duration::from_millis(20);
+pub(super) const COMPUTATION: Duration = Duration::from_millis(20);
+
+/// Time without an outer step after which a synchronizer loses its modules.
+const STANDSTILL_OF_STEPS: Duration = Duration::from_millis(1_500);
 
 impl ChaosWorld<'_> {
     /// A coordinator takes the run over. The new incarnation is on the disk before anything else happens.
@@ -19,7 +23,7 @@ impl ChaosWorld<'_> {
         let coordinator = SimulatedCoordinator::take_over(self.case, &self.disk, &self.store, self.bug)?;
         self.coordinator = Some(coordinator);
         self.begin_write()?;
-        while self.writing.is_some() {
+        while !self.writing.is_empty() {
             self.write_next_of_coordinator()?;
         }
         self.go_on()
@@ -29,12 +33,39 @@ impl ChaosWorld<'_> {
     pub(super) fn request_arrives(&mut self, to: &Requester, request: ChaosRequest) -> Result<(), String> {
         let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
         let handled = coordinator.handle(self.now, to, request, &self.store)?;
-        let answer = |reply| ChaosAnswer { to: to.clone(), reply };
+        let answer = |reply| ChaosAnswer::ToPeer(to.clone(), reply);
         match handled {
             Handled::Nothing => {}
             Handled::Answer(reply) => self.send(&answer(reply)),
             Handled::AnswerOnDisk(reply) => self.answer_on_disk(answer(reply)),
             Handled::Store(result) => self.store_result(*result)?,
+        }
+        self.go_on()
+    }
+
+    /// A request of a synchronizer arrives.
+    pub(super) fn request_of_synchronizer(
+        &mut self,
+        from: SynchronizerCaller,
+        request: SynchronizerRequest,
+    ) -> Result<(), String> {
+        let (Some(coordinator), Some(case)) = (&mut self.coordinator, &self.case.synchronizer) else {
+            return Ok(());
+        };
+        if !coordinator.greets(&from.process) {
+            return Ok(());
+        }
+        match request {
+            SynchronizerRequest::Orders if !coordinator.is_new_order_request(&from.process, from.request) => {
+            }
+            SynchronizerRequest::Orders => {
+                let orders = coordinator.give_orders(self.now, &from.process, &case.modules)?;
+                self.send_to_synchronizer(&from, &SynchronizerReply::Orders(orders));
+            }
+            SynchronizerRequest::Stepped(taken) => {
+                coordinator.record_step(*taken)?;
+                self.answer_on_disk(ChaosAnswer::ToSynchronizer(from, SynchronizerReply::Recorded));
+            }
         }
         self.go_on()
     }
@@ -69,7 +100,7 @@ impl ChaosWorld<'_> {
         let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
         let to = result.to.clone();
         let reply = coordinator.record(result)?;
-        self.answer_on_disk(ChaosAnswer { to, reply });
+        self.answer_on_disk(ChaosAnswer::ToPeer(to, reply));
         Ok(())
     }
 
@@ -77,16 +108,7 @@ impl ChaosWorld<'_> {
     fn answer_on_disk(&mut self, answer: ChaosAnswer) {
         let Some(coordinator) = &mut self.coordinator else { return };
         let change = coordinator.ledger.changes();
-        coordinator.waiting.push_back((change, answer));
-        self.send_written();
-    }
-
-    /// Sends the answers whose changes are on the disk.
-    pub(super) fn send_written(&mut self) {
-        while let Some(coordinator) = &mut self.coordinator
-            && coordinator.waiting.front().is_some_and(|(change, _)| *change <= coordinator.written)
-            && let Some((_, answer)) = coordinator.waiting.pop_front()
-        {
+        if let Some(answer) = coordinator.answers.keep(change, answer) {
             self.send(&answer);
         }
     }
@@ -101,8 +123,8 @@ impl ChaosWorld<'_> {
             }
             CoordinatorEvent::Written => self.write_next_of_coordinator()?,
             CoordinatorEvent::TakesStep => {
-                if let Some(coordinator) = &self.coordinator
-                    && let Some(taken) = coordinator.take_step(&mut self.store)?
+                if let Some(coordinator) = &mut self.coordinator
+                    && let Some(taken) = coordinator.take_own_step(&mut self.store)?
                 {
                     let pause = self.disk_time();
                     self.after_for_coordinator(pause, CoordinatorEvent::TookStep(Box::new(taken)));
@@ -110,6 +132,7 @@ impl ChaosWorld<'_> {
             }
             CoordinatorEvent::TookStep(taken) => {
                 if let Some(coordinator) = &mut self.coordinator {
+                    coordinator.ordered.pop_front();
                     coordinator.record_step(*taken)?;
                     if !coordinator.ordered.is_empty() {
                         self.takes_step();
@@ -140,16 +163,20 @@ impl ChaosWorld<'_> {
         let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
         let ledger = &mut coordinator.ledger;
         ledger.expire(self.now);
+        let before = self.now.checked_sub(STANDSTILL_OF_STEPS);
+        for synchronizer in before.map(|before| ledger.overdue(before)).unwrap_or_default() {
+            ledger.release_modules(&synchronizer);
+        }
         let mut steps = false;
         if coordinator.ordered.is_empty() {
             let fence = ledger.own_fence();
-            let orders = ledger.orders(self.now, fence).map_err(|error| error.to_string())?;
-            coordinator.ordered.extend(orders.orders.into_iter().filter(|order| order.due));
+            let due = coordinator.due_steps(self.now, fence)?;
+            coordinator.ordered.extend(due);
             steps = !coordinator.ordered.is_empty();
         }
         let reroutes = !coordinator.rerouting && coordinator.ledger.boundary().is_some();
         coordinator.rerouting |= reroutes;
-        let deadline = coordinator.ledger.next_deadline(Duration::MAX).filter(|&at| at > self.now);
+        let deadline = coordinator.ledger.next_deadline(STANDSTILL_OF_STEPS).filter(|&at| at > self.now);
         let timer = deadline.filter(|_| coordinator.timer != deadline);
         coordinator.timer = deadline;
         if steps {

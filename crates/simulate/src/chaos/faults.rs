@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use rand::Rng;
 
-use super::world::{ChaosEvent, ChaosWorld, Fault};
+use super::events::{ChaosEvent, Fault};
+use super::world::ChaosWorld;
 
 /// Time from the death of a process to the end of its connection: often after its successor has come.
 const NOTICED: Duration = Duration::from_millis(800);
@@ -18,6 +19,10 @@ impl ChaosWorld<'_> {
             Fault::WorkerPauses => faults.worker_pause,
             Fault::Partition => faults.partition,
             Fault::CoordinatorDies => faults.coordinator_crash,
+            Fault::SynchronizerDies | Fault::SynchronizerHangs => {
+                let Some(synchronizer) = &self.case.synchronizer else { return };
+                if matches!(fault, Fault::SynchronizerDies) { synchronizer.dies } else { synchronizer.hangs }
+            }
         };
         let pause = self.between(1, mean * 2);
         if self.now + pause < self.case.faults.until {
@@ -46,15 +51,27 @@ impl ChaosWorld<'_> {
                 self.workers[worker].cut_off_until = self.now + self.between(1_000, Duration::from_secs(5));
             }
             Fault::CoordinatorDies => {
-                if let Some(coordinator) = self.coordinator.take() {
+                if let Some(mut coordinator) = self.coordinator.take() {
                     // The next part of a write may have reached the disk or not. In both cases no worker has an answer.
                     if self.random.random_bool(0.5) {
-                        self.write_next(coordinator.merged)?;
+                        self.write_next(&mut coordinator)?;
                     }
-                    self.writing = None;
+                    self.writing.clear();
                     let pause = self.between(1_000, Duration::from_millis(1_500));
                     self.after(pause, ChaosEvent::CoordinatorStarts);
                 }
+            }
+            Fault::SynchronizerDies => {
+                if self.synchronizer.alive {
+                    self.synchronizer.alive = false;
+                    let process = self.synchronizer_process();
+                    self.after(NOTICED, ChaosEvent::ConnectionEnds(process));
+                    let pause = self.between(1_000, Duration::from_millis(1_500));
+                    self.after(pause, ChaosEvent::SynchronizerStarts);
+                }
+            }
+            Fault::SynchronizerHangs => {
+                self.synchronizer.hangs_until = self.now + self.between(1_000, Duration::from_secs(4));
             }
         }
         self.next_fault(fault);

@@ -7,7 +7,7 @@ use dipaco_ledger::{GrantedLease, LeaseResult};
 use dipaco_sync::ScheduledSend;
 
 use super::case::Case;
-use super::coordinator::{ChaosLease, ChaosRequest};
+use super::messages::{ChaosLease, ChaosRequest};
 use super::object_store::Content;
 use super::toy::{InputWeights, ToyPathState};
 

@@ -9,7 +9,7 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use super::case::Case;
-use super::coordinator::ChaosRequest;
+use super::messages::ChaosRequest;
 use super::object_store::Content;
 use super::toy::{ToyGradient, ToyPathState, VALUES};
 

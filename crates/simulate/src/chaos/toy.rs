@@ -26,6 +26,10 @@ pub(crate) struct ToyWeights {
 pub(crate) struct MergedStep {
     pub(crate) fragment: FragmentId,
     pub(crate) version: u32,
+    /// Fencing number under which the step was taken.
+    pub(crate) fence: u64,
+    /// Fencing number of whoever was asked last for the step when it was reported.
+    pub(crate) asked: Option<u64>,
     pub(crate) contributions: Vec<Contribution>,
     /// One outer gradient for each contribution.
     pub(crate) gradients: Vec<ToyGradient>,

@@ -9,8 +9,8 @@ use dipaco_topology::PathId;
 
 use super::Bug;
 use super::case::{Case, Diverging};
-use super::coordinator::{ChaosLease, ChaosReply, ChaosRequest};
 use super::lease_in_training::{LeaseInTraining, send};
+use super::messages::{ChaosLease, ChaosReply, ChaosRequest};
 use super::object_store::Content;
 use super::toy::{Beginning, ToyPathState, ToyWeights};
 

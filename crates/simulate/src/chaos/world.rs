@@ -1,22 +1,23 @@
 //! Virtual time, the network and the faults of a chaos run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use dipaco_ledger::PendingWrite;
+use dipaco_ledger::WritePart;
 use dipaco_sync::{Lease, LeaseKey, ProcessId};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::audit::Audit;
 use super::case::{Case, Habit};
-use super::coordinator::{
-    ChaosAnswer, ChaosReply, ChaosRequest, Requester, SimulatedCoordinator, SimulatedDisk, StoringResult,
-};
+use super::coordinator::{SimulatedCoordinator, SimulatedDisk};
+use super::events::{ChaosEvent, CoordinatorEvent, Fault, WorkerEvent};
 use super::liar::{HONEST, Liar};
+use super::messages::{ChaosAnswer, ChaosReply, ChaosRequest, Requester};
 use super::object_store::{Content, ObjectStore};
-use super::outer_step::TakenStep;
+use super::pins::Pins;
 use super::played_run::PlayedRun;
+use super::synchronizer::SimulatedSynchronizer;
 use super::worker::{ChaosWorker, Surroundings, WorkerAction};
 use super::{Bug, Chaos};
 
@@ -24,70 +25,6 @@ use super::{Bug, Chaos};
 const PATIENCE: Duration = Duration::from_millis(600);
 /// Longest duration of a run, long after the last fault. A longer run is stuck.
 const LONGEST: Duration = Duration::from_secs(3_000);
-
-/// A kind of fault.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Fault {
-    WorkerDies,
-    WorkerPauses,
-    Partition,
-    CoordinatorDies,
-}
-
-/// A write that is not complete: checkpoint, manifest, deletions.
-#[derive(Debug)]
-pub(super) struct WriteUnderWay {
-    pub(super) pending: PendingWrite,
-}
-
-#[derive(Debug)]
-pub(super) enum ChaosEvent {
-    /// A request arrives at the coordinator.
-    ToCoordinator(Requester, ChaosRequest),
-    /// An event of a worker's process.
-    OfWorker {
-        worker: usize,
-        incarnation: u32,
-        event: WorkerEvent,
-    },
-    /// An event of the coordinator of this incarnation.
-    OfCoordinator(u32, CoordinatorEvent),
-    Fault(Fault),
-    /// The connection of a killed process ends.
-    ConnectionEnds(ProcessId),
-    /// A liar sends a message.
-    Lie(usize),
-    WorkerStarts(usize),
-    CoordinatorStarts,
-}
-
-/// An event of a coordinator's process.
-#[derive(Debug)]
-pub(super) enum CoordinatorEvent {
-    /// A result is in the store.
-    Stored(Box<StoringResult>),
-    /// The next part of the write under way is on the disk.
-    Written,
-    /// The first ordered outer step is computed.
-    TakesStep,
-    /// The objects of an outer step are in the store.
-    TookStep(Box<TakenStep>),
-    /// The text is divided for the next phase.
-    Rerouted,
-    /// A deadline has passed.
-    Timer,
-}
-
-/// An event of a worker's process. Requests and leases have numbers at their worker.
-#[derive(Debug)]
-pub(super) enum WorkerEvent {
-    Reply(u64, ChaosReply),
-    Resend(u64),
-    Ask,
-    Trained(u64),
-    Beat(u64),
-    Follow(u64),
-}
 
 /// A run and its pending events.
 pub(crate) struct ChaosWorld<'a> {
@@ -99,11 +36,13 @@ pub(crate) struct ChaosWorld<'a> {
     serial: u64,
     pub(super) disk: SimulatedDisk,
     pub(super) coordinator: Option<SimulatedCoordinator>,
-    /// The write of the coordinator that is under way.
-    pub(super) writing: Option<WriteUnderWay>,
+    /// The parts of the coordinator's write under way that are not on the disk.
+    pub(super) writing: VecDeque<WritePart>,
     pub(super) workers: Vec<ChaosWorker>,
     liars: Vec<Liar>,
     pub(super) store: ObjectStore,
+    pub(super) pins: Pins,
+    pub(super) synchronizer: SimulatedSynchronizer,
     pub(super) audit: Audit,
     pub(super) summary: Chaos,
 }
@@ -122,10 +61,12 @@ impl<'a> ChaosWorld<'a> {
             serial: 0,
             disk: SimulatedDisk::new(case, &mut store),
             coordinator: None,
-            writing: None,
+            writing: VecDeque::new(),
             workers: case.workers.iter().map(|_| ChaosWorker::default()).collect(),
             liars: (0..case.liars).map(Liar::new).collect(),
             store,
+            pins: Pins::default(),
+            synchronizer: SimulatedSynchronizer::default(),
             audit: Audit::default(),
             summary: Chaos::default(),
         }
@@ -142,6 +83,14 @@ impl<'a> ChaosWorld<'a> {
         }
         for fault in [Fault::WorkerDies, Fault::WorkerPauses, Fault::Partition, Fault::CoordinatorDies] {
             self.next_fault(fault);
+        }
+        if self.case.synchronizer.is_some() {
+            self.after(Duration::ZERO, ChaosEvent::SynchronizerStarts);
+            self.next_fault(Fault::SynchronizerDies);
+            self.next_fault(Fault::SynchronizerHangs);
+        }
+        if self.case.reads {
+            self.after(Duration::ZERO, ChaosEvent::ReaderPins);
         }
         for liar in 0..self.liars.len() {
             self.after(Duration::ZERO, ChaosEvent::Lie(liar));
@@ -191,10 +140,11 @@ impl<'a> ChaosWorld<'a> {
         Duration::from_micros(self.random.random_range(least..=most))
     }
 
-    /// Sends a message: it is lost, or it arrives once or twice, each time with its own delay.
-    fn transmit(&mut self, worker: usize, event: impl Fn() -> ChaosEvent) {
+    /// Sends a message from or to a peer: it is lost, or it arrives once or twice, each time with its own delay.
+    pub(super) fn transmit(&mut self, peer: Option<usize>, event: impl Fn() -> ChaosEvent) {
         self.summary.messages += 1;
-        let cut_off = self.workers.get(worker).is_some_and(|worker| self.now < worker.cut_off_until);
+        let worker = peer.and_then(|peer| self.workers.get(peer));
+        let cut_off = worker.is_some_and(|worker| self.now < worker.cut_off_until);
         if cut_off || self.chance(self.case.faults.lost) {
             return;
         }
@@ -213,7 +163,9 @@ impl<'a> ChaosWorld<'a> {
                     let request = self.as_sent(worker, request);
                     self.liars.iter_mut().for_each(|liar| liar.overhears(request.clone()));
                     let requester = self.requester(worker, incarnation, request_number);
-                    self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
+                    self.transmit(Some(worker), || {
+                        ChaosEvent::ToCoordinator(requester.clone(), request.clone())
+                    });
                     self.after_for(PATIENCE, worker, WorkerEvent::Resend(request_number));
                 }
                 WorkerAction::Train(..) if self.stands_still(worker) => {}
@@ -283,7 +235,7 @@ impl<'a> ChaosWorld<'a> {
         let process = self.liars[number].next_process(&mut self.random, &request);
         let worker = self.workers.len() + number;
         let requester = Requester { worker, incarnation: 0, process, request: u64::MAX };
-        self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
+        self.transmit(Some(worker), || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
         let pause = self.between(10_000, Duration::from_millis(200));
         self.after(pause, ChaosEvent::Lie(number));
     }
@@ -322,6 +274,13 @@ impl<'a> ChaosWorld<'a> {
             }
             ChaosEvent::Fault(fault) => self.inject(fault),
             ChaosEvent::ConnectionEnds(process) => self.connection_ends(&process),
+            ChaosEvent::FromSynchronizer(caller, request) => self.request_of_synchronizer(caller, request),
+            ChaosEvent::OfSynchronizer(instance, event) => self.handle_of_synchronizer(instance, event),
+            ChaosEvent::SynchronizerStarts => {
+                self.synchronizer_starts();
+                Ok(())
+            }
+            ChaosEvent::ReaderPins => self.reader_pins(),
             ChaosEvent::Lie(liar) => {
                 self.lie(liar);
                 Ok(())
@@ -353,7 +312,9 @@ impl<'a> ChaosWorld<'a> {
                 if let Some(request) = forged {
                     let incarnation = self.workers[worker].incarnation;
                     let requester = self.requester(worker, incarnation, u64::MAX);
-                    self.transmit(worker, || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
+                    self.transmit(Some(worker), || {
+                        ChaosEvent::ToCoordinator(requester.clone(), request.clone())
+                    });
                 }
                 actions
             }
@@ -370,17 +331,21 @@ impl<'a> ChaosWorld<'a> {
         Ok(())
     }
 
-    /// Sends an answer to its worker.
+    /// Sends an answer.
     pub(super) fn send(&mut self, answer: &ChaosAnswer) {
-        let Requester { worker, incarnation, request, .. } = answer.to;
+        let (to, reply) = match answer {
+            ChaosAnswer::ToPeer(to, reply) => (to, reply),
+            ChaosAnswer::ToSynchronizer(to, reply) => return self.send_to_synchronizer(to, reply),
+        };
+        let &Requester { worker, incarnation, request, .. } = to;
         if let Some(liar) = worker.checked_sub(self.workers.len()) {
-            if let ChaosReply::Lease(granted) = &answer.reply {
+            if let ChaosReply::Lease(granted) = reply {
                 self.liars[liar].granted(granted.lease.clone());
             }
             return;
         }
-        self.transmit(worker, || {
-            let event = WorkerEvent::Reply(request, answer.reply.clone());
+        self.transmit(Some(worker), || {
+            let event = WorkerEvent::Reply(request, reply.clone());
             ChaosEvent::OfWorker { worker, incarnation, event }
         });
     }

@@ -1,28 +1,30 @@
-//! Writes of a simulated coordinator, part by part.
+//! Writes of a simulated coordinator: the parts that the ledger gives, one at a time.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
+
+use dipaco_ledger::WritePart;
 
 use super::Bug;
 use super::audit::check_objects;
+use super::coordinator::SimulatedCoordinator;
+use super::events::CoordinatorEvent;
 use super::object_store::Content;
-use super::toy::MergedStep;
-use super::world::{ChaosWorld, CoordinatorEvent, WriteUnderWay};
+use super::world::ChaosWorld;
 
 impl ChaosWorld<'_> {
     /// Begins the next write if none is under way.
     pub(super) fn begin_write(&mut self) -> Result<(), String> {
-        let Some(coordinator) = self.coordinator.as_mut().filter(|_| self.writing.is_none()) else {
+        let Some(coordinator) = self.coordinator.as_mut().filter(|_| self.writing.is_empty()) else {
             return Ok(());
         };
         let Some(draft) = coordinator.ledger.poll_write() else {
             return Ok(());
         };
-        let pending = draft.finish().map_err(|error| error.to_string())?;
+        self.writing.extend(draft.finish().map_err(|error| error.to_string())?);
         if self.bug == Some(Bug::EarlyDelete) {
             // The planted bug: objects go before the manifest that does not refer to them.
-            pending.obsolete.iter().for_each(|name| self.store.delete(name));
+            self.writing.rotate_right(1);
         }
-        self.writing = Some(WriteUnderWay { pending });
         let pause = self.disk_time();
         self.after_for_coordinator(pause, CoordinatorEvent::Written);
         Ok(())
@@ -30,46 +32,49 @@ impl ChaosWorld<'_> {
 
     /// The next part of the coordinator's write is on the disk.
     pub(super) fn write_next_of_coordinator(&mut self) -> Result<(), String> {
-        let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
-        let merged = std::mem::take(&mut coordinator.merged);
-        let (written, merged) = self.write_next(merged)?;
-        if let Some(coordinator) = &mut self.coordinator {
-            coordinator.merged = merged;
-            coordinator.written = coordinator.written.max(written);
-        }
-        self.send_written();
-        if self.writing.is_some() {
+        let Some(mut coordinator) = self.coordinator.take() else { return Ok(()) };
+        let written = self.write_next(&mut coordinator)?;
+        let answers = written.map(|change| coordinator.answers.written(change));
+        self.coordinator = Some(coordinator);
+        answers.into_iter().flatten().for_each(|answer| self.send(&answer));
+        if !self.writing.is_empty() {
             let pause = self.disk_time();
             self.after_for_coordinator(pause, CoordinatorEvent::Written);
         }
         Ok(())
     }
 
-    /// Makes the next part of the write under way durable: the checkpoint, then the manifest, then the deletions. Returns
-    /// the last change on the disk, and the outer steps of later changes.
+    /// Makes the next part of the write under way durable. Returns the last change of a manifest.
     pub(super) fn write_next(
         &mut self,
-        mut merged: VecDeque<(u64, MergedStep)>,
-    ) -> Result<(u64, VecDeque<(u64, MergedStep)>), String> {
-        let Some(WriteUnderWay { pending }) = &mut self.writing else { return Ok((0, merged)) };
-        if let Some(checkpoint) = pending.checkpoint.take() {
-            self.store.put(&checkpoint.object, Content::Checkpoint(checkpoint.content));
-            return Ok((0, merged));
+        coordinator: &mut SimulatedCoordinator,
+    ) -> Result<Option<u64>, String> {
+        let mut written = None;
+        match self.writing.pop_front() {
+            None => return Ok(None),
+            Some(WritePart::Checkpoint(checkpoint)) => {
+                self.store.put(&checkpoint.object, Content::Checkpoint(checkpoint.content));
+            }
+            Some(WritePart::Manifest { manifest, change }) => {
+                let steps = coordinator.merged.written(change);
+                let before = std::mem::replace(&mut self.disk.manifest, *manifest);
+                let before = before.training.ok_or("the manifest has no training")?;
+                self.audit.written(self.case, &before, self.disk.training()?, &steps)?;
+                written = Some(change);
+            }
+            Some(WritePart::Deletions(names)) => {
+                coordinator.dropped.add(names);
+                let pinned = match self.bug {
+                    // The planted bug: nobody asks for pins.
+                    Some(Bug::IgnoredPin) => BTreeSet::new(),
+                    _ => self.pins.names(),
+                };
+                let unpinned = coordinator.dropped.take_unpinned(&pinned);
+                unpinned.iter().for_each(|name| self.store.delete(name));
+            }
         }
-        if let Some(manifest) = pending.manifest.take() {
-            let change = pending.change;
-            let later = merged.partition_point(|(of, _)| *of <= change);
-            let later = merged.split_off(later);
-            let steps: Vec<_> = merged.into_iter().map(|(_, step)| step).collect();
-            let before = std::mem::replace(&mut self.disk.manifest, manifest);
-            let before = before.training.ok_or("the manifest has no training")?;
-            self.audit.written(self.case, &before, self.disk.training()?, &steps)?;
-            check_objects(self.case, &self.disk, &self.store)?;
-            return Ok((change, later));
-        }
-        pending.obsolete.iter().for_each(|name| self.store.delete(name));
-        self.writing = None;
         check_objects(self.case, &self.disk, &self.store)?;
-        Ok((0, merged))
+        self.pins.check(&self.store)?;
+        Ok(written)
     }
 }

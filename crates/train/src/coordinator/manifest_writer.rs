@@ -1,16 +1,16 @@
 //! Writes the manifest when the ledger has changed.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dipaco_ledger::{Ledger, NewCheckpoint, PendingWrite};
+use dipaco_ledger::{DroppedObjects, Ledger, NewCheckpoint, WritePart};
 use dipaco_net::Clock;
 use dipaco_store::{ManifestSequence, RunStore};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::coordinator::error::CoordinatorError;
+use crate::coordinator::written_changes::WrittenChanges;
 
 /// Pause after a write for each path of the run. The manifest has about a kilobyte a path.
 const PAUSE: Duration = Duration::from_micros(30);
@@ -25,12 +25,18 @@ pub(crate) struct ManifestWriter {
     pub(crate) sequence: ManifestSequence,
     /// Notified by every change of the ledger.
     pub(crate) changed: Arc<Notify>,
-    /// Number of the last change that is on the disk.
-    pub(crate) written: watch::Sender<u64>,
+    /// The requests that wait for their change to be on the disk.
+    pub(crate) written: Arc<WrittenChanges>,
     /// Objects to delete when no reader has pinned them any more.
-    pub(crate) dropped: BTreeSet<String>,
+    pub(crate) dropped: DroppedObjects,
     /// Ends the pins of readers that are gone.
     pub(crate) clock: Clock,
+}
+
+impl Drop for ManifestWriter {
+    fn drop(&mut self) {
+        self.written.end();
+    }
 }
 
 impl ManifestWriter {
@@ -41,18 +47,14 @@ impl ManifestWriter {
         }
         // After the manifest: a reader that found its objects in the manifest before has written its pin by now.
         let pinned = self.store.pinned(self.clock.now()).await?;
-        for name in std::mem::take(&mut self.dropped) {
-            if pinned.contains(&name) {
-                self.dropped.insert(name);
-            } else {
-                self.store.delete(&name).await?;
-            }
+        for name in self.dropped.take_unpinned(&pinned) {
+            self.store.delete(&name).await?;
         }
         Ok(())
     }
 
-    /// Writes the changes of the ledger since the last write: first a new checkpoint, then the manifest that names it.
-    /// Returns the pause before the next write.
+    /// Writes the changes of the ledger since the last write, in the order of its parts. Returns the pause before the next
+    /// write.
     pub(crate) async fn write_pending(&mut self) -> Result<Duration, CoordinatorError> {
         // A statement of its own, so that the ledger is not locked while the write is encoded: with thousands of paths that
         // takes long.
@@ -60,18 +62,21 @@ impl ManifestWriter {
         let Some(draft) = draft else {
             return Ok(Duration::ZERO);
         };
-        let PendingWrite { checkpoint, manifest, change, obsolete } = draft.finish()?;
-        if let Some(NewCheckpoint { object, content }) = checkpoint {
-            self.store.put_referenced(&object, [content.into()]).await?;
-        }
         let mut pause = Duration::ZERO;
-        if let Some(manifest) = manifest {
-            let paths = manifest.training.as_ref().map_or(0, |training| training.paths.len());
-            pause = PAUSE * u32::try_from(paths).unwrap_or(u32::MAX);
-            self.sequence = self.store.replace(&manifest, self.sequence).await?;
-            self.written.send_replace(change);
+        for part in draft.finish()? {
+            match part {
+                WritePart::Checkpoint(NewCheckpoint { object, content }) => {
+                    self.store.put_referenced(&object, [content.into()]).await?;
+                }
+                WritePart::Manifest { manifest, change } => {
+                    let paths = manifest.training.as_ref().map_or(0, |training| training.paths.len());
+                    pause = PAUSE * u32::try_from(paths).unwrap_or(u32::MAX);
+                    self.sequence = self.store.replace(&*manifest, self.sequence).await?;
+                    self.written.note(change);
+                }
+                WritePart::Deletions(names) => self.dropped.add(names),
+            }
         }
-        self.dropped.extend(obsolete);
         Ok(pause)
     }
 

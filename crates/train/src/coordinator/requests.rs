@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use crate::blocking::joined;
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::run_progress::RunProgress;
+use crate::coordinator::written_changes::WrittenChanges;
 use crate::host::{
     Admission, AdmittedUpload, Answer, LinkIssuer, OTHER_ROLE, Peer, Reception, Registration, RequestHandler,
     ResultIntake, ResultReceiver, Revocations, Role, UploadedPiece, refused,
@@ -58,8 +59,8 @@ pub(crate) struct CoordinatorRequests {
     pub(crate) changed: Arc<Notify>,
     /// Notified when there is a new deadline to watch: of a lease, or of a grace period.
     pub(crate) deadlines: Arc<Notify>,
-    /// Number of the last change of the ledger that is on the disk.
-    pub(crate) written: watch::Receiver<u64>,
+    /// The requests that wait for their change of the ledger to be on the disk.
+    pub(crate) written: Arc<WrittenChanges>,
     /// Tokens that are no longer valid.
     pub(crate) revocations: Revocations,
     pub(crate) reception: Arc<Reception>,
@@ -272,9 +273,7 @@ impl CoordinatorRequests {
     /// Waits until all changes of the ledger up to now are on the disk.
     pub(crate) async fn on_disk(&self) -> Result<(), CoordinatorError> {
         let changes = self.ledger().changes();
-        // Fails only when the manifest writer has ended.
-        let written = self.written.clone().wait_for(|written| *written >= changes).await.map(|_| ());
-        written.map_err(|_| CoordinatorError::Stopped)
+        self.written.wait_for(changes).await
     }
 
     /// Forgets the fingerprint that a revoked token has set, and wakes the workers that wait for it.

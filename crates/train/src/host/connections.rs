@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use dipaco_ledger::{ConnectionNumber, Departure};
 use dipaco_net::{Exchange, NetError, PeerConnection, Server};
 use dipaco_sync::ProcessId;
 use tokio::sync::{Notify, Semaphore};
@@ -11,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::host::peer::{Answer, Peer, Role};
-use crate::host::reception::{Departure, Reception, Registration};
+use crate::host::reception::{Reception, Registration};
 use crate::host::results::{self, ResultReceiver};
 use crate::host::revocations::Revocations;
 use crate::host::uploads::UploadedPiece;
@@ -102,6 +103,8 @@ pub(crate) async fn serve_peers<H: RequestHandler>(
 /// A peer that has been welcomed.
 struct Greeted {
     peer: Peer,
+    /// Number of the connection.
+    number: ConnectionNumber,
     /// Cancelled when a newer connection takes the place of this one.
     replaced: CancellationToken,
     /// Notified when another process joins under the token and name.
@@ -121,7 +124,7 @@ async fn serve<H: RequestHandler>(
         Ok(greeted) => greeted?,
         Err(_) => None,
     };
-    let Some(Greeted { peer, replaced, doubted, welcome: (hello, welcome) }) = greeted else {
+    let Some(Greeted { peer, number, replaced, doubted, welcome: (hello, welcome) }) = greeted else {
         if let Some(suppressed) = reception.warnings.due(Instant::now()) {
             tracing::warn!(%address, suppressed, "a peer was turned away: it sent no valid hello");
         }
@@ -187,7 +190,7 @@ async fn serve<H: RequestHandler>(
     }
     // A request that still waits must not be granted a lease that its successor waits for.
     exchanges.shutdown().await;
-    match reception.left(&peer, &replaced) {
+    match reception.left(&peer, number) {
         Departure::Returned => Ok(()),
         departure => host.left(&peer, ended, departure == Departure::Succeeded).await,
     }
@@ -227,8 +230,8 @@ async fn greet<H: RequestHandler>(
     }
     let registration = reception.register(&peer);
     let welcome = host.welcome(&peer, &registration).await?;
-    let Registration { replaced, doubted, .. } = registration;
-    Ok(Some(Greeted { peer, replaced, doubted, welcome: (exchange, welcome) }))
+    let Registration { number, replaced, doubted, .. } = registration;
+    Ok(Some(Greeted { peer, number, replaced, doubted, welcome: (exchange, welcome) }))
 }
 
 /// The peer that a hello introduces, or the reason to refuse it.

@@ -1,28 +1,27 @@
 //! What all connections of a process share: the processes that have said hello, limits of log lines, and counted bugs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use dipaco_ledger::{Arrival, ConnectionNumber, Departure, KnownProcesses};
 use dipaco_net::RareWarning;
 use dipaco_sync::ProcessId;
+use tokio::sync::Notify;
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
 use crate::host::HostError;
 use crate::host::peer::Peer;
 
-mod known_processes;
 mod peer_lines;
 
-use known_processes::KnownProcesses;
-pub(crate) use known_processes::{Departure, Registration};
 use peer_lines::PeerLines;
 
 /// State that the connections of a process share.
 #[derive(Debug, Default)]
 pub(crate) struct Reception {
-    known: Mutex<KnownProcesses>,
+    known: Mutex<KnownProcesses<OpenConnection>>,
     /// Warnings that a peer can cause.
     pub(crate) warnings: RareWarning,
     /// Lines that an honest peer causes now and then, and another as often as it likes.
@@ -30,19 +29,50 @@ pub(crate) struct Reception {
     bugs: AtomicU64,
 }
 
+/// The signals to the task of a connection.
+#[derive(Clone, Debug, Default)]
+struct OpenConnection {
+    replaced: CancellationToken,
+    doubted: Arc<Notify>,
+}
+
+/// A registered connection.
+pub(crate) struct Registration {
+    pub(crate) number: ConnectionNumber,
+    /// True if the process has been here before.
+    pub(crate) returning: bool,
+    /// Cancelled when a newer connection of the process takes the place of this one.
+    pub(crate) replaced: CancellationToken,
+    /// Notified when another process joins under the token and name: this one may be dead.
+    pub(crate) doubted: Arc<Notify>,
+    /// Earlier processes under the same token and name whose connections have ended. This process succeeds them.
+    pub(crate) gone: Vec<ProcessId>,
+}
+
 impl Reception {
-    fn known(&self) -> MutexGuard<'_, KnownProcesses> {
+    fn known(&self) -> MutexGuard<'_, KnownProcesses<OpenConnection>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers the connection of a peer and ends the earlier one of the same process.
     pub(crate) fn register(&self, peer: &Peer) -> Registration {
-        self.known().register(&peer.process)
+        let OpenConnection { replaced, doubted } = OpenConnection::default();
+        let handle = OpenConnection { replaced: replaced.clone(), doubted: doubted.clone() };
+        let mut known = self.known();
+        let arrival = known.register(&peer.process, handle);
+        // Before anybody else registers or leaves.
+        arrival.doubted.iter().for_each(|other| other.doubted.notify_one());
+        if let Some(earlier) = &arrival.replaced {
+            earlier.replaced.cancel();
+        }
+        drop(known);
+        let Arrival { number, returning, gone, .. } = arrival;
+        Registration { number, returning, replaced, doubted, gone }
     }
 
     /// Notes the end of a connection.
-    pub(crate) fn left(&self, peer: &Peer, replaced: &CancellationToken) -> Departure {
-        self.known().left(&peer.process, replaced)
+    pub(crate) fn left(&self, peer: &Peer, number: ConnectionNumber) -> Departure {
+        self.known().left(&peer.process, number)
     }
 
     /// Returns whether a line that a process causes may be written to the log now.
