@@ -12,7 +12,7 @@ them. Packing counts on every side. Results have the dtype of the operands, exce
 
 Prints a table: for each dtype, size and product the rate of each library in GFLOP/s, all maps of the path together, as often as a
 step has them, and our rate over that of the fastest library; and the worst of the maps. The time of a product is the median
-of all its tries. The log keeps each try.
+of all its tries but the first of each round. The log keeps each try.
 """
 
 import json

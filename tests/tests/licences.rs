@@ -93,3 +93,21 @@ fn the_program_shows_the_notices_of_exactly_its_packages() {
         "crates/cli/third-party.txt lacks {missing:?} and has {gone:?}: make it anew as about.toml says"
     );
 }
+
+#[test]
+fn the_program_shows_the_notices_of_the_c_libraries_in_its_packages() {
+    let notices = fs::read_to_string(root().join("crates/cli/third-party.txt")).unwrap();
+    // The packages around them have other authors. about.toml names their files.
+    for (library, notice) in [
+        ("jemalloc", "Copyright (C) 2002-present Jason Evans"),
+        ("Oniguruma", "Copyright (c) 2002-2021  K.Kosako"),
+        ("zlib", "(C) 1995-2026 Jean-loup Gailly and Mark Adler"),
+        ("Zstandard", "Copyright (c) Meta Platforms, Inc. and affiliates"),
+        ("HDF5", "by The HDF Group"),
+    ] {
+        assert!(
+            notices.contains(notice),
+            "no notice of {library}: make crates/cli/third-party.txt anew as about.toml says"
+        );
+    }
+}

@@ -1,6 +1,6 @@
 //! The ledger of a run: its state machine, its objects, and the owners of its modules.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dipaco_sync::{
@@ -64,8 +64,9 @@ pub struct Ledger {
     polled: u64,
     /// Objects that the manifest does not refer to any more. The manifest on the disk may still refer to them.
     obsolete: Vec<String>,
-    /// Objects that a module left when its path went into quarantine, until its outer step that is due is taken.
-    left: BTreeMap<FragmentId, Vec<String>>,
+    /// Objects that stay until the outer step of their fragment that is due is taken: a process may be reading them, or may make
+    /// them again under the same names.
+    left: BTreeMap<FragmentId, BTreeSet<String>>,
     /// Results of the granted leases that are in the store, without their numbers of tokens.
     received: BTreeMap<(PathId, Fence), BTreeMap<LeaseResult, ReceivedResult>>,
     /// Versions of the early-stopping bests, and of the leases that a worker replays.

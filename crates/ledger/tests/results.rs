@@ -65,12 +65,17 @@ fn the_content_that_is_recorded_first_stays() {
 
 #[test]
 fn no_impossible_held_out_loss_stays_the_best_of_a_path() {
-    for (loss, possible) in [(-1e9, false), (f64::NAN, false), (f64::NEG_INFINITY, false), (0.0, true), (3.5, true)] {
+    for (loss, possible) in
+        [(-1e9, false), (f64::NAN, false), (f64::NEG_INFINITY, false), (0.0, true), (3.5, true)]
+    {
         let mut ledger = take_over(start());
         let lease = lease(&mut ledger, "a");
         for item in results(&lease) {
             let expected = expected(&ledger, &lease, item, "content");
-            assert!(matches!(ledger.record_result(&expected, stored("content")).unwrap(), Recording::Recorded));
+            assert!(matches!(
+                ledger.record_result(&expected, stored("content")).unwrap(),
+                Recording::Recorded
+            ));
         }
         let report = LeaseReport { held_out_loss: Some(loss), ..LeaseReport::default() };
         let completed = ledger.complete_lease(NOW, &lease.claim(), &report).unwrap();

@@ -10,8 +10,8 @@ use dipaco_ledger::{
     OuterStepOrder, PendingWrite, Recording, RunManifest, StepRecording, StoredResult, TrainingRecord,
     WritePart, names,
 };
-use dipaco_sync::{Grant, Lease, ScheduledSend};
-use support::{NOW, ask, lease, object, start_of, take_over_from};
+use dipaco_sync::{Grant, Lease, ProcessId, ScheduledSend};
+use support::{FRAGMENT, NOW, ask, lease, object, start_of, take_over_from};
 
 /// The store of a run, by the names of its objects.
 struct Disk {
@@ -80,29 +80,39 @@ fn train(ledger: &mut Ledger, disk: &mut Disk, lease: &Lease) {
 
 /// Takes the outer steps that are due.
 fn step(ledger: &mut Ledger, disk: &mut Disk) {
-    let orders = ledger.orders(NOW, ledger.own_fence()).unwrap().orders;
-    for OuterStepOrder { fragment, version, fence, .. } in orders.into_iter().filter(|order| order.due) {
-        let module = fragment.module;
-        let done = OuterStepDone {
-            fragment,
-            version,
-            fence,
-            weights: disk.put(names::weights(module, fragment.index, version, fence)),
-            momentum: disk.put(names::momentum(module, fragment.index, version, fence)),
-            change: None,
-            norm: 1.0,
-            cosine: None,
-            seconds: 0.0,
-        };
+    let own = ledger.own_fence();
+    for done in carry_out(ledger, disk, own) {
         assert!(matches!(ledger.record_step(&done).unwrap(), StepRecording::Counts { .. }));
+    }
+}
+
+/// Puts the objects of the outer steps that are due to the process with this fencing number into the store.
+fn carry_out(ledger: &mut Ledger, disk: &mut Disk, fence: u64) -> Vec<OuterStepDone> {
+    let orders = ledger.orders(NOW, fence).unwrap().orders;
+    let carry_out = |OuterStepOrder { fragment, version, fence, .. }| OuterStepDone {
+        fragment,
+        version,
+        fence,
+        weights: disk.put(names::weights(fragment.module, fragment.index, version, fence)),
+        momentum: disk.put(names::momentum(fragment.module, fragment.index, version, fence)),
+        change: None,
+        norm: 1.0,
+        cosine: None,
+        seconds: 0.0,
+    };
+    orders.into_iter().filter(|order| order.due).map(carry_out).collect()
+}
+
+/// Trains all paths until an outer step is due.
+fn train_all(ledger: &mut Ledger, disk: &mut Disk) {
+    while let Grant::Lease(lease) = ask(ledger, "a") {
+        train(ledger, disk, &lease);
     }
 }
 
 /// Trains a round of all paths.
 fn round(ledger: &mut Ledger, disk: &mut Disk) {
-    while let Grant::Lease(lease) = ask(ledger, "a") {
-        train(ledger, disk, &lease);
-    }
+    train_all(ledger, disk);
     step(ledger, disk);
 }
 
@@ -154,6 +164,34 @@ fn objects_of_checkpoints_stay_until_the_checkpoint_is_dropped() {
         };
         assert_eq!(rounds, expected);
         assert_eq!(disk.manifest.checkpoints, [], "a complete run keeps none");
+        assert_eq!(disk.names, disk.needed(), "nothing is left behind");
+    }
+}
+
+#[test]
+fn a_module_that_comes_back_to_the_coordinator_keeps_the_weights_that_count() {
+    for back in [true, false] {
+        let (mut ledger, mut disk) = begin(0);
+        disk.write(ledger.poll_write().unwrap().finish().unwrap());
+        train_all(&mut ledger, &mut disk);
+        let own = ledger.own_fence();
+        let late = carry_out(&mut ledger, &mut disk, own);
+        assert_eq!(late.len(), 1);
+        // A synchronizer gets the order while the coordinator takes the same outer step.
+        let synchronizer = ProcessId::local("synchronizer");
+        let claimed = ledger.claim_modules(NOW, &synchronizer, "there:1", &[FRAGMENT.module]).unwrap();
+        let theirs = carry_out(&mut ledger, &mut disk, claimed.fence);
+        assert!(matches!(ledger.record_step(&late[0]).unwrap(), StepRecording::Rejected));
+        let taken = if back {
+            // It leaves. The coordinator makes objects of the same names.
+            assert_eq!(ledger.release_modules(NOW, &synchronizer), 1);
+            assert!(matches!(ledger.record_step(&theirs[0]).unwrap(), StepRecording::Rejected));
+            carry_out(&mut ledger, &mut disk, own)
+        } else {
+            theirs
+        };
+        assert!(matches!(ledger.record_step(&taken[0]).unwrap(), StepRecording::Counts { .. }));
+        disk.write(ledger.poll_write().unwrap().finish().unwrap());
         assert_eq!(disk.names, disk.needed(), "nothing is left behind");
     }
 }

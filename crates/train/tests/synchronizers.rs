@@ -193,7 +193,8 @@ async fn a_worker_goes_on_when_another_synchronizer_has_the_address_of_a_module(
     // The other modules seem to have a synchronizer at this address. The one that listens there has none of them.
     let gone = Puppet::silent(&run.token_as(SYNCHRONIZER, &token)).await;
     gone.hello("gone", dipaco_train::BUILD).await;
-    let orders = Request::Orders { modules: vec![OTHER], address, revoked: 0, wait_ms: 0 };
+    let orders =
+        Request::Orders { modules: vec![OTHER], address, revoked: 0, wait_ms: 0, uploads: Vec::new() };
     gone.ask(&orders, None).await.unwrap();
     let worker = run.spawn_worker(&token, "worker");
     worker.await.unwrap().unwrap();

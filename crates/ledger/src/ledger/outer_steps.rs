@@ -109,9 +109,14 @@ impl Ledger {
             return Ok(StepRecording::Known);
         }
         let Some(step) = self.owners.remove_ordered(fragment, version, fence) else {
-            // The message may be a late repetition of a step that did count: objects that paths still need are kept.
             let names: Vec<_> = done.objects().map(|object| object.name.clone()).collect();
-            self.delete_unused(names);
+            if fence == self.owners.own() && self.owners.open().is_due(fragment) {
+                // The module may come back to the coordinator, whose fencing number stays the same.
+                self.left.entry(fragment).or_default().extend(names);
+            } else {
+                // The message may be a late repetition of a step that did count: objects that paths still need are kept.
+                self.delete_unused(names);
+            }
             return Ok(StepRecording::Rejected);
         };
         if self.closed {
@@ -132,6 +137,7 @@ impl Ledger {
             obsolete.extend(merged.map(|gradient| gradient.object.name.clone()));
         }
         obsolete.extend(self.prune(fragment)?);
+        obsolete.extend(self.left.remove(&fragment).unwrap_or_default());
         self.note_change(obsolete);
         Ok(StepRecording::Counts { contributions: step.contributions.len() })
     }

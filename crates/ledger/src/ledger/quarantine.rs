@@ -101,7 +101,7 @@ impl Ledger {
                 let left = [weights].into_iter().chain(momentum).chain(changes).map(|object| object.name);
                 if self.owners.open().is_due(fragment) {
                     // A synchronizer may be reading them.
-                    self.left.insert(fragment, left.collect());
+                    self.left.entry(fragment).or_default().extend(left);
                 } else {
                     obsolete.extend(left);
                 }
@@ -143,7 +143,6 @@ impl Ledger {
         let objects = self.objects.fragment_mut(fragment)?;
         let weights = objects.weights.clone();
         objects.kept.push(KeptVersion { version: version.saturating_sub(1), weights });
-        let made = done.objects().map(|object| object.name.clone());
-        Ok(made.chain(self.left.remove(&fragment).unwrap_or_default()).collect())
+        Ok(done.objects().map(|object| object.name.clone()).collect())
     }
 }

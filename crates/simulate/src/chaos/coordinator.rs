@@ -173,9 +173,9 @@ impl SimulatedCoordinator {
     }
 
     /// The connection of a killed process ends.
-    pub(super) fn connection_ends(&mut self, process: &ProcessId) {
+    pub(super) fn connection_ends(&mut self, now: Duration, process: &ProcessId) {
         self.ended.insert(process.clone());
-        self.ledger.release_modules(process);
+        self.ledger.release_modules(now, process);
         let Some(number) = self.open.remove(process) else { return };
         if self.known.left(process, number) == Departure::Succeeded {
             self.ledger.part_with(process);

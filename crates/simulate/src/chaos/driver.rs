@@ -73,7 +73,7 @@ impl ChaosWorld<'_> {
     /// The transport notices that a process is silent, and ends its connection.
     pub(super) fn connection_ends(&mut self, process: &ProcessId) -> Result<(), String> {
         let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
-        coordinator.connection_ends(process);
+        coordinator.connection_ends(self.now, process);
         self.go_on()
     }
 
@@ -165,7 +165,7 @@ impl ChaosWorld<'_> {
         ledger.expire(self.now);
         let before = self.now.checked_sub(STANDSTILL_OF_STEPS);
         for synchronizer in before.map(|before| ledger.overdue(before)).unwrap_or_default() {
-            ledger.release_modules(&synchronizer);
+            ledger.release_modules(self.now, &synchronizer);
         }
         let mut steps = false;
         if coordinator.ordered.is_empty() {

@@ -95,7 +95,7 @@ impl SimulatedCoordinator {
         process: &ProcessId,
         modules: &[ModuleId],
     ) -> Result<Vec<AskedStep>, String> {
-        let claimed = self.ledger.claim_modules(process, "synchronizer:1", modules)?;
+        let claimed = self.ledger.claim_modules(now, process, "synchronizer:1", modules)?;
         self.due_steps(now, claimed.fence)
     }
 

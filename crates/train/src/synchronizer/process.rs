@@ -22,7 +22,7 @@ use crate::client::{
 use crate::host::{
     Admission, AdmittedUpload, Answer, LinkIssuer, Peer, Reception, Registration, RequestHandler,
     ResultIntake, ResultReceiver, Revocations, Upload, UploadedPiece, Uploads, VerifiedGradients, read_piece,
-    refused, serve_peers,
+    serve_peers,
 };
 use crate::synchronizer::live::{self, ObserveSynchronizer, Tally};
 use crate::synchronizer::{OrdersInFlight, Synchronizer, SynchronizerError};
