@@ -28,6 +28,8 @@ struct DueStep {
     since: Duration,
     /// The last order to take the step, and the fencing number of the process that got it.
     ordered: Option<(u64, OuterStep)>,
+    /// The coordinator's own order to take the step, also if another process has been asked since.
+    own: Option<OuterStep>,
 }
 
 impl OpenSteps {
@@ -44,7 +46,7 @@ impl OpenSteps {
             if owner != self.own {
                 self.by_age.insert((now, fragment));
             }
-            DueStep { since: now, ordered: None }
+            DueStep { since: now, ordered: None, own: None }
         });
     }
 
@@ -76,8 +78,19 @@ impl OpenSteps {
     /// Notes that a process has been asked to take an outer step that is due. This replaces an earlier order of the step.
     pub(crate) fn order(&mut self, fence: u64, step: OuterStep) {
         if let Some(due) = self.due.get_mut(&step.fragment) {
+            if fence == self.own {
+                due.own = Some(step.clone());
+            }
             due.ordered = Some((fence, step));
         }
+    }
+
+    /// The order that a process with this fencing number has been given. It stays the same: the process may be carrying it out,
+    /// and reports no contributions.
+    pub(crate) fn told(&self, fence: u64, fragment: FragmentId) -> Option<&OuterStep> {
+        let due = self.due.get(&fragment)?;
+        let last = due.ordered.as_ref().filter(|(asked, _)| *asked == fence).map(|(_, step)| step);
+        last.or_else(|| due.own.as_ref().filter(|_| fence == self.own))
     }
 
     /// Takes out the outer step that a process was asked for, which is due no more; `None` if another process has been
@@ -93,7 +106,7 @@ impl OpenSteps {
             due.ordered.as_ref().is_some_and(|(asked, step)| (*asked, step.version) == (fence, version))
         };
         self.due.get(&fragment).filter(asked)?;
-        let DueStep { since, ordered } = self.due.remove(&fragment)?;
+        let DueStep { since, ordered, .. } = self.due.remove(&fragment)?;
         self.of_owners.remove(&(owner, fragment));
         self.by_age.remove(&(since, fragment));
         ordered.map(|(_, step)| step)

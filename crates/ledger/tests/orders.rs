@@ -7,8 +7,8 @@ use dipaco_ledger::{
     LeaseCompletion, LeaseReport, LeaseResult, Ledger, OuterStepDone, OuterStepOrder, Recording,
     StepRecording, StoredResult,
 };
-use dipaco_sync::{Lease, Schedule, ScheduledSend};
-use support::{FRAGMENT, NOW, lease, object, start_of, take_over, take_over_with, written};
+use dipaco_sync::{Lease, ProcessId, Quorum, Schedule, ScheduledSend, Scheme};
+use support::{FRAGMENT, NOW, lease, object, start_of, take_over, take_over_from, take_over_with, written};
 
 /// Uploads all results of a lease, and completes it.
 fn train(ledger: &mut Ledger, lease: &Lease) {
@@ -76,4 +76,27 @@ fn a_fragment_keeps_its_last_changes() {
     let training = written(&mut ledger).training.unwrap();
     let changes = training.modules[0].fragments[0].changes.iter();
     assert_eq!(changes.map(|change| change.version).collect::<Vec<_>>(), (15..=30).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_order_stays_the_same_for_the_process_that_has_it() {
+    let quorum = Quorum { learners: 1, grace: NOW, grace_share: 0.0, throttle: 0.0, dynamic_steps: false };
+    let mut ledger = take_over_from(start_of(3, 1), |plan| plan.scheme = Scheme::Quorum(quorum));
+    let own = ledger.own_fence();
+    let synchronizer = ProcessId::local("synchronizer");
+    let [first, second] = ["a", "b"].map(|worker| lease(&mut ledger, worker));
+    train(&mut ledger, &first);
+    let told = ledger.orders(NOW, own).unwrap().orders;
+    assert_eq!(told[0].shares.len(), 1);
+    // The coordinator may be carrying it out, and its report names no contributions.
+    train(&mut ledger, &second);
+    assert_eq!(ledger.orders(NOW, own).unwrap().orders, told);
+    let claimed = ledger.claim_modules(NOW, &synchronizer, "there:1", &[FRAGMENT.module]).unwrap();
+    assert_eq!(ledger.orders(NOW, claimed.fence).unwrap().orders[0].shares.len(), 2);
+    ledger.release_modules(NOW, &synchronizer);
+    assert_eq!(ledger.orders(NOW, own).unwrap().orders, told);
+    take(&mut ledger, &told[0]);
+    let rest = ledger.orders(NOW, own).unwrap().orders;
+    assert_eq!(rest[0].shares.len(), 1, "the second contribution is not lost");
+    assert_ne!(rest[0].shares, told[0].shares);
 }

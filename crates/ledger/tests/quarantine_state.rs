@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 
 use dipaco_ledger::{
     CheckpointRecord, EarlyStoppingBest, FailureDecision, LeaseCompletion, LeaseReport, LeaseResult, Ledger,
-    LedgerPlan, ModuleRecord, NewCheckpoint, ObjectRef, OuterStepDone, OuterStepOrder, PendingWrite,
-    QuarantineRecord, Recording, RunManifest, SavedCheckpoint, StepRecording, StoredResult, StoredRun,
-    TrainingFailure, TrainingRecord, names,
+    LedgerPlan, ModuleRecord, NewCheckpoint, ObjectRef, OuterStepDone, OuterStepOrder, QuarantineRecord,
+    Recording, RunManifest, SavedCheckpoint, StepRecording, StoredResult, StoredRun, TrainingFailure,
+    TrainingRecord, WritePart, names,
 };
 use dipaco_sync::{FragmentId, Lease, Schedule, ScheduledSend};
 use dipaco_topology::{ModuleId, PathId};
@@ -75,15 +75,22 @@ impl Run {
     /// Writes the manifest and deletes what is obsolete. Everything that the manifest and the checkpoints name stays.
     fn write(&mut self) -> &TrainingRecord {
         while let Some(draft) = self.ledger.poll_write() {
-            let PendingWrite { checkpoint, manifest, obsolete, .. } = draft.finish().unwrap();
-            if let Some(NewCheckpoint { object, content }) = checkpoint {
-                self.store.insert(object.name.clone());
-                let training: TrainingRecord = serde_json::from_slice(&content).unwrap();
-                let round = training.rounds_done();
-                self.saved.push(SavedCheckpoint { record: CheckpointRecord { round, object }, training });
+            for part in draft.finish().unwrap() {
+                match part {
+                    WritePart::Checkpoint(NewCheckpoint { object, content }) => {
+                        self.store.insert(object.name.clone());
+                        let training: TrainingRecord = serde_json::from_slice(&content).unwrap();
+                        let record = CheckpointRecord { round: training.rounds_done(), object };
+                        self.saved.push(SavedCheckpoint { record, training });
+                    }
+                    WritePart::Manifest { manifest, .. } => self.manifest = *manifest,
+                    WritePart::Deletions(names) => {
+                        for name in names {
+                            assert!(self.store.remove(&name), "{name} was no object");
+                        }
+                    }
+                }
             }
-            self.manifest = manifest.unwrap_or_else(|| self.manifest.clone());
-            obsolete.iter().for_each(|name| assert!(self.store.remove(name), "{name} was no object"));
             let kept = self.saved.iter().filter(|saved| self.manifest.checkpoints.contains(&saved.record));
             let trainings = kept.map(|saved| &saved.training).chain(&self.manifest.training);
             for object in trainings.flat_map(TrainingRecord::objects) {

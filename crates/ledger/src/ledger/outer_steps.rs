@@ -71,7 +71,10 @@ impl Ledger {
         for fragment in self.owners.open().due_of(fence) {
             let not_due =
                 || LedgerError::internal(format!("the outer step of {fragment} was due and is not"));
-            let step = self.state.due_step(fragment).ok_or_else(not_due)?;
+            let step = match self.owners.open().told(fence, fragment) {
+                Some(told) => told.clone(),
+                None => self.state.due_step(fragment).ok_or_else(not_due)?,
+            };
             if shares > 0 && shares + step.contributions.len() > MOST_SHARES {
                 // It stays due.
                 break;

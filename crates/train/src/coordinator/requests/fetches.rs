@@ -43,8 +43,9 @@ impl CoordinatorRequests {
 
     /// Reads an object that a worker received with a wrong hash. A damaged object ends the coordinator.
     pub(super) async fn check_object(&self, object: &ObjectRef) -> Result<Answer, CoordinatorError> {
-        let check =
-            async { self.checks.check(&self.intake.store, object).await.map(|()| (Response::Done, None)) };
+        let check = async {
+            self.checks.check(self.now(), &self.intake.store, object).await.map(|()| (Response::Done, None))
+        };
         self.answer_of(object, check).await
     }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use dipaco_store::{ObjectRef, RunStore, StoreError};
 use tokio::sync::Mutex;
-use tokio::time::Instant;
 
 /// Time for which a sound object is not read again.
 const SOUND_FOR: Duration = Duration::from_secs(60);
@@ -14,21 +13,26 @@ const SOUND_FOR: Duration = Duration::from_secs(60);
 /// of peers take the store, and the line to it, no more than that.
 #[derive(Debug, Default)]
 pub(crate) struct ObjectChecks {
-    /// The objects found sound within [`SOUND_FOR`]. Locked while an object is read.
-    sound: Mutex<BTreeMap<ObjectRef, Instant>>,
+    /// The objects found sound within [`SOUND_FOR`], with the time of their check. Locked while an object is read.
+    sound: Mutex<BTreeMap<ObjectRef, Duration>>,
 }
 
 impl ObjectChecks {
-    /// Checks an object of the store.
+    /// Checks an object of the store. `now` is the time since the start of the process.
     ///
     /// # Errors
     /// As [`RunStore::verify`].
-    pub(crate) async fn check(&self, store: &RunStore, object: &ObjectRef) -> Result<(), StoreError> {
+    pub(crate) async fn check(
+        &self,
+        now: Duration,
+        store: &RunStore,
+        object: &ObjectRef,
+    ) -> Result<(), StoreError> {
         let mut sound = self.sound.lock().await;
-        sound.retain(|_, found| found.elapsed() < SOUND_FOR);
+        sound.retain(|_, checked| now < *checked + SOUND_FOR);
         if !sound.contains_key(object) {
             store.verify(object).await?;
-            sound.insert(object.clone(), Instant::now());
+            sound.insert(object.clone(), now);
         }
         Ok(())
     }
@@ -57,18 +61,16 @@ mod tests {
         let mut all = JoinSet::new();
         for asker in 0..64 {
             let (checks, store, object) = (checks.clone(), store.clone(), objects[asker % 2].clone());
-            all.spawn(async move { checks.check(&store, &object).await });
+            all.spawn(async move { checks.check(Duration::ZERO, &store, &object).await });
         }
         assert!(all.join_all().await.into_iter().all(|found| found.is_ok()));
         assert_eq!(together.most_reads(), alone.most_reads());
 
         store.delete(&objects[0].name).await.unwrap();
-        tokio::time::pause();
-        tokio::time::advance(Duration::from_secs(59)).await;
-        checks.check(&store, &objects[0]).await.unwrap();
-        tokio::time::advance(Duration::from_secs(2)).await;
-        let missing = checks.check(&store, &objects[0]).await.unwrap_err();
+        let [before, after] = [59, 61].map(Duration::from_secs);
+        checks.check(before, &store, &objects[0]).await.unwrap();
+        let missing = checks.check(after, &store, &objects[0]).await.unwrap_err();
         assert!(matches!(missing, StoreError::Missing { .. }), "{missing}");
-        checks.check(&store, &objects[1]).await.unwrap();
+        checks.check(after, &store, &objects[1]).await.unwrap();
     }
 }
