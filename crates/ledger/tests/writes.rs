@@ -185,8 +185,9 @@ fn a_module_that_comes_back_to_the_coordinator_keeps_the_weights_that_count() {
         let taken = if back {
             // It leaves. The coordinator makes objects of the same names.
             assert_eq!(ledger.release_modules(NOW, &synchronizer), 1);
+            let again = carry_out(&mut ledger, &mut disk, own);
             assert!(matches!(ledger.record_step(&theirs[0]).unwrap(), StepRecording::Rejected));
-            carry_out(&mut ledger, &mut disk, own)
+            again
         } else {
             theirs
         };

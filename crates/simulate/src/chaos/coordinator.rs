@@ -97,8 +97,6 @@ pub(crate) struct SimulatedCoordinator {
     pub(crate) dropped: DroppedObjects,
     /// Ordered outer steps that are not taken; the first one is in computation.
     pub(super) ordered: VecDeque<AskedStep>,
-    /// The last request for orders of each synchronizer's process.
-    order_requests: BTreeMap<ProcessId, u64>,
     /// The last order of each fragment, until its step counts: version and fencing number.
     pub(super) asked: BTreeMap<FragmentId, (u32, u64)>,
     /// True while the text is divided for the next phase.
@@ -142,7 +140,6 @@ impl SimulatedCoordinator {
             merged: UntilWritten::default(),
             dropped: DroppedObjects::default(),
             ordered: VecDeque::new(),
-            order_requests: BTreeMap::new(),
             asked: BTreeMap::new(),
             rerouting: false,
         })
@@ -161,15 +158,6 @@ impl SimulatedCoordinator {
             }
         }
         true
-    }
-
-    /// Returns whether a request for orders is newer than those before. The transport delivers no request twice, and a process
-    /// asks again only when it has given its last request up.
-    pub(super) fn is_new_order_request(&mut self, process: &ProcessId, request: u64) -> bool {
-        let last = self.order_requests.entry(process.clone()).or_default();
-        let new = request > *last;
-        *last = request.max(*last);
-        new
     }
 
     /// The connection of a killed process ends.

@@ -56,8 +56,6 @@ impl ChaosWorld<'_> {
             return Ok(());
         }
         match request {
-            SynchronizerRequest::Orders if !coordinator.is_new_order_request(&from.process, from.request) => {
-            }
             SynchronizerRequest::Orders => {
                 let orders = coordinator.give_orders(self.now, &from.process, &case.modules)?;
                 self.send_to_synchronizer(&from, &SynchronizerReply::Orders(orders));
