@@ -1,28 +1,23 @@
 //! What an answer to a synchronizer costs under the lock of the ledger: no more than what it says.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::time::Duration;
 
 use dipaco_ledger::{
-    CountRecord, FragmentRecord, LeaseResult, Ledger, LedgerPlan, ModuleRecord, ObjectRef, Orders,
-    PathRecord, Recording, RunManifest, ShardRecord, StoredResult, StoredRun, TrainingRecord,
+    CountRecord, FragmentRecord, LeaseResult, Ledger, LedgerPlan, ModuleRecord, Orders, PathRecord,
+    Recording, RunManifest, ShardRecord, StoredResult, StoredRun, TrainingRecord,
 };
-use dipaco_sync::{
-    Grant, Lease, LeaseLimits, LeaseRequest, LeaseSecret, Numerics, ProcessId, Rescale, Schedule, Scheme,
-    Weighting,
-};
+use dipaco_sync::{ProcessId, Schedule};
 use dipaco_topology::{LevelConfig, ModuleId, Modules, Topology, TopologyConfig};
+use support::{NOW, lease, object, plan};
 
-const NOW: Duration = Duration::ZERO;
 /// Fragments of a module.
 const FRAGMENTS: u32 = 8;
 /// Modules of each of the two levels; as many synchronizers own one module of each level.
 const SIDE: u32 = 16;
 const PATHS: u32 = SIDE * SIDE;
-
-fn object(name: &str) -> ObjectRef {
-    ObjectRef::of(name, name.as_bytes())
-}
 
 fn module(level: u16, index: u32) -> ModuleId {
     ModuleId { level, index }
@@ -63,31 +58,11 @@ fn grid() -> Ledger {
         numerics: None,
         numerics_token: None,
     };
-    let plan = LedgerPlan {
-        schedule: Schedule::new(16, FRAGMENTS, 16, vec![48]).unwrap(),
-        scheme: Scheme::Synchronous,
-        limits: LeaseLimits::of_silence(Duration::from_secs(1)),
-        state_every: 9,
-        checkpoints: 0,
-        sampling: None,
-        weighting: Weighting::ShardSize,
-        rescale: Rescale::SQRT_PATHS,
-        guard: 10.0,
-        quarantine_after: 2,
-        one_by_one: false,
-        compares: false,
-        numerics: Numerics::Same,
-    };
+    let schedule = Schedule::new(16, FRAGMENTS, 16, vec![48]).unwrap();
+    let plan = LedgerPlan { schedule, ..plan() };
     let manifest = RunManifest { training: Some(training), ..RunManifest::new("run".into()) };
     Ledger::take_over(StoredRun { manifest, checkpoints: Vec::new(), names: Vec::new() }, topology, plan)
         .unwrap()
-}
-
-fn lease(ledger: &mut Ledger, path: u32) -> Lease {
-    let worker = ProcessId::local(&format!("worker {path:03}"));
-    let request = LeaseRequest { worker: &worker, held: &[], secret: LeaseSecret::default(), numerics: "" };
-    let Grant::Lease(lease) = ledger.grant(NOW, &request) else { panic!("no lease") };
-    *lease
 }
 
 /// The orders for an owner, and the number of looks that they cost.
@@ -109,7 +84,7 @@ fn orders_cost_what_they_say_and_not_what_other_owners_owe() {
         })
         .collect();
     let few = u64::from((PATHS * 2 * SIDE * FRAGMENTS).ilog2());
-    let leases: Vec<_> = (0..PATHS).map(|path| lease(&mut ledger, path)).collect();
+    let leases: Vec<_> = (0..PATHS).map(|path| lease(&mut ledger, &format!("worker {path:03}"))).collect();
     let (mut due, mut named) = (0, 0);
     for lease in &leases {
         for send in &lease.sends {

@@ -1,41 +1,25 @@
 //! The manifest's record of a training is read and written without a loss.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use dipaco_ledger::{
     ChangeRecord, CompletedLeaseRecord, ContributorRecord, CountRecord, EarlyStoppingBest, FragmentRecord,
-    GradientRecord, KeptVersion, Ledger, LedgerError, LedgerPlan, ModuleRecord, ObjectRef, PathRecord,
-    RunManifest, ShardRecord, StoredRun, TrainingRecord, WritePart,
+    GradientRecord, KeptVersion, Ledger, LedgerError, LedgerPlan, ModuleRecord, PathRecord, RunManifest,
+    ShardRecord, StoredRun, TrainingRecord, WritePart,
 };
-use dipaco_sync::{LeaseLimits, Numerics, Rescale, Schedule, Scheme, Weighting};
+use dipaco_sync::Schedule;
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
+use support::object;
 
 fn topology() -> Topology {
     Topology::new(&TopologyConfig { replicas: 2, ..TopologyConfig::dense(1) }, 1).unwrap()
 }
 
 fn plan() -> LedgerPlan {
-    LedgerPlan {
-        schedule: Schedule::new(3, 1, 0, vec![6, 12]).unwrap(),
-        scheme: Scheme::Synchronous,
-        limits: LeaseLimits::of_silence(Duration::from_secs(1)),
-        state_every: 2,
-        checkpoints: 0,
-        sampling: None,
-        weighting: Weighting::ShardSize,
-        rescale: Rescale::SQRT_PATHS,
-        quarantine_after: 2,
-        guard: 10.0,
-        one_by_one: false,
-        compares: false,
-        numerics: Numerics::Same,
-    }
-}
-
-fn object(name: &str) -> ObjectRef {
-    ObjectRef::of(name, name.as_bytes())
+    LedgerPlan { schedule: Schedule::new(3, 1, 0, vec![6, 12]).unwrap(), state_every: 2, ..support::plan() }
 }
 
 /// A training in which every list has an entry: path 0 has contributed to version 2, path 1 has not.

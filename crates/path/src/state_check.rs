@@ -137,20 +137,21 @@ fn check_values(
         first: Vec::new(),
         before: 0,
     };
-    let (mut place, mut checked) = (0, Ok(()));
+    let mut place = 0;
     while place < file.length() {
         let piece = file.piece_from(place).map_err(PathError::Unread)?;
         let piece = piece.as_ref();
         if piece.is_empty() {
             break;
         }
+        let mut checked = Ok(());
         stream.read_values(piece, |spec, begin, values| {
             if checked.is_ok() {
                 checked = check.check(spec, begin, values);
             }
             Ok(())
         })?;
-        std::mem::replace(&mut checked, Ok(()))?;
+        checked?;
         place += piece.len();
     }
     stream.finish()?;

@@ -39,12 +39,6 @@ impl LeaseTable {
         self.current.values()
     }
 
-    /// All granted leases: first the current ones.
-    #[cfg(test)]
-    fn all(&self) -> impl Iterator<Item = &Lease> {
-        self.current.values().chain(self.following.values())
-    }
-
     /// Number of current leases.
     pub(crate) fn len(&self) -> usize {
         self.current.len()
@@ -212,7 +206,8 @@ mod tests {
         for worker in 0..4 {
             let ProcessId { token, .. } = lease(0, worker, 0, 0).worker;
             let process = lease(0, worker, 0, 0).worker;
-            assert_eq!(table.of_process(&process), table.all().filter(|l| l.worker == process).count());
+            let all = table.current.values().chain(table.following.values());
+            assert_eq!(table.of_process(&process), all.filter(|l| l.worker == process).count());
             let of_kin = |name| table.of_kin(&token, name).map(|lease| lease.path).collect::<BTreeSet<_>>();
             let scan = |is: &dyn Fn(&ProcessId) -> bool| {
                 table.current().filter(|l| is(&l.worker)).map(|lease| lease.path).collect::<BTreeSet<_>>()

@@ -1,4 +1,5 @@
 //! A small run for the tests of the ledger.
+#![allow(dead_code, reason = "each test program uses a part")]
 
 use std::time::Duration;
 
@@ -15,10 +16,8 @@ use dipaco_topology::{LevelConfig, ModuleId, Modules, Topology, TopologyConfig};
 /// The time of all calls but those that say otherwise.
 pub(crate) const NOW: Duration = Duration::ZERO;
 /// The only module.
-#[allow(dead_code, reason = "not every test program names it")]
 const MODULE: ModuleId = ModuleId { level: 0, index: 0 };
 /// Its only fragment.
-#[allow(dead_code, reason = "not every test program names it")]
 pub(crate) const FRAGMENT: FragmentId = FragmentId { module: MODULE, index: 0 };
 
 /// An object of this name and content.
@@ -27,22 +26,13 @@ pub(crate) fn object(name: &str) -> ObjectRef {
 }
 
 /// Three paths through one module, two rounds of three steps.
-#[allow(dead_code, reason = "a test program may have another run")]
 pub(crate) fn start() -> RunManifest {
     start_of(3, 1)
 }
 
 /// These paths through all modules, one module for each of these levels, two rounds of three steps.
 pub(crate) fn start_of(paths: u32, levels: u16) -> RunManifest {
-    let fragment = FragmentRecord {
-        version: 0,
-        weights: object("modules/0"),
-        momentum: None,
-        changes: Vec::new(),
-        kept: Vec::new(),
-        norms: Vec::new(),
-        norm_paths: Vec::new(),
-    };
+    let fragment = FragmentRecord::first(object("modules/0"));
     let path = PathRecord {
         sent: vec![0; levels.into()],
         adopted: vec![0; levels.into()],
@@ -72,21 +62,37 @@ pub(crate) fn start_of(paths: u32, levels: u16) -> RunManifest {
 }
 
 /// The ledger of a manifest.
-#[allow(dead_code, reason = "not every test program has this plan")]
 pub(crate) fn take_over(manifest: RunManifest) -> Ledger {
     take_over_from(manifest, |_| ())
 }
 
 /// The ledger of a manifest with another schedule of two rounds.
-#[allow(dead_code, reason = "not every test program has another schedule")]
 pub(crate) fn take_over_with(manifest: RunManifest, schedule: Schedule) -> Ledger {
     take_over_from(manifest, |plan| plan.schedule = schedule)
 }
 
 /// The ledger of a manifest with a plan that `change` changes.
-#[allow(dead_code, reason = "a test program may have checkpoints, too")]
 pub(crate) fn take_over_from(manifest: RunManifest, change: impl FnOnce(&mut LedgerPlan)) -> Ledger {
     take_over_stored(StoredRun { manifest, checkpoints: Vec::new(), names: Vec::new() }, change)
+}
+
+/// The plan of a synchronous run of two rounds of three steps, of modules in one fragment.
+pub(crate) fn plan() -> LedgerPlan {
+    LedgerPlan {
+        schedule: Schedule::new(3, 1, 0, vec![6]).unwrap(),
+        scheme: Scheme::Synchronous,
+        limits: LeaseLimits::of_silence(Duration::from_secs(1)),
+        state_every: 9,
+        checkpoints: 0,
+        sampling: None,
+        weighting: Weighting::ShardSize,
+        rescale: Rescale::SQRT_PATHS,
+        guard: 10.0,
+        quarantine_after: 2,
+        one_by_one: false,
+        compares: false,
+        numerics: Numerics::Same,
+    }
 }
 
 /// The ledger of a stored run with a plan that `change` changes. Each level has the modules of the manifest.
@@ -107,27 +113,12 @@ pub(crate) fn take_over_stored(stored: StoredRun, change: impl FnOnce(&mut Ledge
     };
     let config = TopologyConfig::grid(replicas, (0..levels).map(level).collect());
     let topology = Topology::new(&config, levels).unwrap();
-    let mut plan = LedgerPlan {
-        schedule: Schedule::new(3, 1, 0, vec![6]).unwrap(),
-        scheme: Scheme::Synchronous,
-        limits: LeaseLimits::of_silence(Duration::from_secs(1)),
-        state_every: 9,
-        checkpoints: 0,
-        sampling: None,
-        weighting: Weighting::ShardSize,
-        rescale: Rescale::SQRT_PATHS,
-        guard: 10.0,
-        quarantine_after: 2,
-        one_by_one: false,
-        compares: false,
-        numerics: Numerics::Same,
-    };
+    let mut plan = plan();
     change(&mut plan);
     Ledger::take_over(stored, topology, plan).unwrap()
 }
 
 /// Asks for a lease.
-#[allow(dead_code, reason = "not every test program asks without a device")]
 pub(crate) fn ask(ledger: &mut Ledger, worker: &str) -> Grant {
     ask_with(ledger, &ProcessId::local(worker), "")
 }
@@ -138,7 +129,6 @@ pub(crate) fn ask_with(ledger: &mut Ledger, worker: &ProcessId, numerics: &str) 
 }
 
 /// The lease that a worker with a token gets.
-#[allow(dead_code, reason = "not every test program has several tokens")]
 pub(crate) fn ask_as(ledger: &mut Ledger, token: &str, name: &str) -> Lease {
     let worker = ProcessId { token: token.into(), ..ProcessId::local(name) };
     let Grant::Lease(lease) = ask_with(ledger, &worker, "") else { panic!("no lease for {name}") };
@@ -146,7 +136,6 @@ pub(crate) fn ask_as(ledger: &mut Ledger, token: &str, name: &str) -> Lease {
 }
 
 /// The lease that a worker gets.
-#[allow(dead_code, reason = "not every test program asks without a device")]
 pub(crate) fn lease(ledger: &mut Ledger, worker: &str) -> Lease {
     match ask(ledger, worker) {
         Grant::Lease(lease) => *lease,
@@ -155,7 +144,6 @@ pub(crate) fn lease(ledger: &mut Ledger, worker: &str) -> Lease {
 }
 
 /// The manifest of the next write.
-#[allow(dead_code, reason = "not every test program reads it")]
 pub(crate) fn written(ledger: &mut Ledger) -> RunManifest {
     let mut parts = ledger.poll_write().unwrap().finish().unwrap();
     let manifest = parts.find_map(|part| match part {
