@@ -206,6 +206,10 @@ impl PeerConnection {
     }
 
     /// Closes the connection with a reason for the peer.
+    ///
+    /// The reason may not arrive: while something waits for room in the congestion window, quinn-proto up to 0.11.19
+    /// sends no close (<https://github.com/quinn-rs/quinn/issues/2785>). The peer's next packet is then answered with
+    /// a reset, so that its operations end with [`NetError::Lost`].
     pub fn close(&self, reason: &str) {
         self.connection.close(code::DONE, reason.as_bytes());
     }
