@@ -45,9 +45,14 @@ pub(crate) struct Synchronizer {
     gradients: VerifiedGradients,
     /// Outer gradients that have been merged before their outer step is due.
     folds: Mutex<BTreeMap<FragmentId, Folding>>,
+    /// The newest order of each fragment that lacked an input.
+    outdated: Mutex<BTreeMap<FragmentId, OrderNumber>>,
     /// Folder for contributions that have no room in memory.
     scratch: PathBuf,
 }
+
+/// The order of an outer step among those of its fragment: the version that it makes, and the fencing number.
+type OrderNumber = (u32, u64);
 
 /// The contributions to an outer step as one outer gradient.
 struct MergedContributions {
@@ -97,7 +102,16 @@ impl Synchronizer {
         scratch: PathBuf,
     ) -> Self {
         let (outer, synchronous) = (plan.outer.clone(), SynchronousSteps::of_plan(plan));
-        Self { store, layout, outer, synchronous, gradients, folds: Mutex::default(), scratch }
+        Self {
+            store,
+            layout,
+            outer,
+            synchronous,
+            gradients,
+            folds: Mutex::default(),
+            outdated: Mutex::default(),
+            scratch,
+        }
     }
 
     fn folds(&self) -> MutexGuard<'_, BTreeMap<FragmentId, Folding>> {
@@ -115,7 +129,30 @@ impl Synchronizer {
 
     /// Merges the outer gradients that an order names, and takes the outer step if it is due. Orders of different
     /// fragments may be carried out at the same time, see [`OrdersInFlight`].
+    ///
+    /// An order that lacks an input is dropped, because another process may have taken the step meanwhile: its inputs are
+    /// deleted then, and it is ordered no more. The same order for the second time is an error.
     pub(crate) async fn carry_out(
+        &self,
+        order: OuterStepOrder,
+    ) -> Result<Option<OuterStepDone>, SynchronizerError> {
+        let (fragment, number) = (order.fragment, (order.version, order.fence));
+        match self.merge_and_step(order).await {
+            Err(error) if error.is_of_a_missing_object() && self.note_outdated(fragment, number) => {
+                tracing::warn!(%fragment, version = number.0, %error, "an outer step is dropped: another process has probably taken it");
+                Ok(None)
+            }
+            done => done,
+        }
+    }
+
+    /// Notes an order that lacks an input. Returns false if it is the noted one.
+    fn note_outdated(&self, fragment: FragmentId, number: OrderNumber) -> bool {
+        let mut outdated = self.outdated.lock().unwrap_or_else(PoisonError::into_inner);
+        outdated.insert(fragment, number) != Some(number)
+    }
+
+    async fn merge_and_step(
         &self,
         order: OuterStepOrder,
     ) -> Result<Option<OuterStepDone>, SynchronizerError> {

@@ -1,6 +1,6 @@
 //! Writes the manifest when the ledger has changed.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_ledger::{DroppedObjects, Ledger, NewCheckpoint, WritePart};
@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::written_changes::WrittenChanges;
+use crate::host::HostError;
 
 /// Pause after a write for each path of the run. The manifest has about a kilobyte a path.
 const PAUSE: Duration = Duration::from_micros(30);
@@ -58,7 +59,8 @@ impl ManifestWriter {
     pub(crate) async fn write_pending(&mut self) -> Result<Duration, CoordinatorError> {
         // A statement of its own, so that the ledger is not locked while the write is encoded: with thousands of paths that
         // takes long.
-        let draft = self.ledger.lock().unwrap_or_else(PoisonError::into_inner).poll_write();
+        // A ledger that a panic has left half changed is never written, also if nobody waits for the change any more.
+        let draft = self.ledger.lock().map_err(|_| HostError::Broken)?.poll_write();
         let Some(draft) = draft else {
             return Ok(Duration::ZERO);
         };
@@ -98,6 +100,82 @@ impl ManifestWriter {
                 () = next_change => {}
                 () = stop.cancelled() => {}
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use dipaco_config::RunConfig;
+    use dipaco_ledger::{
+        CountRecord, FragmentRecord, ModuleRecord, PathRecord, RunManifest, ShardRecord, StoredRun,
+        TrainingRecord,
+    };
+    use dipaco_protocol::WorkerPlan;
+    use dipaco_store::ObjectRef;
+    use dipaco_topology::{ModuleId, Topology, TopologyConfig};
+
+    use super::*;
+    use crate::coordinator::ledger_plan;
+
+    /// The writer of a run of one path, and the ledger that it writes.
+    fn writer(store: RunStore) -> (ManifestWriter, Arc<Mutex<Ledger>>) {
+        let mut config = RunConfig { topology: TopologyConfig::dense(1), ..RunConfig::default() };
+        config.model.blocks = 1;
+        let weights = ObjectRef::of("modules/0/0", b"weights");
+        let module = ModuleId { level: 0, index: 0 };
+        let path = PathRecord {
+            sent: vec![0],
+            adopted: vec![0],
+            counted: vec![CountRecord::default()],
+            ..PathRecord::default()
+        };
+        let training = TrainingRecord {
+            origin: "origin".into(),
+            rounds: config.train.rounds,
+            inner_steps: config.train.inner_steps,
+            boundaries: Vec::new(),
+            phase: 0,
+            shards: vec![ShardRecord { file: "0".into(), hash: "h".into(), documents: 3, tokens: 100 }],
+            modules: vec![ModuleRecord { module, fragments: vec![FragmentRecord::first(weights)] }],
+            paths: vec![path],
+            numerics: None,
+            numerics_token: None,
+        };
+        let manifest = RunManifest { training: Some(training), ..RunManifest::new("run".into()) };
+        let stored = StoredRun { manifest, checkpoints: Vec::new(), names: Vec::new() };
+        let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
+        let plan = ledger_plan(&WorkerPlan::new(&config)).unwrap();
+        let ledger = Arc::new(Mutex::new(Ledger::take_over(stored, topology, plan).unwrap()));
+        let writer = ManifestWriter {
+            ledger: ledger.clone(),
+            store,
+            sequence: ManifestSequence::NONE,
+            changed: Arc::default(),
+            written: Arc::default(),
+            dropped: DroppedObjects::default(),
+            clock: Clock::system(),
+        };
+        (writer, ledger)
+    }
+
+    #[tokio::test]
+    async fn a_ledger_that_a_panic_has_left_half_changed_is_not_written() {
+        for panics in [false, true] {
+            let store = RunStore::in_memory();
+            let (mut writer, ledger) = writer(store.clone());
+            if panics {
+                let stopped = catch_unwind(AssertUnwindSafe(|| {
+                    let _locked = ledger.lock().unwrap();
+                    panic!("the bug of this test");
+                }));
+                assert!(stopped.is_err());
+            }
+            let written = writer.write_pending().await;
+            assert_eq!(matches!(written, Err(CoordinatorError::Host(HostError::Broken))), panics);
+            assert_eq!(store.list("").await.unwrap().is_empty(), panics);
         }
     }
 }

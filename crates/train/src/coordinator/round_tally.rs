@@ -13,6 +13,8 @@ pub(crate) struct RoundTally {
     inner_steps: u64,
     /// Inner steps of each path.
     steps: Vec<u64>,
+    /// Number of paths by the rounds that they have completed.
+    completed: BTreeMap<u64, usize>,
     /// Time at which the first path of a round was leased.
     begun: BTreeMap<u64, Instant>,
     /// Training losses of the leases of a round, in nats per token.
@@ -23,10 +25,15 @@ impl RoundTally {
     /// Continues with paths that have taken `steps` inner steps.
     pub(crate) fn new(inner_steps: u64, steps: &[u64], now: Instant) -> Self {
         let inner_steps = inner_steps.max(1);
+        let mut completed = BTreeMap::new();
+        for steps in steps {
+            *completed.entry(steps / inner_steps).or_default() += 1;
+        }
         Self {
             created: now,
             inner_steps,
             steps: steps.to_vec(),
+            completed,
             begun: BTreeMap::new(),
             losses: BTreeMap::new(),
         }
@@ -46,7 +53,8 @@ impl RoundTally {
     pub(crate) fn committed(&mut self, path: PathId, step: u64, loss: f64, now: Instant) -> Option<Event> {
         let before = self.completed();
         self.losses.entry(step.saturating_sub(1) / self.inner_steps).or_default().push(loss);
-        *self.steps.get_mut(path.index())? = step;
+        let passed = std::mem::replace(self.steps.get_mut(path.index())?, step) / self.inner_steps;
+        self.moves(passed, step / self.inner_steps);
         let round = self.completed().checked_sub(1).filter(|round| *round >= before)?;
         let begun = self.begun.remove(&round).unwrap_or(self.created);
         let losses = self.losses.remove(&round).unwrap_or_default();
@@ -56,9 +64,20 @@ impl RoundTally {
         Some(Event::RoundCompleted { round, loss, seconds, wire_bytes: None })
     }
 
+    /// Notes that a path with so many completed rounds has completed another number.
+    fn moves(&mut self, from: u64, to: u64) {
+        if let Some(paths) = self.completed.get_mut(&from) {
+            *paths -= 1;
+            if *paths == 0 {
+                self.completed.remove(&from);
+            }
+        }
+        *self.completed.entry(to).or_default() += 1;
+    }
+
     /// Number of rounds that all paths have completed.
     fn completed(&self) -> u64 {
-        self.steps.iter().min().copied().unwrap_or(0) / self.inner_steps
+        self.completed.keys().next().copied().unwrap_or(0)
     }
 }
 

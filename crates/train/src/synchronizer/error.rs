@@ -1,5 +1,6 @@
 //! Errors of outer steps and of the synchronizer's process.
 
+use dipaco_store::StoreError;
 use dipaco_sync::FragmentId;
 use thiserror::Error;
 
@@ -75,6 +76,11 @@ impl SynchronizerError {
     /// True if the session with the coordinator ended because the run is complete.
     pub(super) fn is_complete(&self) -> bool {
         matches!(self, Self::Client(ClientError::Complete))
+    }
+
+    /// True if an object of the store is not there.
+    pub(super) fn is_of_a_missing_object(&self) -> bool {
+        matches!(self, Self::Core(TrainError::Store(StoreError::Missing { .. })))
     }
 
     /// True if the session with the coordinator ended because the user asked the synchronizer to stop.

@@ -78,6 +78,30 @@ async fn contributions_that_overflow_are_left_out() {
     }
 }
 
+#[tokio::test]
+async fn an_order_whose_inputs_are_gone_is_dropped_once() {
+    let (plan, store) = (plan(), RunStore::in_memory());
+    let (weights, gradient) = (weights(&store, &plan, 0.25).await, gradient(&store, &plan, 1.0).await);
+    let momentum = ObjectRef::of("momenta/before", b"gone");
+    for (momentum, gone) in [(None, &gradient), (None, &weights), (Some(momentum.clone()), &momentum)] {
+        let synchronizer = synchronizer(&plan, &store);
+        let first = order(weights.clone(), momentum, gradient.clone());
+        let kept = store.get(gone).await.ok();
+        store.delete(&gone.name).await.unwrap();
+        assert_eq!(synchronizer.carry_out(first.clone()).await.unwrap(), None, "{}", gone.name);
+        // The coordinator orders a step again only if nobody has taken it: its input is lost.
+        let error = synchronizer.carry_out(first.clone()).await.unwrap_err();
+        assert!(error.to_string().contains(&gone.name), "{error}");
+        // Orders of later steps and of another owner are others.
+        for later in [OuterStepOrder { version: 2, ..first.clone() }, OuterStepOrder { fence: 8, ..first }] {
+            assert_eq!(synchronizer.carry_out(later).await.unwrap(), None);
+        }
+        if let Some(bytes) = kept {
+            store.put(&gone.name, bytes).await.unwrap();
+        }
+    }
+}
+
 /// What an outer step gives when `part` of its store is broken until so many failures have been heard, and the number of
 /// failures.
 async fn step_with_broken(part: &str, mended: u32) -> (Result<OuterStepDone, SynchronizerError>, u32) {

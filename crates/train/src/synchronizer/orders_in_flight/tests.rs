@@ -127,15 +127,15 @@ async fn orders_are_carried_out_together_within_a_bound_and_written_once() {
 async fn an_order_that_fails_ends_with_its_error() {
     let (config, store) = (config(), RunStore::in_memory());
     let mut orders = first_orders(&config, &store).await;
-    let missing = ObjectRef::of("modules/gone", b"gone");
-    orders[2].weights = missing.clone();
+    let damaged = ObjectRef { hash: orders[3].weights.hash.clone(), ..orders[2].weights.clone() };
+    orders[2].weights = damaged.clone();
     let mut orders = OrdersInFlight::new(&synchronizer(&config, &store), orders);
     let error = loop {
         match orders.next().await {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("an order without weights was carried out"),
+            Ok(None) => panic!("an order with damaged weights was carried out"),
             Err(error) => break error,
         }
     };
-    assert!(error.to_string().contains(&missing.name), "{error}");
+    assert!(error.to_string().contains(&damaged.name), "{error}");
 }
