@@ -1,0 +1,43 @@
+//! The number of simulated runs that find each planted bug, honest peers and runs with liars.
+//!
+//! ```sh
+//! cargo run --release -p dipaco-simulate --example planted_bugs [SEEDS]
+//! ```
+//!
+//! SEEDS: number of runs for each bug and kind of peers, 200 unless given.
+#![allow(clippy::print_stdout, reason = "the counts are this program's output")]
+
+use std::process::ExitCode;
+
+use dipaco_simulate::{Bug, Peers, chaos};
+
+const BUGS: [Bug; 10] = [
+    Bug::DoubleCount,
+    Bug::StaleBase,
+    Bug::LostMomentum,
+    Bug::ForeignLease,
+    Bug::OverwrittenObject,
+    Bug::UncheckedState,
+    Bug::RecordedFirst,
+    Bug::EarlyDelete,
+    Bug::IgnoredPin,
+    Bug::OldFence,
+];
+
+fn main() -> ExitCode {
+    let seeds = match std::env::args().nth(1).map(|text| text.parse::<u64>()) {
+        None => 200,
+        Some(Ok(seeds)) => seeds,
+        Some(Err(error)) => {
+            println!("SEEDS is a number: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    println!("{:20} honest  lying  (of {seeds} runs)", "planted bug");
+    for bug in BUGS {
+        let found = |peers| (0..seeds).filter(|&seed| chaos(seed, peers, Some(bug)).is_err()).count();
+        let (honest, lying) = (found(Peers::Honest), found(Peers::SomeLie));
+        println!("{:20} {honest:6} {lying:6}", format!("{bug:?}"));
+    }
+    ExitCode::SUCCESS
+}
