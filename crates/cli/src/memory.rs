@@ -3,18 +3,15 @@
 #[cfg(unix)]
 use std::sync::atomic::{AtomicU32, Ordering};
 
-#[cfg(unix)]
-use dipaco_ops::LargeInHugePages;
 use dipaco_pipeline::machine_memory::bytes_after;
 #[cfg(unix)]
 use tikv_jemalloc_ctl::{Access, AsName};
 
 /// Returns freed memory to the system. A coordinator, a synchronizer and a server free many buffers of some megabytes,
-/// which the allocator of glibc would keep. Large buffers lie in huge pages.
+/// which the allocator of glibc would keep.
 #[cfg(unix)]
 #[global_allocator]
-static ALLOCATOR: LargeInHugePages<tikv_jemallocator::Jemalloc> =
-    LargeInHugePages(tikv_jemallocator::Jemalloc);
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Bytes of a large buffer, at least: the allocator has an arena for these alone, after those of the threads.
 #[cfg(unix)]

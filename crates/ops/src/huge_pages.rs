@@ -27,18 +27,6 @@ pub(crate) fn keep(memory: &[f32]) {
     }
 }
 
-/// Asks the system for huge pages where this memory has no pages yet. Only whole huge pages within it are meant, so its neighbours
-/// stay as they are. Nothing but speed depends on the answer.
-#[cfg(all(target_os = "linux", not(miri)))]
-pub(crate) fn prefer(memory: *mut u8, bytes: usize) {
-    let begin = memory.addr().next_multiple_of(HUGE_PAGE);
-    let end = (memory.addr() + bytes) / HUGE_PAGE * HUGE_PAGE;
-    if begin < end {
-        // SAFETY: the advice changes neither contents nor rights of any address.
-        let _ = unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_HUGEPAGE) };
-    }
-}
-
 /// Gives the pages of memory that will not be read any more back to the system. The memory is zero or as before from now on.
 ///
 /// The allocator would keep them for some seconds, because most programs soon take as much again. Modules that leave a server make
@@ -72,21 +60,17 @@ pub(crate) fn keep(_: &[f32]) {}
 
 /// As [`keep`].
 #[cfg(any(not(target_os = "linux"), miri))]
-pub(crate) fn prefer(_: *mut u8, _: usize) {}
-
-/// As [`keep`].
-#[cfg(any(not(target_os = "linux"), miri))]
 pub(crate) fn give_back(_: &mut [f32]) {}
 
 #[cfg(test)]
 #[cfg(all(target_os = "linux", not(miri)))]
-pub(crate) mod tests {
+mod tests {
     use std::os::unix::fs::FileExt;
 
     use crate::buffer::Buffer;
 
     /// True if the system marks the mapping with this address for huge pages (`VmFlags` of `/proc/self/smaps`).
-    pub(crate) fn is_marked(address: usize) -> bool {
+    fn is_marked(address: usize) -> bool {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut inside = false;
         for line in maps.lines() {
