@@ -323,6 +323,12 @@ fn parts_that_a_path_does_not_have_are_refused_by_name() {
         ("tokenizer.ggml.eos_token_ids", Value::Array(vec![Value::U32(9)]), "token ids below 9"),
         ("tokenizer.ggml.eos_token_ids", Value::Array(vec![Value::I32(-1)]), "token ids below 9"),
         ("general.sampling.temp", Value::F32(f32::NAN), "general.sampling.temp is not finite"),
+        (
+            "llama.attention.layer_norm_rms_epsilon",
+            Value::F32(f32::NAN),
+            "layer_norm_rms_epsilon is not finite",
+        ),
+        ("llama.rope.freq_base", Value::F64(f64::INFINITY), "llama.rope.freq_base is not finite"),
         ("general.sampling.top_p", text("most"), "general.sampling.top_p is not a number"),
         ("general.alignment", Value::U32(0), "it must be a power of two"),
         ("tokenizer.ggml.tokens", Value::Array(vec![text("a"), text("a")]), "is no list of 2 numbers"),

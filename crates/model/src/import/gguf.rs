@@ -155,14 +155,16 @@ impl<'a> Keys<'a> {
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>, ImportError> {
-        match self.get(key) {
-            None => Ok(None),
+        let number = match self.get(key) {
+            None => return Ok(None),
             // The shortest decimal number: 1e-5, and not the f32 nearest to it.
-            Some(Value::F32(number)) => Ok(number.to_string().parse().ok()),
-            Some(Value::F64(number)) => Ok(Some(number)),
-            Some(Value::Whole(number)) => Ok(Some(number as f64)),
-            Some(_) => Err(self.wrong(key, "is not a number")),
-        }
+            Some(Value::F32(number)) => number.to_string().parse().unwrap_or(f64::NAN),
+            Some(Value::F64(number)) => number,
+            Some(Value::Whole(number)) => number as f64,
+            Some(_) => return Err(self.wrong(key, "is not a number")),
+        };
+        // JSON has no such numbers. They would become null, which stands for a default.
+        if number.is_finite() { Ok(Some(number)) } else { Err(self.wrong(key, "is not finite")) }
     }
 
     fn text(&self, key: &str) -> Result<Option<&'a str>, ImportError> {
@@ -310,11 +312,7 @@ impl<'a> Keys<'a> {
     fn sampling(&self) -> Result<Map<String, Json>, ImportError> {
         let mut settings = Map::new();
         for (name, key) in FRACTIONS {
-            let Some(number) = self.number(key)? else { continue };
-            if !number.is_finite() {
-                return Err(self.wrong(key, "is not finite"));
-            }
-            settings.insert(name.to_owned(), number.into());
+            settings.extend(self.number(key)?.map(|number| (name.to_owned(), number.into())));
         }
         let (name, key) = TOP_K;
         // llama.cpp takes all tokens if the number is below 1.
