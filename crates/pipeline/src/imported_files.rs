@@ -22,6 +22,8 @@ pub(crate) const SPECIAL_TOKENS: CopiedFile = CopiedFile("special_tokens_map.jso
 pub(crate) const GENERATION: CopiedFile = CopiedFile("generation_config.json");
 pub(crate) const CHAT_TEMPLATE: CopiedFile = CopiedFile("chat_template.jinja");
 
+/// The key of the tokens that end a text.
+const END_TOKENS: &str = "eos_token_id";
 /// The chat template, among several with names, that chats without tools or documents have.
 const DEFAULT_TEMPLATE: &str = "default";
 
@@ -157,22 +159,52 @@ impl ImportedFolder {
         Ok(default.map(|&(_, template)| template.to_owned()))
     }
 
-    /// The files that an export takes over as they are, and the keys of `config.json` that name special tokens. `None` in a
-    /// run without an imported model.
+    /// The files that an export takes over, and the keys of `config.json` that name special tokens. `None` in a run without an
+    /// imported model. `end_of_text`, with which the run's documents end, becomes an end token where it is none.
     ///
     /// # Errors
     /// As [`ImportedFolder::end_tokens`].
-    pub fn exported(&self) -> Result<Option<ExportedFiles>, PipelineError> {
-        let Some(config) = self.json(CONFIG)? else { return Ok(None) };
-        let special = ["bos_token_id", "eos_token_id", "pad_token_id"]
+    pub fn exported(&self, end_of_text: u32) -> Result<Option<ExportedFiles>, PipelineError> {
+        let Some(config) = self.read(CONFIG)? else { return Ok(None) };
+        let config = self.with_end_token(CONFIG, config, end_of_text)?;
+        let config: Value = serde_json::from_slice(&config).map_err(CONFIG.not_json())?;
+        let special = ["bos_token_id", END_TOKENS, "pad_token_id"]
             .into_iter()
             .filter_map(|key| Some((key.to_owned(), config.get(key)?.clone())))
             .collect();
         let mut files = Vec::new();
         for file in [TOKENIZER_CONFIG, SPECIAL_TOKENS, GENERATION, CHAT_TEMPLATE] {
-            files.extend(self.read(file)?.map(|bytes| (file.name().to_owned(), bytes)));
+            let Some(mut bytes) = self.read(file)? else { continue };
+            if file == GENERATION {
+                bytes = self.with_end_token(file, bytes, end_of_text)?;
+            }
+            files.push((file.name().to_owned(), bytes));
         }
         Ok(Some(ExportedFiles { special, files }))
+    }
+
+    /// The content of a file whose end tokens have `end_of_text`. It stays as it is if they have it already.
+    fn with_end_token(
+        &self,
+        file: CopiedFile,
+        bytes: Vec<u8>,
+        end_of_text: u32,
+    ) -> Result<Vec<u8>, PipelineError> {
+        let mut ends = PretrainedSettings::end_tokens_of(&bytes, file.name())?;
+        if ends.contains(&end_of_text) {
+            return Ok(bytes);
+        }
+        // A program that finds end tokens in one file does not look into the other.
+        if ends.is_empty() {
+            ends = self.end_tokens()?;
+        }
+        if !ends.contains(&end_of_text) {
+            ends.push(end_of_text);
+        }
+        let mut settings: Map<String, Value> = serde_json::from_slice(&bytes).map_err(file.not_json())?;
+        let ends = if let [end] = *ends { Value::from(end) } else { Value::from(ends) };
+        settings.insert(END_TOKENS.to_owned(), ends);
+        Ok(serde_json::to_vec_pretty(&settings).map_err(file.not_json())?)
     }
 }
 
@@ -273,5 +305,35 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn exported_files_end_a_text_where_the_documents_of_the_run_end() {
+        for (config, generation, exported) in [
+            (json!(2), json!(2), [json!([2, 0]), json!([2, 0])]),
+            (json!([2, 3]), json!(null), [json!([2, 3, 0]), json!([2, 3, 0])]),
+            (json!(null), json!([0, 2]), [json!([0, 2]), json!([0, 2])]),
+            (json!(null), json!(null), [json!(0), json!(0)]),
+        ] {
+            let test = Test::new();
+            test.write("config.json", &json!({"eos_token_id": config, "bos_token_id": 1, "hidden_size": 8}));
+            test.write("generation_config.json", &json!({"eos_token_id": generation, "temperature": 0.7}));
+            let found = test.folder.exported(0).unwrap().unwrap();
+            let [(_, generation)] = found.files.as_slice() else { panic!("{:?}", found.files) };
+            let generation: Value = serde_json::from_slice(generation).unwrap();
+            let [of_config, of_generation] = exported;
+            assert_eq!(Value::from(found.special), json!({"eos_token_id": of_config, "bos_token_id": 1}));
+            assert_eq!(generation, json!({"eos_token_id": of_generation, "temperature": 0.7}));
+        }
+    }
+
+    #[test]
+    fn files_that_name_the_end_of_documents_are_exported_as_they_are() {
+        let test = Test::new();
+        test.write("config.json", &json!({"eos_token_id": [2, 0]}));
+        let text = b"{ \"top_k\": 5,  \"eos_token_id\": 0}";
+        std::fs::write(test.place.path().join("generation_config.json"), text).unwrap();
+        let found = test.folder.exported(0).unwrap().unwrap();
+        assert_eq!(found.files, [("generation_config.json".to_owned(), text.to_vec())]);
     }
 }

@@ -127,7 +127,7 @@ fn a_model_is_imported_prepared_and_adapted() {
     test.train_seed(2, true);
     assert_eq!(test.seed().weights.hash, adapted.weights.hash, "a restart begins with the same weights");
 
-    let exported = test.run.imported().exported().unwrap().unwrap();
+    let exported = test.run.imported().exported(0).unwrap().unwrap();
     assert_eq!(exported.special["eos_token_id"], serde_json::json!([2, 0]));
     let names: Vec<&str> = exported.files.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["tokenizer_config.json", "generation_config.json", "chat_template.jinja"]);
@@ -232,8 +232,8 @@ fn a_gguf_file_gives_the_same_seed_and_token_ids_as_the_folder() {
         assert_eq!(found.encode(text).unwrap(), ids, "{text:?}");
         assert_eq!(found.decode(&ids).unwrap(), text);
     }
-    let exported = test.run.imported().exported().unwrap().unwrap();
-    assert_eq!(exported.special["eos_token_id"], serde_json::json!(2));
+    let exported = test.run.imported().exported(0).unwrap().unwrap();
+    assert_eq!(exported.special["eos_token_id"], serde_json::json!([2, 0]), "documents end with 0");
 }
 
 #[test]
