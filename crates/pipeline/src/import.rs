@@ -157,12 +157,13 @@ impl PretrainedModel {
         serde_json::from_slice(self.bytes(TOKENIZER_CONFIG)).unwrap_or_default()
     }
 
-    /// Reads the weights, and returns them with the shape of the model and its tokenizer.
+    /// Reads the weights, and returns them with the shape of the model and its tokenizer, whose end-of-text token is found as in
+    /// an import with this `prepare.end_of_text`.
     ///
     /// # Errors
     /// When a file of the model can't be used.
-    pub fn read(&self) -> Result<(ModelConfig, ModuleWeights), PipelineError> {
-        let tokenizer = self.tokenizer(None)?;
+    pub fn read(&self, end_of_text: Option<&str>) -> Result<(ModelConfig, ModuleWeights), PipelineError> {
+        let tokenizer = self.tokenizer(end_of_text)?;
         Ok((self.settings.model.with_vocabulary(tokenizer.vocab_size() as usize)?, self.weights()?))
     }
 
