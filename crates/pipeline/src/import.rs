@@ -173,7 +173,9 @@ impl PretrainedModel {
             let name = self.path.display().to_string();
             let model = GgufModel::parse(bytes, &name)?;
             let expected = PretrainedWeights::new(&self.settings, model.tensors(), None)?;
-            self.memory.beside(&self.path, expected.parameters())?.check(&self.path, bytes.len() as u64)?;
+            self.memory
+                .beside(&self.path, expected.values_in_memory())?
+                .check(&self.path, bytes.len() as u64)?;
             return Ok(model.weights(&self.settings)?);
         }
         let index = read_small(&self.path.join(INDEX), LARGEST_INDEX)?;
@@ -181,13 +183,17 @@ impl PretrainedModel {
             let bytes = self.memory.read(&self.path.join(ONE_FILE))?;
             let tensors = PretrainedWeights::tensors_of(&bytes, ONE_FILE)?;
             let mut weights = PretrainedWeights::new(&self.settings, tensors, None)?;
-            self.memory.beside(&self.path, weights.parameters())?.check(&self.path, bytes.len() as u64)?;
+            self.memory
+                .beside(&self.path, weights.values_in_memory())?
+                .check(&self.path, bytes.len() as u64)?;
             weights.read(&bytes, ONE_FILE)?;
+            // Joining the tensors takes memory, too.
+            drop(bytes);
             return Ok(weights.finish()?);
         };
         let index = TensorIndex::parse(&index, INDEX)?;
         let mut weights = PretrainedWeights::new(&self.settings, index.tensors(), Some(index.clone()))?;
-        let memory = self.memory.beside(&self.path, weights.parameters())?;
+        let memory = self.memory.beside(&self.path, weights.values_in_memory())?;
         for file in index.files() {
             weights.read(&memory.read(&self.path.join(file))?, file)?;
         }
@@ -263,17 +269,18 @@ pub async fn import(
     let sized = config.model.with_vocabulary(tokenizer.vocab_size() as usize)?;
     let mut weights = model.weights()?;
     if model.settings.model.tie_embeddings && !sized.tie_embeddings {
-        weights = untie(&sized, &weights)?;
+        weights = untie(&sized, weights)?;
     }
     let store = open_store(run).await?;
     let started = open_run(&store, || run_id(&config.run.name)).await?;
+    let parameters = weights.values.len();
     // First the seed: it may be refused, and then nothing of the run has changed.
-    import_seed(&store, started, &weights, config.seed_model.steps, restart).await?;
+    import_seed(&store, started, weights, config.seed_model.steps, restart).await?;
     for (file, bytes) in &model.copied {
         files::write(&run.imported().file(*file), bytes)?;
     }
     save_config(run, &config)?;
-    Ok(ImportedModel { parameters: weights.values.len(), prepared })
+    Ok(ImportedModel { parameters, prepared })
 }
 
 #[cfg(test)]
@@ -298,7 +305,8 @@ mod tests {
         let part = file_of(&fixture.join("model-00001-of-00002.safetensors"))
             .max(file_of(&fixture.join("model-00002-of-00002.safetensors")));
         for (path, file) in [(&fixture, part), (&gguf, file_of(&gguf))] {
-            let needed = 8272 * 4 + file;
+            // The largest tensor is the embedding of 272 rows.
+            let needed = (8272 + 272 * 16) * 4 + file;
             let within =
                 |memory| PretrainedModel::open_within(path, ImportMemory::new(memory)).unwrap().weights();
             assert_eq!(within(needed).unwrap().values.len(), 8272);
