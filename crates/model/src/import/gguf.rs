@@ -18,6 +18,10 @@ use header::{Header, Value};
 
 /// Largest number of tokens that end a text.
 const MOST_ENDS: u64 = 256;
+/// Key of the name of the rule that cuts a text into words.
+const PRE_TOKENIZER: &str = "tokenizer.ggml.pre";
+/// The name of the rule of Llama 3.
+const LLAMA_3: &str = "llama-bpe";
 
 /// A pretrained Llama in the bytes of a GGUF file.
 #[derive(Clone, Debug)]
@@ -92,6 +96,20 @@ impl<'a> GgufModel<'a> {
             files.push(("generation_config.json", text("generation_config.json", &Json::Object(sampling))?));
         }
         Ok(files)
+    }
+
+    /// Returns true if the model's own programs write its begin token before each text: the file says so, or llama.cpp does
+    /// it with this rule for words.
+    ///
+    /// # Errors
+    /// The key is no truth value, or the name of the rule is no text.
+    pub fn adds_begin_token(&self) -> Result<bool, ImportError> {
+        let key = "tokenizer.ggml.add_bos_token";
+        match self.keys.get(key) {
+            None => Ok(self.keys.text(PRE_TOKENIZER)? == Some(LLAMA_3)),
+            Some(Value::Bool(adds)) => Ok(adds),
+            Some(_) => Err(self.keys.wrong(key, "is not true or false")),
+        }
     }
 
     /// Returns the number of tensors.
