@@ -258,7 +258,7 @@ mod tests {
         MeasuredRun { size, loss: perplexity.ln() }
     }
 
-    /// Means of the runs of `docs/results/quality.md`.
+    /// Perplexities of `docs/results/quality.md`: means of three seeds where it has them; seed 1 of 256 paths and of 6,400 steps.
     fn measured() -> Vec<MeasuredRun> {
         let table = [
             (1, 400, 168.26),

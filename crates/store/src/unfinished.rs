@@ -95,7 +95,11 @@ impl UnfinishedObject {
     pub fn write(&self, offset: u64, piece: &[u8]) -> Result<(), DiskError> {
         let mut file = self.file();
         let written = file.seek(SeekFrom::Start(offset)).and_then(|_| file.write_all(piece));
-        written.map_err(DiskError::new("write", &self.place))
+        written.map_err(DiskError::new("write", &self.place))?;
+        if let Some(folder) = self.store.folder().filter(|_| self.has_name) {
+            folder.begin_sync(&file, offset, piece.len());
+        }
+        Ok(())
     }
 
     /// Reads a part of the content, which has been written, and blocks meanwhile.
