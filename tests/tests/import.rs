@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use dipaco_tests::fixtures::{corpus, fixture, root};
-use dipaco_tests::http::get;
+use dipaco_tests::http::{get, post};
 use dipaco_tests::process::{Output, dipaco};
 use dipaco_tests::python::python;
 use dipaco_tests::run::Run;
@@ -90,8 +90,15 @@ fn an_imported_model_is_prepared_adapted_routed_trained_and_exported() {
         .unwrap();
     let refused = ["temperature is 9", "a number from 0 to 2", "serve.model_sampling = false"];
     let _ = run.dipaco("serve --address 127.0.0.1:0").failed(1, &refused);
+    // A chat begins and ends with the model's own tokens.
+    let template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}";
+    fs::write(run.file("imported/chat_template.jinja"), template).unwrap();
     let server = run.serve("--set serve.model_sampling=false");
     assert_eq!(get(&server.address, "/health").status, 200);
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+    let answer = post(&server.address, "/tokenize", &chat).json();
+    let tokens = answer["tokens"].as_array().unwrap();
+    assert_eq!((tokens.len(), &tokens[0], &tokens[2]), (3, &json!(1), &json!(2)), "{answer}");
     // What was exported can be imported.
     let again = self::run();
     let _ = again.dipaco(&format!("seed --import {}", out.display())).succeeded();

@@ -248,6 +248,28 @@ fn rules_for_words_are_those_that_are_exported() {
 }
 
 #[test]
+fn a_begin_token_before_each_text_is_found_as_llama_cpp_does() {
+    let adds = |rule: &str, key: Option<Value>| {
+        let file = edited(&export(&config(), WeightFormat::F32), |keys, _| {
+            keys.insert("tokenizer.ggml.pre".into(), Value::String(rule.into()));
+            keys.remove("tokenizer.ggml.add_bos_token");
+            keys.extend(key.map(|key| ("tokenizer.ggml.add_bos_token".to_owned(), key)));
+        });
+        GgufModel::parse(&file, "model.gguf").unwrap().adds_begin_token().map_err(|error| error.to_string())
+    };
+    for (rule, key, expected) in [
+        ("smollm", Some(true), true),
+        ("smollm", None, false),
+        ("llama-bpe", None, true),
+        ("llama-bpe", Some(false), false),
+    ] {
+        assert_eq!(adds(rule, key.map(Value::Bool)), Ok(expected), "{rule} {key:?}");
+    }
+    let wrong = adds("smollm", Some(Value::U32(1))).unwrap_err();
+    assert!(wrong.contains("tokenizer.ggml.add_bos_token is not true or false"), "{wrong}");
+}
+
+#[test]
 fn every_number_type_is_dequantised() {
     // Blocks of K types have 256 numbers.
     let config = ModelConfig { hidden_size: 256, head_dim: 64, ffn_size: 256, blocks: 1, ..config() };
@@ -323,6 +345,12 @@ fn parts_that_a_path_does_not_have_are_refused_by_name() {
         ("tokenizer.ggml.eos_token_ids", Value::Array(vec![Value::U32(9)]), "token ids below 9"),
         ("tokenizer.ggml.eos_token_ids", Value::Array(vec![Value::I32(-1)]), "token ids below 9"),
         ("general.sampling.temp", Value::F32(f32::NAN), "general.sampling.temp is not finite"),
+        (
+            "llama.attention.layer_norm_rms_epsilon",
+            Value::F32(f32::NAN),
+            "layer_norm_rms_epsilon is not finite",
+        ),
+        ("llama.rope.freq_base", Value::F64(f64::INFINITY), "llama.rope.freq_base is not finite"),
         ("general.sampling.top_p", text("most"), "general.sampling.top_p is not a number"),
         ("general.alignment", Value::U32(0), "it must be a power of two"),
         ("tokenizer.ggml.tokens", Value::Array(vec![text("a"), text("a")]), "is no list of 2 numbers"),

@@ -90,9 +90,23 @@ fn an_untied_copy_computes_the_same() {
     let settings = settings();
     let tied = import(&settings).unwrap();
     let config = ModelConfig { tie_embeddings: false, ..settings.model };
-    let weights = untie(&config, &tied).unwrap();
-    assert_eq!(weights.values.len(), tied.values.len() + 272 * 16);
+    let (before, mut untied) = (tied.values.len(), None);
+    let taken = allocation_counter::measure(|| untied = Some(untie(&config, tied).unwrap()));
+    let weights = untied.unwrap();
+    assert_eq!(weights.values.len(), before + 272 * 16);
+    assert!(taken.bytes_max < 272 * 16 * 4, "{} bytes: the weights were copied", taken.bytes_max);
     assert_logits(&config, &weights);
+}
+
+#[test]
+fn the_memory_of_an_import_counts_one_tensor_more_and_a_copy_of_the_embedding() {
+    let values = |more: Option<(&str, Vec<f32>)>| {
+        let bytes = one_file(safetensors::Dtype::F32, more);
+        let tensors = PretrainedWeights::tensors_of(&bytes, "model.safetensors").unwrap();
+        PretrainedWeights::new(&settings(), tensors, None).unwrap().values_in_memory()
+    };
+    assert_eq!(values(None), 8272 + 272 * 16);
+    assert_eq!(values(Some(("lm_head.weight", vec![0.0; 272 * 16]))), 8272 + 2 * 272 * 16);
 }
 
 /// The model in one safetensors file, with its tensors converted and one more added.

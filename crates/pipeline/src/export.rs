@@ -55,7 +55,7 @@ impl Exported {
         out: &Path,
     ) -> Result<(), PipelineError> {
         let tokenizer = tokenizer(run)?;
-        let checkpoint = match run.imported().exported()? {
+        let checkpoint = match run.imported().exported(tokenizer.end_of_text())? {
             Some(imported) => {
                 let tokenizer = ("tokenizer.json".to_owned(), tokenizer.to_json().to_vec());
                 let mut checkpoint = export_model(&config.model, &self.weights, &imported.special)?;

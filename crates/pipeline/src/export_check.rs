@@ -81,7 +81,8 @@ impl Exported {
         files: &std::path::Path,
         format: WeightFormat,
     ) -> Result<LogitDifference, PipelineError> {
-        let (settings, weights) = PretrainedModel::open(files)?.read()?;
+        let (settings, weights) =
+            PretrainedModel::open(files)?.read(config.prepare.end_of_text.as_deref())?;
         let vocabulary = config.model.head_size();
         let count = TOKENS.min(config.model.context).min(settings.context);
         let text: Vec<u32> = (0..count).map(|at| (at * STRIDE % vocabulary) as u32).collect();

@@ -38,6 +38,9 @@ pub struct PretrainedModel {
     gguf: Option<Vec<u8>>,
     settings: PretrainedSettings,
     copied: Vec<(CopiedFile, Vec<u8>)>,
+    /// True if texts in training began with the model's begin token, as far as a GGUF file says. A folder says it in its
+    /// small files.
+    begin_token: Option<bool>,
     memory: ImportMemory,
 }
 
@@ -54,12 +57,14 @@ impl PretrainedModel {
 
     fn open_within(path: &Path, memory: ImportMemory) -> Result<Self, PipelineError> {
         let missing = |file: &str| PretrainedError::NoFile { path: path.to_owned(), file: file.to_owned() };
-        let (gguf, mut copied) = if path.is_dir() {
-            (None, copied_from_folder(path)?)
+        let (gguf, begin_token, mut copied) = if path.is_dir() {
+            (None, None, copied_from_folder(path)?)
         } else if path.exists() {
             let bytes = memory.read(path)?;
-            let copied = copied_from_gguf(&bytes, &path.display().to_string())?;
-            (Some(bytes), copied)
+            let name = path.display().to_string();
+            let model = GgufModel::parse(&bytes, &name)?;
+            let (begin_token, copied) = (model.adds_begin_token()?, copied_from_gguf(&model)?);
+            (Some(bytes), Some(begin_token), copied)
         } else {
             return Err(PretrainedError::NoModel { path: path.to_owned() }.into());
         };
@@ -80,7 +85,7 @@ impl PretrainedModel {
         let config = of(CONFIG).ok_or_else(|| missing(CONFIG.name()))?;
         let settings = PretrainedSettings::parse(config, CONFIG.name())?;
         of(TOKENIZER).ok_or_else(|| missing(TOKENIZER.name()))?;
-        Ok(Self { path: path.to_owned(), gguf, settings, copied, memory })
+        Ok(Self { path: path.to_owned(), gguf, settings, copied, begin_token, memory })
     }
 
     /// The shape that the model gives a run's configuration.
@@ -145,7 +150,7 @@ impl PretrainedModel {
     /// The text of the token that stood before each text when the model was trained.
     fn first_token(&self, tokenizer: &Tokenizer) -> Option<String> {
         let config = self.tokenizer_config();
-        match config.get("add_bos_token").and_then(Value::as_bool) {
+        match self.begin_token.or_else(|| config.get("add_bos_token")?.as_bool()) {
             Some(true) => token_of(&config, "bos_token"),
             Some(false) => None,
             None => tokenizer.first_token(),
@@ -157,12 +162,13 @@ impl PretrainedModel {
         serde_json::from_slice(self.bytes(TOKENIZER_CONFIG)).unwrap_or_default()
     }
 
-    /// Reads the weights, and returns them with the shape of the model and its tokenizer.
+    /// Reads the weights, and returns them with the shape of the model and its tokenizer, whose end-of-text token is found as in
+    /// an import with this `prepare.end_of_text`.
     ///
     /// # Errors
     /// When a file of the model can't be used.
-    pub fn read(&self) -> Result<(ModelConfig, ModuleWeights), PipelineError> {
-        let tokenizer = self.tokenizer(None)?;
+    pub fn read(&self, end_of_text: Option<&str>) -> Result<(ModelConfig, ModuleWeights), PipelineError> {
+        let tokenizer = self.tokenizer(end_of_text)?;
         Ok((self.settings.model.with_vocabulary(tokenizer.vocab_size() as usize)?, self.weights()?))
     }
 
@@ -172,7 +178,9 @@ impl PretrainedModel {
             let name = self.path.display().to_string();
             let model = GgufModel::parse(bytes, &name)?;
             let expected = PretrainedWeights::new(&self.settings, model.tensors(), None)?;
-            self.memory.beside(&self.path, expected.parameters())?.check(&self.path, bytes.len() as u64)?;
+            self.memory
+                .beside(&self.path, expected.values_in_memory())?
+                .check(&self.path, bytes.len() as u64)?;
             return Ok(model.weights(&self.settings)?);
         }
         let index = read_small(&self.path.join(INDEX), LARGEST_INDEX)?;
@@ -180,13 +188,17 @@ impl PretrainedModel {
             let bytes = self.memory.read(&self.path.join(ONE_FILE))?;
             let tensors = PretrainedWeights::tensors_of(&bytes, ONE_FILE)?;
             let mut weights = PretrainedWeights::new(&self.settings, tensors, None)?;
-            self.memory.beside(&self.path, weights.parameters())?.check(&self.path, bytes.len() as u64)?;
+            self.memory
+                .beside(&self.path, weights.values_in_memory())?
+                .check(&self.path, bytes.len() as u64)?;
             weights.read(&bytes, ONE_FILE)?;
+            // Joining the tensors takes memory, too.
+            drop(bytes);
             return Ok(weights.finish()?);
         };
         let index = TensorIndex::parse(&index, INDEX)?;
         let mut weights = PretrainedWeights::new(&self.settings, index.tensors(), Some(index.clone()))?;
-        let memory = self.memory.beside(&self.path, weights.parameters())?;
+        let memory = self.memory.beside(&self.path, weights.values_in_memory())?;
         for file in index.files() {
             weights.read(&memory.read(&self.path.join(file))?, file)?;
         }
@@ -204,10 +216,9 @@ fn copied_from_folder(folder: &Path) -> Result<Vec<(CopiedFile, Vec<u8>)>, Pipel
 }
 
 /// The same files, made of the keys of a GGUF file.
-fn copied_from_gguf(bytes: &[u8], file: &str) -> Result<Vec<(CopiedFile, Vec<u8>)>, PipelineError> {
-    let files = GgufModel::parse(bytes, file)?.files()?;
+fn copied_from_gguf(model: &GgufModel<'_>) -> Result<Vec<(CopiedFile, Vec<u8>)>, PipelineError> {
     let known = |name: &str| CopiedFile::ALL.into_iter().find(|file| file.name() == name);
-    Ok(files.into_iter().filter_map(|(name, bytes)| Some((known(name)?, bytes))).collect())
+    Ok(model.files()?.into_iter().filter_map(|(name, bytes)| Some((known(name)?, bytes))).collect())
 }
 
 /// A model that became a run's seed.
@@ -262,17 +273,18 @@ pub async fn import(
     let sized = config.model.with_vocabulary(tokenizer.vocab_size() as usize)?;
     let mut weights = model.weights()?;
     if model.settings.model.tie_embeddings && !sized.tie_embeddings {
-        weights = untie(&sized, &weights)?;
+        weights = untie(&sized, weights)?;
     }
     let store = open_store(run).await?;
     let started = open_run(&store, || run_id(&config.run.name)).await?;
+    let parameters = weights.values.len();
     // First the seed: it may be refused, and then nothing of the run has changed.
-    import_seed(&store, started, &weights, config.seed_model.steps, restart).await?;
+    import_seed(&store, started, weights, config.seed_model.steps, restart).await?;
     for (file, bytes) in &model.copied {
         files::write(&run.imported().file(*file), bytes)?;
     }
     save_config(run, &config)?;
-    Ok(ImportedModel { parameters: weights.values.len(), prepared })
+    Ok(ImportedModel { parameters, prepared })
 }
 
 #[cfg(test)]
@@ -281,23 +293,30 @@ mod tests {
 
     use super::*;
 
+    fn fixture() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/pretrained")
+    }
+
+    /// Writes the fixture as a GGUF file. Weights in bf16 are half as long in the file as in memory.
+    fn write_gguf(file: &Path) {
+        let model = PretrainedModel::open(&fixture()).unwrap();
+        let vocabulary = GgufVocabulary::from_tokenizer_json(model.bytes(TOKENIZER), 0).unwrap();
+        let (shape, weights) = (&model.settings.model, model.weights().unwrap());
+        let mut out = std::fs::File::create(file).unwrap();
+        export_gguf(shape, &weights, "x", &vocabulary, WeightFormat::Bf16, &mut out).unwrap();
+    }
+
     #[test]
     fn weights_that_become_larger_than_the_memory_are_refused() {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/pretrained");
-        let folder = PretrainedModel::open(&fixture).unwrap();
-        let weights = folder.weights().unwrap();
-        let vocabulary = GgufVocabulary::from_tokenizer_json(folder.bytes(TOKENIZER), 0).unwrap();
-        let place = tempfile::tempdir().unwrap();
+        let (fixture, place) = (fixture(), tempfile::tempdir().unwrap());
         let gguf = place.path().join("model.gguf");
-        let mut out = std::fs::File::create(&gguf).unwrap();
-        // Weights in bf16 are half as long in the file as in memory.
-        let shape = &folder.settings.model;
-        export_gguf(shape, &weights, "x", &vocabulary, WeightFormat::Bf16, &mut out).unwrap();
+        write_gguf(&gguf);
         let file_of = |path: &Path| std::fs::metadata(path).unwrap().len();
         let part = file_of(&fixture.join("model-00001-of-00002.safetensors"))
             .max(file_of(&fixture.join("model-00002-of-00002.safetensors")));
         for (path, file) in [(&fixture, part), (&gguf, file_of(&gguf))] {
-            let needed = 8272 * 4 + file;
+            // The largest tensor is the embedding of 272 rows.
+            let needed = (8272 + 272 * 16) * 4 + file;
             let within =
                 |memory| PretrainedModel::open_within(path, ImportMemory::new(memory)).unwrap().weights();
             assert_eq!(within(needed).unwrap().values.len(), 8272);
@@ -309,8 +328,7 @@ mod tests {
 
     #[test]
     fn a_token_before_texts_is_found_in_the_settings_or_in_the_tokenizer() {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/pretrained");
-        let folder = tempfile::tempdir().unwrap();
+        let (fixture, folder) = (fixture(), tempfile::tempdir().unwrap());
         std::fs::copy(fixture.join("config.json"), folder.path().join("config.json")).unwrap();
         let bytes = std::fs::read(fixture.join("tokenizer.json")).unwrap();
         let mut tokenizer: Value = serde_json::from_slice(&bytes).unwrap();
@@ -332,5 +350,24 @@ mod tests {
             let model = PretrainedModel::open(folder.path()).unwrap();
             assert_eq!(model.first_token(&model.tokenizer(None).unwrap()).as_deref(), first, "{settings}");
         }
+    }
+
+    #[test]
+    fn a_token_before_texts_is_found_in_a_gguf_file() {
+        let place = tempfile::tempdir().unwrap();
+        let gguf = place.path().join("model.gguf");
+        write_gguf(&gguf);
+        let first = || {
+            let model = PretrainedModel::open(&gguf).unwrap();
+            model.first_token(&model.tokenizer(None).unwrap())
+        };
+        assert_eq!(first(), None);
+        let mut bytes = std::fs::read(&gguf).unwrap();
+        let key = b"tokenizer.ggml.add_bos_token";
+        let value = bytes.windows(key.len()).position(|found| found == key).unwrap() + key.len() + 4;
+        // A truth value after its kind.
+        bytes[value] = 1;
+        std::fs::write(&gguf, bytes).unwrap();
+        assert_eq!(first().as_deref(), Some("<|endoftext|>"));
     }
 }

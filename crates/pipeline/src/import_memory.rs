@@ -31,9 +31,9 @@ impl ImportMemory {
         Self { total, left: total }
     }
 
-    /// The rest beside the weights of a model of `parameters` numbers, which become f32.
-    pub(crate) fn beside(self, model: &Path, parameters: u64) -> Result<Self, PipelineError> {
-        let weights = parameters.saturating_mul(size_of::<f32>() as u64);
+    /// The rest beside the weights of a model, which are up to `values` numbers of f32 at a time.
+    pub(crate) fn beside(self, model: &Path, values: u64) -> Result<Self, PipelineError> {
+        let weights = values.saturating_mul(size_of::<f32>() as u64);
         self.check(model, weights)?;
         Ok(Self { left: self.left - weights, ..self })
     }

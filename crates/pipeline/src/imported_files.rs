@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use dipaco_files::read_regular;
 use dipaco_model::{ImportError, PretrainedSettings};
 use dipaco_shards::Tokenizer;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::PipelineError;
 use crate::pretrained_error::PretrainedError;
@@ -21,6 +21,11 @@ pub(crate) const TOKENIZER_CONFIG: CopiedFile = CopiedFile("tokenizer_config.jso
 pub(crate) const SPECIAL_TOKENS: CopiedFile = CopiedFile("special_tokens_map.json");
 pub(crate) const GENERATION: CopiedFile = CopiedFile("generation_config.json");
 pub(crate) const CHAT_TEMPLATE: CopiedFile = CopiedFile("chat_template.jinja");
+
+/// The key of the tokens that end a text.
+const END_TOKENS: &str = "eos_token_id";
+/// The chat template, among several with names, that chats without tools or documents have.
+const DEFAULT_TEMPLATE: &str = "default";
 
 impl CopiedFile {
     pub(crate) const ALL: [Self; 6] =
@@ -41,9 +46,12 @@ impl CopiedFile {
         }
     }
 
+    fn not_json(self) -> impl FnOnce(serde_json::Error) -> ImportError {
+        move |source| ImportError::Json { file: self.0.to_owned(), source: Some(source) }
+    }
+
     /// Checks that a file is what its name says.
     pub(crate) fn check(self, bytes: &[u8]) -> Result<(), PipelineError> {
-        let not_json = |source| ImportError::Json { file: self.0.to_owned(), source };
         match self {
             // It is read by the tokenizers library.
             TOKENIZER => {}
@@ -56,9 +64,12 @@ impl CopiedFile {
             }
             GENERATION => drop(PretrainedSettings::end_tokens_of(bytes, self.0)?),
             _ => {
-                let value: Value = serde_json::from_slice(bytes).map_err(|source| not_json(Some(source)))?;
+                let value: Value = serde_json::from_slice(bytes).map_err(self.not_json())?;
                 if !value.is_object() {
-                    return Err(not_json(None).into());
+                    return Err(ImportError::Json { file: self.0.to_owned(), source: None }.into());
+                }
+                if self == TOKENIZER_CONFIG {
+                    drop(named_templates(&value)?);
                 }
             }
         }
@@ -93,8 +104,7 @@ impl ImportedFolder {
     /// The content of a file of JSON.
     pub(crate) fn json(&self, file: CopiedFile) -> Result<Option<Value>, PipelineError> {
         let Some(bytes) = self.read(file)? else { return Ok(None) };
-        let not_json = |source| ImportError::Json { file: file.name().to_owned(), source: Some(source) };
-        Ok(Some(serde_json::from_slice(&bytes).map_err(not_json)?))
+        Ok(Some(serde_json::from_slice(&bytes).map_err(file.not_json())?))
     }
 
     /// The tokens that end a generated text: those of the model's generation settings, or else of its configuration. None in
@@ -118,16 +128,16 @@ impl ImportedFolder {
     ///
     /// # Errors
     /// As [`ImportedFolder::end_tokens`].
-    pub fn generation_settings(&self) -> Result<serde_json::Map<String, Value>, PipelineError> {
+    pub fn generation_settings(&self) -> Result<Map<String, Value>, PipelineError> {
         match self.json(GENERATION)? {
-            None => Ok(serde_json::Map::new()),
+            None => Ok(Map::new()),
             Some(Value::Object(settings)) => Ok(settings),
             Some(_) => Err(ImportError::Json { file: GENERATION.name().to_owned(), source: None }.into()),
         }
     }
 
-    /// The chat template of the imported model, in Jinja: its own file, or else the key of `tokenizer_config.json`. `None` in a
-    /// run without an imported model, and for a model without a template.
+    /// The chat template of the imported model, in Jinja: its own file, or else the key of `tokenizer_config.json`, which may
+    /// have several. `None` in a run without an imported model, and for a model without a template for plain chats.
     ///
     /// # Errors
     /// [`PipelineError::Io`] and [`PipelineError::Import`] when a file can't be read.
@@ -136,33 +146,91 @@ impl ImportedFolder {
             return Ok(Some(String::from_utf8_lossy(&bytes).into_owned()));
         }
         let Some(config) = self.json(TOKENIZER_CONFIG)? else { return Ok(None) };
-        Ok(config["chat_template"].as_str().map(ToOwned::to_owned))
+        let templates = named_templates(&config)?;
+        // As in transformers, the last of two with one name counts.
+        let default = templates.iter().rfind(|(name, _)| *name == DEFAULT_TEMPLATE);
+        if let (None, Some((other, _))) = (default, templates.first()) {
+            tracing::warn!(
+                "the model has no chat template named {DEFAULT_TEMPLATE:?}, but others, such as {other:?}, in {}: to answer chats, \
+                 write one of them into a file and name it in serve.chat_template",
+                self.file(TOKENIZER_CONFIG).display()
+            );
+        }
+        Ok(default.map(|&(_, template)| template.to_owned()))
     }
 
-    /// The files that an export takes over as they are, and the keys of `config.json` that name special tokens. `None` in a
-    /// run without an imported model.
+    /// The files that an export takes over, and the keys of `config.json` that name special tokens. `None` in a run without an
+    /// imported model. `end_of_text`, with which the run's documents end, becomes an end token where it is none.
     ///
     /// # Errors
     /// As [`ImportedFolder::end_tokens`].
-    pub fn exported(&self) -> Result<Option<ExportedFiles>, PipelineError> {
-        let Some(config) = self.json(CONFIG)? else { return Ok(None) };
-        let special = ["bos_token_id", "eos_token_id", "pad_token_id"]
+    pub fn exported(&self, end_of_text: u32) -> Result<Option<ExportedFiles>, PipelineError> {
+        let Some(config) = self.read(CONFIG)? else { return Ok(None) };
+        let config = self.with_end_token(CONFIG, config, end_of_text)?;
+        let config: Value = serde_json::from_slice(&config).map_err(CONFIG.not_json())?;
+        let special = ["bos_token_id", END_TOKENS, "pad_token_id"]
             .into_iter()
             .filter_map(|key| Some((key.to_owned(), config.get(key)?.clone())))
             .collect();
         let mut files = Vec::new();
         for file in [TOKENIZER_CONFIG, SPECIAL_TOKENS, GENERATION, CHAT_TEMPLATE] {
-            files.extend(self.read(file)?.map(|bytes| (file.name().to_owned(), bytes)));
+            let Some(mut bytes) = self.read(file)? else { continue };
+            if file == GENERATION {
+                bytes = self.with_end_token(file, bytes, end_of_text)?;
+            }
+            files.push((file.name().to_owned(), bytes));
         }
         Ok(Some(ExportedFiles { special, files }))
     }
+
+    /// The content of a file whose end tokens have `end_of_text`. It stays as it is if they have it already.
+    fn with_end_token(
+        &self,
+        file: CopiedFile,
+        bytes: Vec<u8>,
+        end_of_text: u32,
+    ) -> Result<Vec<u8>, PipelineError> {
+        let mut ends = PretrainedSettings::end_tokens_of(&bytes, file.name())?;
+        if ends.contains(&end_of_text) {
+            return Ok(bytes);
+        }
+        // A program that finds end tokens in one file does not look into the other.
+        if ends.is_empty() {
+            ends = self.end_tokens()?;
+        }
+        if !ends.contains(&end_of_text) {
+            ends.push(end_of_text);
+        }
+        let mut settings: Map<String, Value> = serde_json::from_slice(&bytes).map_err(file.not_json())?;
+        let ends = if let [end] = *ends { Value::from(end) } else { Value::from(ends) };
+        settings.insert(END_TOKENS.to_owned(), ends);
+        Ok(serde_json::to_vec_pretty(&settings).map_err(file.not_json())?)
+    }
+}
+
+/// The chat templates in the settings of a tokenizer, with their names: one without a name, or a list.
+fn named_templates(settings: &Value) -> Result<Vec<(&str, &str)>, ImportError> {
+    fn named(entry: &Value) -> Option<(&str, &str)> {
+        Some((entry.get("name")?.as_str()?, entry.get("template")?.as_str()?))
+    }
+    let templates = match settings.get("chat_template") {
+        None | Some(Value::Null) => Some(Vec::new()),
+        Some(Value::String(template)) => Some(vec![(DEFAULT_TEMPLATE, template.as_str())]),
+        Some(Value::Array(list)) => list.iter().map(named).collect(),
+        Some(_) => None,
+    };
+    templates.ok_or_else(|| ImportError::Value {
+        file: TOKENIZER_CONFIG.name().to_owned(),
+        key: "chat_template".to_owned(),
+        problem: "must be a text, or a list of objects with the texts `name` and `template`".to_owned(),
+    })
 }
 
 /// What an export takes over from the imported model.
 #[derive(Clone, Debug)]
 pub struct ExportedFiles {
     /// Keys of `config.json` that name special tokens, with their values.
-    pub special: serde_json::Map<String, Value>,
+    pub special: Map<String, Value>,
     /// Names and contents of files.
     pub files: Vec<(String, Vec<u8>)>,
 }
@@ -186,5 +254,86 @@ pub(crate) fn read_small(path: &Path, largest: u64) -> Result<Option<Vec<u8>>, P
         Ok(None) => Err(PretrainedError::TooLarge { file: path.to_owned(), largest }.into()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(source) => Err(failed(source)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    struct Test {
+        place: tempfile::TempDir,
+        folder: ImportedFolder,
+    }
+
+    impl Test {
+        fn new() -> Self {
+            let place = tempfile::tempdir().unwrap();
+            Self { folder: ImportedFolder::new(place.path().to_owned()), place }
+        }
+
+        fn write(&self, name: &str, value: &Value) {
+            std::fs::write(self.place.path().join(name), value.to_string()).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_default_of_several_chat_templates_is_found() {
+        let test = Test::new();
+        let found = |template: Value| {
+            let settings = json!({ "chat_template": template });
+            test.write("tokenizer_config.json", &settings);
+            let found = test.folder.chat_template().map_err(|error| error.to_string());
+            // An import refuses what could not be read later.
+            let checked = TOKENIZER_CONFIG.check(settings.to_string().as_bytes());
+            assert_eq!(checked.map_err(|error| error.to_string()).err(), found.as_ref().err().cloned());
+            found
+        };
+        let named = |name: &str, template: &str| json!({"name": name, "template": template});
+        assert_eq!(found(json!("one")), Ok(Some("one".to_owned())));
+        let list = json!([named("rag", "no"), named("default", "plain"), named("tool_use", "no")]);
+        assert_eq!(found(list), Ok(Some("plain".to_owned())));
+        for without in [Value::Null, json!([]), json!([named("tool_use", "no")])] {
+            assert_eq!(found(without), Ok(None));
+        }
+        for wrong in [json!(7), json!({"default": "plain"}), json!([{"name": "default"}]), json!(["plain"])] {
+            let error = found(wrong).unwrap_err();
+            assert!(
+                error.contains("tokenizer_config.json: chat_template must be a text, or a list"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn exported_files_end_a_text_where_the_documents_of_the_run_end() {
+        for (config, generation, exported) in [
+            (json!(2), json!(2), [json!([2, 0]), json!([2, 0])]),
+            (json!([2, 3]), json!(null), [json!([2, 3, 0]), json!([2, 3, 0])]),
+            (json!(null), json!([0, 2]), [json!([0, 2]), json!([0, 2])]),
+            (json!(null), json!(null), [json!(0), json!(0)]),
+        ] {
+            let test = Test::new();
+            test.write("config.json", &json!({"eos_token_id": config, "bos_token_id": 1, "hidden_size": 8}));
+            test.write("generation_config.json", &json!({"eos_token_id": generation, "temperature": 0.7}));
+            let found = test.folder.exported(0).unwrap().unwrap();
+            let [(_, generation)] = found.files.as_slice() else { panic!("{:?}", found.files) };
+            let generation: Value = serde_json::from_slice(generation).unwrap();
+            let [of_config, of_generation] = exported;
+            assert_eq!(Value::from(found.special), json!({"eos_token_id": of_config, "bos_token_id": 1}));
+            assert_eq!(generation, json!({"eos_token_id": of_generation, "temperature": 0.7}));
+        }
+    }
+
+    #[test]
+    fn files_that_name_the_end_of_documents_are_exported_as_they_are() {
+        let test = Test::new();
+        test.write("config.json", &json!({"eos_token_id": [2, 0]}));
+        let text = b"{ \"top_k\": 5,  \"eos_token_id\": 0}";
+        std::fs::write(test.place.path().join("generation_config.json"), text).unwrap();
+        let found = test.folder.exported(0).unwrap().unwrap();
+        assert_eq!(found.files, [("generation_config.json".to_owned(), text.to_vec())]);
     }
 }

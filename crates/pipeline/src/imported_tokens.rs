@@ -1,10 +1,11 @@
-//! The special tokens of an imported model, as a GGUF file names them.
+//! The special tokens of an imported model, as a GGUF file and a chat template name them.
 
 use dipaco_model::{GgufTokens, GgufVocabulary};
+use dipaco_server::TemplateTokens;
 use serde_json::Value;
 
 use crate::error::PipelineError;
-use crate::imported_files::{CONFIG, ImportedFolder, TOKENIZER_CONFIG};
+use crate::imported_files::{CONFIG, ImportedFolder, SPECIAL_TOKENS, TOKENIZER_CONFIG};
 
 /// The text of a token in the settings of a tokenizer: a text, or an object with its content.
 pub(crate) fn token_of(config: &Value, key: &str) -> Option<String> {
@@ -13,6 +14,26 @@ pub(crate) fn token_of(config: &Value, key: &str) -> Option<String> {
 }
 
 impl ImportedFolder {
+    /// The special tokens of a chat template in a run whose documents end with `end_of_text`: those of the tokenizer's
+    /// settings, as in transformers. A model without a token that begins texts has none here. In a run without an imported
+    /// model the same token ends a text and begins the next one.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`] and [`PipelineError::Import`] when a file can't be read.
+    pub fn template_tokens(&self, end_of_text: &str) -> Result<TemplateTokens, PipelineError> {
+        if self.json(CONFIG)?.is_none() {
+            return Ok(TemplateTokens::of_end(end_of_text));
+        }
+        let names = self.json(TOKENIZER_CONFIG)?.unwrap_or_default();
+        // Older programs wrote the tokens into a file of their own.
+        let older = self.json(SPECIAL_TOKENS)?.unwrap_or_default();
+        let token = |key: &str| token_of(&names, key).or_else(|| token_of(&older, key));
+        Ok(TemplateTokens {
+            bos: token("bos_token").unwrap_or_default(),
+            eos: token("eos_token").unwrap_or_else(|| end_of_text.to_owned()),
+        })
+    }
+
     /// The special tokens of a model with `rows` rows of its embedding, whose documents end with `end_of_text`. Begin, end
     /// and padding are those of the tokenizer's settings, or else of the model's, as llama.cpp's converter takes them.
     pub(crate) fn special_tokens(
@@ -44,5 +65,28 @@ impl ImportedFolder {
             further_ends: ends,
             padding: token("pad").unwrap_or(end),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chat_template_has_the_tokens_of_the_tokenizers_settings() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = ImportedFolder::new(place.path().to_owned());
+        let write = |name: &str, text: &str| std::fs::write(place.path().join(name), text).unwrap();
+        let tokens = || {
+            let TemplateTokens { bos, eos } = folder.template_tokens("<end of text>").unwrap();
+            [bos, eos]
+        };
+        assert_eq!(tokens(), ["<end of text>", "<end of text>"], "a run without an imported model");
+        write("config.json", "{}");
+        assert_eq!(tokens(), ["", "<end of text>"]);
+        write("special_tokens_map.json", r#"{"bos_token": "<old>", "eos_token": {"content": "<old end>"}}"#);
+        assert_eq!(tokens(), ["<old>", "<old end>"]);
+        write("tokenizer_config.json", r#"{"bos_token": {"content": "<begin>"}, "eos_token": "<eot>"}"#);
+        assert_eq!(tokens(), ["<begin>", "<eot>"]);
     }
 }

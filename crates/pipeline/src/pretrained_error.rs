@@ -46,7 +46,7 @@ pub enum PretrainedError {
     Memory {
         /// The folder or file.
         file: PathBuf,
-        /// Bytes that an import needs: of the weights in f32, and of the file.
+        /// Bytes that an import needs: of the weights and of one tensor more in f32, and of the file.
         needed: u64,
         /// Memory of the machine in bytes.
         memory: u64,

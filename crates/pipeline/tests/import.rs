@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use dipaco_config::{RunConfig, Sources};
 use dipaco_model::{GgufVocabulary, WeightFormat, export_gguf};
+use dipaco_pipeline::export::Exported;
 use dipaco_pipeline::import::{ImportedModel, PretrainedModel, import};
 use dipaco_pipeline::seed::{SeedHow, seed};
 use dipaco_pipeline::{PipelineError, PretrainedError, RunDirectory, Weights, prepare, prepared, vocabulary};
@@ -127,7 +128,7 @@ fn a_model_is_imported_prepared_and_adapted() {
     test.train_seed(2, true);
     assert_eq!(test.seed().weights.hash, adapted.weights.hash, "a restart begins with the same weights");
 
-    let exported = test.run.imported().exported().unwrap().unwrap();
+    let exported = test.run.imported().exported(0).unwrap().unwrap();
     assert_eq!(exported.special["eos_token_id"], serde_json::json!([2, 0]));
     let names: Vec<&str> = exported.files.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["tokenizer_config.json", "generation_config.json", "chat_template.jinja"]);
@@ -232,8 +233,31 @@ fn a_gguf_file_gives_the_same_seed_and_token_ids_as_the_folder() {
         assert_eq!(found.encode(text).unwrap(), ids, "{text:?}");
         assert_eq!(found.decode(&ids).unwrap(), text);
     }
-    let exported = test.run.imported().exported().unwrap().unwrap();
-    assert_eq!(exported.special["eos_token_id"], serde_json::json!(2));
+    let exported = test.run.imported().exported(0).unwrap().unwrap();
+    assert_eq!(exported.special["eos_token_id"], serde_json::json!([2, 0]), "documents end with 0");
+}
+
+#[test]
+fn an_export_is_verified_with_the_end_of_text_of_the_run() {
+    let folder = copied_model();
+    let tokenizer = folder.path().join("tokenizer.json");
+    let json = std::fs::read_to_string(&tokenizer).unwrap();
+    std::fs::write(&tokenizer, json.replace("<|endoftext|>", "<|stop|>")).unwrap();
+    std::fs::remove_file(folder.path().join("tokenizer_config.json")).unwrap();
+    let test = Test::new();
+    test.import_from(folder.path(), &["seed_model.steps=0", "prepare.end_of_text=<|stop|>"]).unwrap();
+    test.prepare();
+    let (run, config, out) = (test.run.clone(), test.saved(), test.folder.path().join("out"));
+    let difference = block_on(async {
+        let weights = Weights::open(&run, &config, dipaco_pipeline::Version::Current).await.unwrap();
+        let verified = tokio::task::spawn_blocking(move || {
+            let exported = Exported::compose(&weights, None).unwrap();
+            exported.write_checkpoint(&run, &config, &out).unwrap();
+            exported.verify(&config, &out, WeightFormat::F32).unwrap()
+        });
+        verified.await.unwrap()
+    });
+    assert!(difference.is_rounding(), "{difference}");
 }
 
 #[test]
@@ -250,7 +274,7 @@ fn devices_and_pipes_in_place_of_files_are_refused() {
     }
     let weights = place("model.safetensors");
     std::os::unix::fs::symlink("/dev/zero", &weights).unwrap();
-    refused(PretrainedModel::open(folder.path()).unwrap().read().unwrap_err(), &weights);
+    refused(PretrainedModel::open(folder.path()).unwrap().read(None).unwrap_err(), &weights);
     refused(PretrainedModel::open(&weights).unwrap_err(), &weights);
     // A pipe that nobody writes to.
     let pipe = place("generation_config.json");
@@ -287,7 +311,7 @@ fn a_file_that_is_longer_than_a_model_can_have_is_refused_by_name() {
         let folder = copied_model();
         let file = folder.path().join(name);
         lengthen(&file, largest + 1);
-        let refused = PretrainedModel::open(folder.path()).and_then(|model| model.read()).unwrap_err();
+        let refused = PretrainedModel::open(folder.path()).and_then(|model| model.read(None)).unwrap_err();
         let expected = format!("{} has more than {largest} bytes", file.display());
         assert!(refused.to_string().contains(&expected), "{refused}");
     }
@@ -313,11 +337,11 @@ fn weights_that_no_machine_can_hold_are_refused_before_they_are_read() {
     };
     let part = folder.path().join("model-00001-of-00002.safetensors");
     lengthen(&part, LENGTH);
-    refused(PretrainedModel::open(folder.path()).unwrap().read().map(drop), &part);
+    refused(PretrainedModel::open(folder.path()).unwrap().read(None).map(drop), &part);
     std::fs::remove_file(folder.path().join("model.safetensors.index.json")).unwrap();
     let one = folder.path().join("model.safetensors");
     lengthen(&one, LENGTH);
-    refused(PretrainedModel::open(folder.path()).unwrap().read().map(drop), &one);
+    refused(PretrainedModel::open(folder.path()).unwrap().read(None).map(drop), &one);
     let gguf = folder.path().join("model.gguf");
     lengthen(&gguf, LENGTH);
     refused(PretrainedModel::open(&gguf).map(drop), &gguf);

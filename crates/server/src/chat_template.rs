@@ -24,8 +24,24 @@ pub struct ChatTemplate {
     text: String,
     environment: Environment<'static>,
     encode: EncodeChat,
-    /// Text of the end-of-text token, which templates call `eos_token` and `bos_token`.
-    end_of_text: String,
+    tokens: TemplateTokens,
+}
+
+/// Texts of the special tokens that templates name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TemplateTokens {
+    /// `bos_token`, which begins a text. Empty for a model without such a token.
+    pub bos: String,
+    /// `eos_token`, which ends a text.
+    pub eos: String,
+}
+
+impl TemplateTokens {
+    /// The texts of a tokenizer with one special token, which ends a text and begins the next one.
+    #[must_use]
+    pub fn of_end(end_of_text: &str) -> Self {
+        Self { bos: end_of_text.to_owned(), eos: end_of_text.to_owned() }
+    }
 }
 
 /// The answer to a chat with a model that has no template.
@@ -49,7 +65,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ServerError::ChatTemplate`] when it is not valid Jinja.
-    pub fn new(template: String, end_of_text: String, encode: EncodeChat) -> Result<Self, ServerError> {
+    pub fn new(template: String, tokens: TemplateTokens, encode: EncodeChat) -> Result<Self, ServerError> {
         let unusable = |source| ServerError::ChatTemplate { source: Box::new(source) };
         let mut environment = Environment::new();
         // As in transformers, whose templates these are.
@@ -62,7 +78,7 @@ impl ChatTemplate {
             Err::<String, _>(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
         environment.add_template_owned(NAME, template.clone()).map_err(unusable)?;
-        Ok(Self { text: template, environment, encode, end_of_text })
+        Ok(Self { text: template, environment, encode, tokens })
     }
 
     /// The template itself.
@@ -80,9 +96,9 @@ impl ChatTemplate {
             Value::from_pairs([("role", message.role.as_str()), ("content", message.content.as_str())])
         };
         let messages: Vec<Value> = messages.iter().map(message).collect();
-        let end_of_text = self.end_of_text.as_str();
+        let TemplateTokens { bos, eos } = &self.tokens;
         let values = context! {
-            messages, add_generation_prompt => answer_begins, eos_token => end_of_text, bos_token => end_of_text,
+            messages, add_generation_prompt => answer_begins, eos_token => eos, bos_token => bos,
         };
         let text = template.render(values).map_err(|error| refused(&error))?;
         (self.encode)(&text).map_err(|error| refused(&error))
@@ -99,7 +115,8 @@ mod tests {
 
     fn text(template: &str, messages: &[(&str, &str)]) -> Result<String, ApiError> {
         let encode: EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
-        let template = ChatTemplate::new(template.into(), "<end>".into(), encode).unwrap();
+        let tokens = TemplateTokens { bos: "<begin>".into(), eos: "<end>".into() };
+        let template = ChatTemplate::new(template.into(), tokens, encode).unwrap();
         let message =
             |&(role, content): &(&str, &str)| Message { role: role.into(), content: content.into() };
         let ids = template.prompt(&messages.iter().map(message).collect::<Vec<_>>(), true)?;
@@ -112,13 +129,16 @@ mod tests {
             text(CHAT_ML, &[("system", "Be kind."), ("user", " Hi ")]).unwrap(),
             "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
         );
-        assert_eq!(text("{% if true %}\n  a{{ eos_token }}\n{% endif %}\n", &[]).unwrap(), "  a<end>\n");
+        assert_eq!(
+            text("{% if true %}\n {{ bos_token }}a{{ eos_token }}\n{% endif %}\n", &[]).unwrap(),
+            " <begin>a<end>\n"
+        );
         let strict =
             "{% if messages[0]['role'] != 'user' %}{{ raise_exception('the user begins') }}{% endif %}";
         let error = text(strict, &[("system", "x")]).unwrap_err();
         assert!(error.status == 400 && error.message.contains("the user begins"), "{}", error.message);
         let encode: EncodeChat = Box::new(|_| Ok(Vec::new()));
-        assert!(ChatTemplate::new("{% if %}".into(), String::new(), encode).is_err());
+        assert!(ChatTemplate::new("{% if %}".into(), TemplateTokens::default(), encode).is_err());
     }
 
     #[test]

@@ -37,7 +37,7 @@ mod write_limit;
 
 pub use auth::ApiKeys;
 pub use body::body_bytes;
-pub use chat_template::{ChatTemplate, EncodeChat};
+pub use chat_template::{ChatTemplate, EncodeChat, TemplateTokens};
 pub use dipaco_settings::{KvType, Preload, RerouteBy, ServeConfig, WeightType};
 pub use loading::{LoadProgress, while_loading};
 pub use metrics::{EngineState, Metrics};

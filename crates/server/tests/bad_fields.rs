@@ -8,7 +8,7 @@ mod client;
 mod fake;
 
 use client::{JSON, Server};
-use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig};
+use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig, TemplateTokens};
 use serde_json::{Value, json};
 
 /// A request of each kind that is accepted.
@@ -27,7 +27,9 @@ async fn server() -> Server {
     let server = Server::start(ServeConfig { max_choices: 8, ..ServeConfig::default() }).await;
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned();
     let encode: EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
-    server.state.set_chat_template(ChatTemplate::new(template, "<|end|>".into(), encode).unwrap());
+    server
+        .state
+        .set_chat_template(ChatTemplate::new(template, TemplateTokens::of_end("<|end|>"), encode).unwrap());
     server
 }
 

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 
 use client::{JSON, Server, reply};
-use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig};
+use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig, TemplateTokens};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{self, Receiver};
 
@@ -25,7 +25,9 @@ fn with_chats(server: &Server) -> (Sender<()>, Receiver<()>) {
         Ok(text.bytes().map(u32::from).collect())
     });
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned();
-    server.state.set_chat_template(ChatTemplate::new(template, "<|end|>".into(), encode).unwrap());
+    server
+        .state
+        .set_chat_template(ChatTemplate::new(template, TemplateTokens::of_end("<|end|>"), encode).unwrap());
     (go, begun)
 }
 

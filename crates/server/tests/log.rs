@@ -11,7 +11,7 @@ mod log;
 use std::time::Instant;
 
 use client::{JSON, Server, head, reply};
-use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig};
+use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig, TemplateTokens};
 use log::Log;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
@@ -148,5 +148,7 @@ async fn every_refused_request_has_one_line_and_counts_once() {
 fn with_template(server: &Server) {
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned();
     let encode: EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
-    server.state.set_chat_template(ChatTemplate::new(template, "<|end|>".into(), encode).unwrap());
+    server
+        .state
+        .set_chat_template(ChatTemplate::new(template, TemplateTokens::of_end("<|end|>"), encode).unwrap());
 }

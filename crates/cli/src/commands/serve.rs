@@ -118,9 +118,10 @@ fn chat_template(run: &RunDirectory, config: &RunConfig) -> Result<Option<ChatTe
     };
     let Some(text) = text else { return Ok(None) };
     let tokenizer = prepared::tokenizer(run)?;
-    let (end_of_text, encoder) = (tokenizer.end_of_text_text(), tokenizer.template_encoder());
+    let tokens = run.imported().template_tokens(&tokenizer.end_of_text_text())?;
+    let encoder = tokenizer.template_encoder();
     let encode: EncodeChat = Box::new(move |text| Ok(encoder.encode(text)?));
-    Ok(Some(ChatTemplate::new(text, end_of_text, encode)?))
+    Ok(Some(ChatTemplate::new(text, tokens, encode)?))
 }
 
 /// Binds the server's address.

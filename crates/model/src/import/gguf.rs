@@ -18,6 +18,10 @@ use header::{Header, Value};
 
 /// Largest number of tokens that end a text.
 const MOST_ENDS: u64 = 256;
+/// Key of the name of the rule that cuts a text into words.
+const PRE_TOKENIZER: &str = "tokenizer.ggml.pre";
+/// The name of the rule of Llama 3.
+const LLAMA_3: &str = "llama-bpe";
 
 /// A pretrained Llama in the bytes of a GGUF file.
 #[derive(Clone, Debug)]
@@ -94,6 +98,20 @@ impl<'a> GgufModel<'a> {
         Ok(files)
     }
 
+    /// Returns true if the model's own programs write its begin token before each text: the file says so, or llama.cpp does
+    /// it with this rule for words.
+    ///
+    /// # Errors
+    /// The key is no truth value, or the name of the rule is no text.
+    pub fn adds_begin_token(&self) -> Result<bool, ImportError> {
+        let key = "tokenizer.ggml.add_bos_token";
+        match self.keys.get(key) {
+            None => Ok(self.keys.text(PRE_TOKENIZER)? == Some(LLAMA_3)),
+            Some(Value::Bool(adds)) => Ok(adds),
+            Some(_) => Err(self.keys.wrong(key, "is not true or false")),
+        }
+    }
+
     /// Returns the number of tensors.
     #[must_use]
     pub fn tensors(&self) -> usize {
@@ -155,14 +173,16 @@ impl<'a> Keys<'a> {
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>, ImportError> {
-        match self.get(key) {
-            None => Ok(None),
+        let number = match self.get(key) {
+            None => return Ok(None),
             // The shortest decimal number: 1e-5, and not the f32 nearest to it.
-            Some(Value::F32(number)) => Ok(number.to_string().parse().ok()),
-            Some(Value::F64(number)) => Ok(Some(number)),
-            Some(Value::Whole(number)) => Ok(Some(number as f64)),
-            Some(_) => Err(self.wrong(key, "is not a number")),
-        }
+            Some(Value::F32(number)) => number.to_string().parse().unwrap_or(f64::NAN),
+            Some(Value::F64(number)) => number,
+            Some(Value::Whole(number)) => number as f64,
+            Some(_) => return Err(self.wrong(key, "is not a number")),
+        };
+        // JSON has no such numbers. They would become null, which stands for a default.
+        if number.is_finite() { Ok(Some(number)) } else { Err(self.wrong(key, "is not finite")) }
     }
 
     fn text(&self, key: &str) -> Result<Option<&'a str>, ImportError> {
@@ -310,11 +330,7 @@ impl<'a> Keys<'a> {
     fn sampling(&self) -> Result<Map<String, Json>, ImportError> {
         let mut settings = Map::new();
         for (name, key) in FRACTIONS {
-            let Some(number) = self.number(key)? else { continue };
-            if !number.is_finite() {
-                return Err(self.wrong(key, "is not finite"));
-            }
-            settings.insert(name.to_owned(), number.into());
+            settings.extend(self.number(key)?.map(|number| (name.to_owned(), number.into())));
         }
         let (name, key) = TOP_K;
         // llama.cpp takes all tokens if the number is below 1.

@@ -23,6 +23,8 @@ pub struct PretrainedWeights {
     /// Place of each tensor among `values`, by name.
     places: HashMap<String, usize>,
     values: Vec<Option<Vec<f32>>>,
+    /// True if the files of a tied model can have a copy of the embedding.
+    copy: bool,
     index: Option<TensorIndex>,
 }
 
@@ -57,17 +59,21 @@ impl PretrainedWeights {
             names.push(TensorSpec { name: HEAD.to_owned(), ..spec });
         }
         let places = names.iter().enumerate().map(|(place, spec)| (spec.name.clone(), place)).collect();
-        Ok(Self { specs, places, values: vec![None; names.len()], index })
+        let copy = model.tie_embeddings && tensors > specs.len();
+        Ok(Self { specs, places, values: vec![None; names.len()], copy, index })
     }
 
-    /// Returns the number of parameters of the model.
+    /// Returns the number of values in f32 that an import has in memory at most, besides the files: the parameters of the
+    /// model, and one tensor more, which is still being read or is no longer needed. A tied model whose files have its output
+    /// projection takes as much again as the embedding.
     #[must_use]
-    pub fn parameters(&self) -> u64 {
-        let sizes = self
-            .specs
-            .iter()
-            .map(|spec| spec.shape.iter().fold(1u64, |product, &size| product.saturating_mul(size as u64)));
-        sizes.fold(0, u64::saturating_add)
+    pub fn values_in_memory(&self) -> u64 {
+        let size =
+            |spec: &TensorSpec| spec.shape.iter().fold(1u64, |all, &size| all.saturating_mul(size as u64));
+        let parameters = self.specs.iter().map(size).fold(0, u64::saturating_add);
+        let largest = self.specs.iter().map(size).max().unwrap_or_default();
+        let copy = self.specs.first().filter(|_| self.copy).map_or(0, size);
+        parameters.saturating_add(largest).saturating_add(copy)
     }
 
     /// Returns the number of tensors of a safetensors file; errors call it `file`.
@@ -140,9 +146,13 @@ impl PretrainedWeights {
             problem,
         };
         // A tied model has one place more than tensors.
-        let copy = if self.values.len() > self.specs.len() { self.values.pop().flatten() } else { None };
-        let total = self.values.iter().flatten().map(Vec::len).sum();
-        let mut values = Vec::with_capacity(total);
+        let tied = self.values.len() > self.specs.len();
+        let copy = if tied { self.values.pop().flatten() } else { None };
+        let total: usize = self.values.iter().flatten().map(Vec::len).sum();
+        // [`untie`] appends the embedding. A longer vector elsewhere would take the memory of all weights once more, while
+        // room that nobody writes to takes none.
+        let room = self.values.first().filter(|_| tied).and_then(Option::as_ref).map_or(0, Vec::len);
+        let mut values = Vec::with_capacity(total.saturating_add(room));
         for (spec, tensor) in self.specs.iter().zip(self.values) {
             let tensor = tensor.ok_or_else(|| wrong(&spec.name, "is missing from the files".to_owned()))?;
             if let Some(place) = tensor.iter().position(|value| !value.is_finite()) {
@@ -163,10 +173,11 @@ impl PretrainedWeights {
 ///
 /// # Errors
 /// The weights are not those of the tied model.
-pub fn untie(config: &ModelConfig, tied: &ModuleWeights) -> Result<ModuleWeights, ImportError> {
-    let embedding = tied.tensors().next().map_or(&[][..], |(_, values)| values);
+pub fn untie(config: &ModelConfig, tied: ModuleWeights) -> Result<ModuleWeights, ImportError> {
+    let mut values = tied.values;
+    let embedding = tied.specs.first().map_or(0, TensorSpec::parameters).min(values.len());
     // The output projection is the last tensor of a path.
-    let values = [&tied.values, embedding].concat();
+    values.extend_from_within(..embedding);
     Ok(ModuleWeights::new(path_specs(config).into(), values)?)
 }
 

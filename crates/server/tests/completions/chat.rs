@@ -1,5 +1,6 @@
 //! Guarantees of `/v1/chat/completions`.
 
+use dipaco_server::{ChatTemplate, EncodeChat, TemplateTokens};
 use serde_json::{Value, json};
 
 use super::client::Server;
@@ -7,10 +8,10 @@ use super::server;
 
 fn with_template(server: &Server) {
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned();
-    let encode: dipaco_server::EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
+    let encode: EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
     server
         .state
-        .set_chat_template(dipaco_server::ChatTemplate::new(template, "<|end|>".into(), encode).unwrap());
+        .set_chat_template(ChatTemplate::new(template, TemplateTokens::of_end("<|end|>"), encode).unwrap());
 }
 
 #[tokio::test]
@@ -113,8 +114,8 @@ async fn the_tokenizer_knows_the_template_and_the_tokens_of_a_chat() {
     assert_eq!(server.get("/tokenizer_info").await.json()["chat_template"], Value::Null);
     let template =
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}";
-    let encode: dipaco_server::EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
-    let chats = dipaco_server::ChatTemplate::new(template.into(), "<|end|>".into(), encode).unwrap();
+    let encode: EncodeChat = Box::new(|text| Ok(text.bytes().map(u32::from).collect()));
+    let chats = ChatTemplate::new(template.into(), TemplateTokens::of_end("<|end|>"), encode).unwrap();
     server.state.set_chat_template(chats);
     assert_eq!(server.get("/tokenizer_info").await.json()["chat_template"], template);
 

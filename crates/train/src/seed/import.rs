@@ -17,12 +17,17 @@ use crate::open_run::OpenRun;
 pub async fn import_seed(
     store: &RunStore,
     mut run: OpenRun,
-    weights: &ModuleWeights,
+    weights: ModuleWeights,
     steps: u64,
     restart: bool,
 ) -> Result<OpenRun, SeedError> {
-    let bytes = module_files::encode(weights)?;
-    let hash = blake3::hash(&bytes).to_hex().to_string();
+    // The weights may take most of the machine's memory, so their file is not a copy.
+    let parts = module_files::encode_parts(weights)?;
+    let mut hasher = blake3::Hasher::new();
+    for part in &parts {
+        hasher.update(part);
+    }
+    let hash = hasher.finalize().to_hex().to_string();
     if let Some(seed) = &run.manifest.seed {
         if seed.imported.as_ref().is_some_and(|imported| imported.hash == hash) {
             return Ok(run);
@@ -34,7 +39,7 @@ pub async fn import_seed(
             return Err(SeedError::OtherSeed);
         }
     }
-    let weights = store.put_replacing(&names::imported_weights(&hash), [bytes]).await?;
+    let weights = store.put_replacing(&names::imported_weights(&hash), parts).await?;
     let record = SeedRecord {
         origin: hash,
         step: 0,
@@ -66,4 +71,31 @@ pub(super) async fn plan_no_steps(store: &RunStore, run: &mut OpenRun) -> Result
         run.sequence = store.replace(&run.manifest, run.sequence).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_model::{ModelConfig, init, path_specs};
+    use dipaco_store::{ManifestSequence, RunManifest};
+
+    use super::*;
+
+    #[test]
+    fn an_import_takes_no_memory_besides_the_weights() {
+        let config = ModelConfig { vocab_size: 4096, ..ModelConfig::default() };
+        let weights = init(&config, 7).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let store = RunStore::create(&folder.path().to_string_lossy()).unwrap();
+        let run = OpenRun { manifest: RunManifest::new("run".to_owned()), sequence: ManifestSequence::NONE };
+        let (mut seeded, given) = (None, weights.clone());
+        let taken = allocation_counter::measure(|| {
+            seeded = Some(runtime.block_on(import_seed(&store, run, given, 0, false)).unwrap());
+        });
+        let length = weights.values.len() as u64 * 4;
+        assert!(taken.bytes_max < length / 8, "{} bytes for weights of {length}", taken.bytes_max);
+        let seed = seeded.unwrap().manifest.seed.unwrap();
+        let stored = runtime.block_on(store.get(&seed.weights)).unwrap();
+        assert_eq!(ModuleWeights::from_safetensors(&stored, path_specs(&config).into()).unwrap(), weights);
+    }
 }

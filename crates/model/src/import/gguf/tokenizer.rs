@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use super::Keys;
 use super::header::Value;
+use super::{Keys, LLAMA_3, PRE_TOKENIZER};
 use crate::gguf::{TokenKind, pre_tokenizer};
 use crate::import::ImportError;
 
@@ -57,11 +57,11 @@ pub(super) fn tokenizer<'a>(keys: &Keys<'a>, rows: u64) -> Result<Tokenizer<'a>,
         let supported = "only a byte-level BPE is (tokenizer.ggml.model \"gpt2\")";
         return Err(keys.unsupported(format!("tokenizer.ggml.model = {model:?}"), supported));
     }
-    let rule = keys.text("tokenizer.ggml.pre")?.unwrap_or("none");
+    let rule = keys.text(PRE_TOKENIZER)?.unwrap_or("none");
     let pre_tokenizer = pre_tokenizer(rule).ok_or_else(|| {
         let supported = "only the rules \"gpt-2\", \"smollm\", \"llama-bpe\" and \"default\" are: \
              import the model's folder in Hugging Face's format";
-        keys.unsupported(format!("tokenizer.ggml.pre = {rule:?}"), supported)
+        keys.unsupported(format!("{PRE_TOKENIZER} = {rule:?}"), supported)
     })?;
     if let Some(Value::Array(array)) = keys.get("tokenizer.ggml.tokens")
         && array.count() > rows
@@ -98,7 +98,7 @@ pub(super) fn tokenizer<'a>(keys: &Keys<'a>, rows: u64) -> Result<Tokenizer<'a>,
             r#type: "BPE",
             byte_fallback: false,
             // As llama.cpp does with this rule.
-            ignore_merges: rule == "llama-bpe",
+            ignore_merges: rule == LLAMA_3,
             vocab,
             merges: self::texts(keys, "tokenizer.ggml.merges")?,
         },
