@@ -15,7 +15,7 @@ use crate::product::Processor;
 /// The environment variable that forces a set.
 const VARIABLE: &str = "DIPACO_SIMD";
 
-/// Most f32 instructions that a bf16 instruction may take for pairs to be the faster way. Where it takes two, both ways
+/// Most products of f32 that may take as long as one of bf16 pairs for pairs to be the faster way. Where it takes two, both ways
 /// compute equally much and pairs read half the bytes. Where it took four, widening was 1.5 times as fast.
 const MOST_PAIR_COST: f64 = 2.5;
 
@@ -40,6 +40,8 @@ pub enum KernelSet {
     Avx512,
     /// AVX2 and FMA, bf16 widened to f32.
     Avx2,
+    /// NEON, bf16 with the matrix instruction of FEAT_BF16.
+    NeonBf16,
     /// NEON, bf16 widened to f32.
     Neon,
     /// Plain Rust, compiled for the least processor of the target.
@@ -50,8 +52,25 @@ pub enum KernelSet {
 
 impl KernelSet {
     /// All sets, the fastest first.
-    pub const ALL: [Self; 7] =
-        [Self::Amx, Self::Avx512Bf16, Self::Avx512, Self::Avx2, Self::Neon, Self::Portable, Self::AmxModel];
+    pub const ALL: [Self; 8] = [
+        Self::Amx,
+        Self::Avx512Bf16,
+        Self::Avx512,
+        Self::Avx2,
+        Self::NeonBf16,
+        Self::Neon,
+        Self::Portable,
+        Self::AmxModel,
+    ];
+
+    /// The set that widens bf16 and is the better one where pairs are slow; `None` if they are slow nowhere.
+    fn widening(self) -> Option<Self> {
+        match self {
+            Self::Avx512Bf16 => Some(Self::Avx512),
+            Self::NeonBf16 => Some(Self::Neon),
+            _ => None,
+        }
+    }
 
     /// The set's place in [`Self::ALL`].
     pub(crate) const fn place(self) -> usize {
@@ -66,6 +85,7 @@ impl KernelSet {
             Self::Avx512Bf16 => "avx512-bf16",
             Self::Avx512 => "avx512",
             Self::Avx2 => "avx2",
+            Self::NeonBf16 => "neon-bf16",
             Self::Neon => "neon",
             Self::Portable => "portable",
             Self::AmxModel => "amx-model",
@@ -80,6 +100,7 @@ impl KernelSet {
             Self::Avx512Bf16 => "AVX-512, bf16 in pairs",
             Self::Avx512 => "AVX-512, bf16 widened to f32",
             Self::Avx2 => "AVX2, bf16 widened to f32",
+            Self::NeonBf16 => "NEON, bf16 in matrices of 2 × 4",
             Self::Neon => "NEON, bf16 widened to f32",
             Self::Portable => "plain Rust, bf16 widened to f32",
             Self::AmxModel => "plain Rust, bf16 in a model of AMX tiles",
@@ -239,10 +260,10 @@ fn fastest(processor: &Processor) -> KernelChoice {
     let has = |set: &KernelSet| processor.lacks(*set).is_none();
     let mut set = KernelSet::ALL.into_iter().find(has).unwrap_or(KernelSet::Portable);
     let mut reason = "the fastest set of this processor".to_owned();
-    if set == KernelSet::Avx512Bf16 {
+    if let Some(widening) = set.widening() {
         let cost = processor.pair_cost();
         if cost > MOST_PAIR_COST {
-            set = KernelSet::Avx512;
+            set = widening;
         }
         reason = format!(
             "measured: a product of bf16 pairs takes as long as {cost:.1} of f32, and pairs are faster up to {MOST_PAIR_COST}"

@@ -1,7 +1,7 @@
 //! Matrix products: the engine under every operation.
 //!
 //! A product `C = A · B` sums over *groups*. A group is one f32 of each operand, or a pair of neighbouring bf16 where the
-//! processor multiplies such pairs and sums them in f32 (AVX-512 BF16, AMX). A group has 4 bytes either way, so one set of
+//! processor multiplies such pairs and sums them in f32 (AVX-512 BF16, AMX, the bf16 products of NEON). A group has 4 bytes either way, so one set of
 //! loops serves both. The kernels read A in place when its layout allows it, and B too when it is small; otherwise the
 //! operand is packed first, B in panels of [`NR`] columns. A tile of C of [`Tiling::rows`] × [`NR`] elements stays in
 //! registers while it is summed (Goto's scheme, described in arXiv:1609.00076). A [`crate::KernelSet`] has the kernels and
@@ -9,7 +9,7 @@
 //!
 //! One thread sums each element of C, in the order of the groups, so results have the same bits for any number of
 //! threads. The error of an element is at most `k · 2^-24 · Σ |a b|` in f32. With bf16, the operands are rounded (by at
-//! most 2^-9 of each), the sums are not.
+//! most 2^-9 of each), the sums are not. The bf16 products of NEON round half as many sums, by up to twice as much.
 
 mod amx;
 mod kernel;
@@ -21,7 +21,7 @@ mod operands;
 mod outer;
 mod pack;
 mod portable;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod probe;
 mod processor;
 mod rate;

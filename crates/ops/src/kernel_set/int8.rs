@@ -41,7 +41,7 @@ impl Int8Kernels {
         match self {
             Self::Avx512Vnni => wide,
             Self::AvxVnni | Self::Avx2 => wide || set == KernelSet::Avx2,
-            Self::NeonDot => set == KernelSet::Neon,
+            Self::NeonDot => matches!(set, KernelSet::NeonBf16 | KernelSet::Neon),
             Self::Portable => true,
         }
     }

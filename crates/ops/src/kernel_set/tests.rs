@@ -27,6 +27,10 @@ fn without_a_variable_the_fastest_set_runs() {
     assert_eq!(of(&ALL_BUT_TILES[1..], 1.0), KernelSet::Avx512);
     assert_eq!(of(&ALL_BUT_TILES[2..], 1.0), KernelSet::Avx2);
     assert_eq!(of(&ALL_BUT_TILES[3..], 1.0), KernelSet::Portable);
+    let of_arm = [KernelSet::NeonBf16, KernelSet::Neon, KernelSet::Portable];
+    assert_eq!(of(&of_arm, 1.3), KernelSet::NeonBf16);
+    assert_eq!(of(&of_arm, 2.6), KernelSet::Neon);
+    assert_eq!(of(&of_arm[1..], 1.0), KernelSet::Neon);
 }
 
 #[test]
@@ -36,7 +40,7 @@ fn a_set_has_the_fastest_int8_kernels_that_need_no_wider_registers() {
         assert_eq!(of(set), Int8Kernels::Avx512Vnni);
     }
     assert_eq!(of(KernelSet::Avx2), Int8Kernels::AvxVnni);
-    assert_eq!(of(KernelSet::Neon), Int8Kernels::NeonDot);
+    assert_eq!([of(KernelSet::NeonBf16), of(KernelSet::Neon)], [Int8Kernels::NeonDot; 2]);
     assert_eq!(of(KernelSet::Portable), Int8Kernels::Portable);
     assert_eq!(of(KernelSet::AmxModel), Int8Kernels::Portable);
     // Products of this process run only what the processor has.

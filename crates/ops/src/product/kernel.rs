@@ -170,24 +170,29 @@ impl Kernels {
             KernelSet::Avx2 => {
                 Self { single: GroupKernel::vector(x86::avx2), halves: x86::avx2_halves, ..PORTABLE }
             }
-            KernelSet::Neon | KernelSet::Portable => PORTABLE,
+            KernelSet::NeonBf16 | KernelSet::Neon | KernelSet::Portable => PORTABLE,
             KernelSet::AmxModel => Self::AMX_MODEL,
         }
     }
 
     /// The kernels of a set. Only those that the processor has may run.
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
     fn of(set: KernelSet) -> Self {
+        use super::neon;
+        let widening =
+            Self { single: GroupKernel::vector(neon::neon), halves: neon::neon_halves, ..PORTABLE };
         match set {
-            #[cfg(target_arch = "aarch64")]
-            KernelSet::Neon => Self {
-                single: GroupKernel::vector(super::neon::neon),
-                halves: super::neon::neon_halves,
-                ..PORTABLE
-            },
+            KernelSet::NeonBf16 => Self { pair: Some(GroupKernel::vector(neon::neon_bf16)), ..widening },
+            KernelSet::Neon => widening,
             KernelSet::AmxModel => Self::AMX_MODEL,
             _ => PORTABLE,
         }
+    }
+
+    /// The kernels of a set. Only those that the processor has may run.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    fn of(set: KernelSet) -> Self {
+        if set == KernelSet::AmxModel { Self::AMX_MODEL } else { PORTABLE }
     }
 
     const AMX_MODEL: Self = Self {

@@ -1,8 +1,12 @@
 //! The kernels for aarch64: a 12 × 32 tile in parts that fit the 32 registers of four f32.
 
+mod bf16;
+
 use std::arch::aarch64::*;
 
 use super::{NR, Tile};
+
+pub(super) use bf16::neon_bf16;
 
 /// f32 with NEON.
 ///

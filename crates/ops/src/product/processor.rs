@@ -14,7 +14,7 @@ pub(crate) struct Processor {
     int8: Vec<Int8Kernels>,
     /// Why tiles that the processor has can't be used.
     tile_problem: Option<String>,
-    /// The time of a bf16 instruction in f32 instructions; not known for the processor that the program runs on.
+    /// The time of a product of bf16 pairs over that of one of f32; not known for the processor that the program runs on.
     pair_cost: Option<f64>,
 }
 
@@ -58,7 +58,7 @@ impl Processor {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
                 "this processor lacks AVX2 or FMA",
             ),
-            KernelSet::Neon => Some("this processor has no NEON".to_owned()),
+            KernelSet::NeonBf16 | KernelSet::Neon => Some("this processor has no NEON".to_owned()),
             KernelSet::Portable | KernelSet::AmxModel => None,
         });
         Self { lacks, int8: int8(), tile_problem, pair_cost: None }
@@ -66,25 +66,30 @@ impl Processor {
 
     #[cfg(not(target_arch = "x86_64"))]
     fn detect() -> Self {
+        let other = || format!("processors of the kind {} lack these instructions", std::env::consts::ARCH);
         let lacks = KernelSet::ALL.map(|set| match set {
             KernelSet::Portable | KernelSet::AmxModel => None,
-            KernelSet::Neon if cfg!(target_arch = "aarch64") => None,
-            _ => Some(format!("processors of the kind {} lack these instructions", std::env::consts::ARCH)),
+            #[cfg(target_arch = "aarch64")]
+            KernelSet::Neon => None,
+            #[cfg(target_arch = "aarch64")]
+            KernelSet::NeonBf16 => (!std::arch::is_aarch64_feature_detected!("bf16"))
+                .then(|| "this processor lacks the bf16 products of NEON".to_owned()),
+            _ => Some(other()),
         });
         Self { lacks, int8: int8(), tile_problem: None, pair_cost: None }
     }
 
-    /// The time of an instruction that multiplies bf16 pairs, in f32 instructions. The processor must have both.
+    /// The time of a product of bf16 pairs over that of one of f32. The processor must have both.
     pub(crate) fn pair_cost(&self) -> f64 {
         if let Some(cost) = self.pair_cost {
             return cost;
         }
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
         {
             // SAFETY: both kinds of products are there by this function's contract.
             unsafe { super::probe::pair_cost() }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
             f64::INFINITY
         }

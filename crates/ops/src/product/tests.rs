@@ -177,10 +177,12 @@ fn every_kernel_computes_the_same_tile() {
                 assert_eq!(run(x86::avx2, &singles, packed), reference);
                 assert_eq!(run_halves(x86::avx2_halves, packed), reference);
             }
-            assert_eq!(
-                run(kernel::kernel(Group::Pair, false), &values, packed),
-                run(pairs_portable, &values, packed)
-            );
+            let pairs = run(pairs_portable, &values, packed);
+            assert_eq!(run(kernel::kernel(Group::Pair, false), &values, packed), pairs);
+            #[cfg(target_arch = "aarch64")]
+            if std::arch::is_aarch64_feature_detected!("bf16") {
+                assert_eq!(run(neon::neon_bf16, &values, packed), pairs);
+            }
         }
     }
 }

@@ -1,10 +1,21 @@
 //! The computations on plain slices.
 
 use dipaco_ops::kernel::{self, LinearShape, TransposedShape};
-use dipaco_ops::{PackedRows, RopeTable, with_vector_units};
+use dipaco_ops::{PackedRows, RopeTable, kernel_choice, with_vector_units};
 
 use crate::reference::{self, EPSILON, THETA};
 use crate::support::*;
+
+/// The checks of one set after the other rely on it: functions without an error compute with the fastest set instead.
+#[test]
+fn the_variable_chooses_the_set() {
+    let set = kernel_choice().unwrap().set;
+    if let Ok(forced) = std::env::var("DIPACO_SIMD")
+        && !forced.is_empty()
+    {
+        assert_eq!(set.name(), forced);
+    }
+}
 
 #[test]
 fn linear_maps() {
