@@ -1,8 +1,8 @@
 //! Matrix products: the engine under every operation.
 //!
 //! A product `C = A · B` sums over *groups*. A group is one f32 of each operand, or a pair of neighbouring bf16 where the
-//! processor multiplies such pairs and sums them in f32 (AVX-512 BF16, AMX, the bf16 products of NEON). A group has 4 bytes either way, so one set of
-//! loops serves both. The kernels read A in place when its layout allows it, and B too when it is small; otherwise the
+//! processor multiplies such pairs and sums them in f32 (AVX-512 BF16, AMX, the bf16 products of NEON). A group has 4
+//! bytes either way, so one set of loops serves both. The kernels read A in place when its layout allows it, and B too when it is small; otherwise the
 //! operand is packed first, B in panels of [`NR`] columns. A tile of C of [`Tiling::rows`] × [`NR`] elements stays in
 //! registers while it is summed (Goto's scheme, described in arXiv:1609.00076). A [`crate::KernelSet`] has the kernels and
 //! their sizes. It is chosen once for the processor.

@@ -7,7 +7,7 @@
 //! SEEDS: number of runs for each bug and kind of peers, 200 unless given.
 #![allow(clippy::print_stdout, reason = "the counts are this program's output")]
 
-use std::process::ExitCode;
+use std::num::ParseIntError;
 
 use dipaco_simulate::{Bug, Peers, chaos};
 
@@ -24,20 +24,13 @@ const BUGS: [Bug; 10] = [
     Bug::OldFence,
 ];
 
-fn main() -> ExitCode {
-    let seeds = match std::env::args().nth(1).map(|text| text.parse::<u64>()) {
-        None => 200,
-        Some(Ok(seeds)) => seeds,
-        Some(Err(error)) => {
-            println!("SEEDS is a number: {error}");
-            return ExitCode::from(2);
-        }
-    };
+fn main() -> Result<(), ParseIntError> {
+    let seeds = std::env::args().nth(1).map_or(Ok(200), |text| text.parse::<u64>())?;
     println!("{:20} honest  lying  (of {seeds} runs)", "planted bug");
     for bug in BUGS {
         let found = |peers| (0..seeds).filter(|&seed| chaos(seed, peers, Some(bug)).is_err()).count();
         let (honest, lying) = (found(Peers::Honest), found(Peers::SomeLie));
         println!("{:20} {honest:6} {lying:6}", format!("{bug:?}"));
     }
-    ExitCode::SUCCESS
+    Ok(())
 }

@@ -27,7 +27,6 @@ pub struct UnfinishedObject {
     file: Mutex<File>,
     /// The file, or the folder on whose disk it lies without a name.
     place: PathBuf,
-    has_name: bool,
 }
 
 /// A file on a disk can't be used.
@@ -72,8 +71,7 @@ impl RunStore {
                 (file, scratch.to_owned())
             }
         };
-        let (has_name, file) = (self.folder().is_some(), Mutex::new(file));
-        Ok(UnfinishedObject { store: self.clone(), reference, file, place, has_name })
+        Ok(UnfinishedObject { store: self.clone(), reference, file: Mutex::new(file), place })
     }
 }
 
@@ -96,7 +94,7 @@ impl UnfinishedObject {
         let mut file = self.file();
         let written = file.seek(SeekFrom::Start(offset)).and_then(|_| file.write_all(piece));
         written.map_err(DiskError::new("write", &self.place))?;
-        if let Some(folder) = self.store.folder().filter(|_| self.has_name) {
+        if let Some(folder) = self.store.folder() {
             folder.begin_sync(&file, offset, piece.len());
         }
         Ok(())
@@ -128,7 +126,7 @@ impl UnfinishedObject {
     /// As [`RunStore::put_referenced`]. Within them that of the disk.
     pub async fn publish(self: &Arc<Self>) -> Result<Result<(), DiskError>, StoreError> {
         let (store, reference) = (&self.store, &self.reference);
-        if self.has_name {
+        if store.folder().is_some() {
             return match self.on_blocking_thread(Self::link).await {
                 Ok(true) => Ok(Ok(())),
                 Ok(false) if store.has(reference).await? => Ok(Ok(())),
@@ -189,7 +187,7 @@ impl UnfinishedObject {
 
 impl Drop for UnfinishedObject {
     fn drop(&mut self) {
-        if let Some(folder) = self.store.folder().filter(|_| self.has_name) {
+        if let Some(folder) = self.store.folder() {
             folder.remove(&self.place);
         }
     }

@@ -1,6 +1,7 @@
-//! The end of a lease wakes the requests that it may answer, and no others.
+//! The end of a lease wakes the requests that it may answer, and no others. A result counts only if the ledger is whole.
 
 use std::future::ready;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dipaco_config::RunConfig;
 use dipaco_model::{ModuleWeights, parameters, path_specs};
@@ -13,7 +14,7 @@ use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 
 use super::*;
 use crate::coordinator::{CoordinatorOptions, RunningCoordinator, start_training};
-use crate::host::{Revocations, Role};
+use crate::host::{HostError, Revocations, Role};
 
 const WAIT: Duration = Duration::from_secs(20);
 /// The fingerprint of all devices.
@@ -83,8 +84,8 @@ fn granted(answer: Result<Answer, CoordinatorError>) -> GrantedLease {
     }
 }
 
-/// Completes a lease, whose results are said to be in the store.
-async fn complete(requests: &CoordinatorRequests, peer: &Peer, lease: &GrantedLease) {
+/// Says that the results of a lease are in the store.
+async fn record(requests: &CoordinatorRequests, peer: &Peer, lease: &GrantedLease) {
     let claim = peer.claim(lease.key());
     let sent = lease.sends.iter().map(|send| {
         (LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 }, send.step)
@@ -94,6 +95,12 @@ async fn complete(requests: &CoordinatorRequests, peer: &Peer, lease: &GrantedLe
         let recorded = requests.record_remote_result(&claim, item, to, digest, 1.0).await.unwrap();
         assert_eq!(recorded, Response::Done);
     }
+}
+
+/// Completes a lease, whose results are said to be in the store.
+async fn complete(requests: &CoordinatorRequests, peer: &Peer, lease: &GrantedLease) {
+    record(requests, peer, lease).await;
+    let claim = peer.claim(lease.key());
     let (completed, _) = requests.complete_lease(&claim, LeaseReport::default()).await.unwrap();
     assert_eq!(completed, Response::Done);
 }
@@ -146,4 +153,20 @@ async fn the_end_of_a_lease_that_frees_no_path_wakes_its_own_worker_alone() {
     let [own, other] = of_process;
     assert!(is_over(own.changed()).await);
     assert!(!is_over(other.changed()).await);
+}
+
+#[tokio::test]
+async fn a_ledger_that_a_panic_has_left_half_changed_is_not_written() {
+    let RunningCoordinator { requests, writer, .. } = two_paths(2).await;
+    let peer = worker("a");
+    let lease = granted(requests.lease(&peer, &[], WAIT).await);
+    record(&requests, &peer, &lease).await;
+    let written = || async { requests.intake.store.load::<RunManifest>().await.unwrap() };
+    let before = written().await;
+    let stopped = catch_unwind(AssertUnwindSafe(|| requests.change(|_| panic!("the bug of this test"))));
+    assert!(stopped.is_err());
+    let completed = requests.complete_lease(&peer.claim(lease.key()), LeaseReport::default()).await;
+    assert!(matches!(completed, Err(CoordinatorError::Stopped)));
+    assert!(matches!(writer.stop().await, Err(CoordinatorError::Host(HostError::Broken))));
+    assert_eq!(written().await, before);
 }
