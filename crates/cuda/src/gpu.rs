@@ -1,10 +1,15 @@
 //! Opening a GPU.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaContext, DriverError, result};
 
 use crate::CudaError;
+
+/// The GPUs that this process has opened, by their numbers. They stay open until it ends: cuBLASLt keeps what it has loaded onto
+/// a GPU, and a GPU that is closed and opened again has lost it.
+static OPENED: Mutex<BTreeMap<usize, Arc<CudaContext>>> = Mutex::new(BTreeMap::new());
 
 /// An open GPU.
 #[derive(Clone, Debug)]
@@ -31,7 +36,7 @@ pub(crate) fn driver(what: &'static str) -> impl FnOnce(DriverError) -> CudaErro
 }
 
 impl Gpu {
-    /// Opens the GPU with number `ordinal`, from 0.
+    /// Opens the GPU with number `ordinal`, from 0. It stays open until the process ends.
     ///
     /// # Errors
     /// The driver, NVRTC or cuBLASLt is not installed, the GPU does not exist, or the driver returns an error.
@@ -40,7 +45,13 @@ impl Gpu {
         if ordinal >= count {
             return Err(CudaError::NoDevice { ordinal, count });
         }
-        Ok(Self { context: CudaContext::new(ordinal).map_err(driver("opening the GPU"))? })
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = opened.get(&ordinal) {
+            return Ok(Self { context: context.clone() });
+        }
+        let context = CudaContext::new(ordinal).map_err(driver("opening the GPU"))?;
+        opened.insert(ordinal, context.clone());
+        Ok(Self { context })
     }
 
     /// The number of GPUs of this machine that the program may use.

@@ -23,6 +23,8 @@ pub struct InnerConfig {
     pub batch: usize,
     /// Sequences per forward and backward pass; 0 means the whole batch.
     pub micro_batch: usize,
+    /// T, tokens of the longest row. A GPU has memory for these.
+    pub sequence_tokens: usize,
     /// True if blocks keep only their input for the backward pass.
     pub activation_checkpointing: bool,
 }
@@ -40,6 +42,7 @@ impl InnerConfig {
             total_steps,
             batch: train.batch,
             micro_batch: train.micro_batch,
+            sequence_tokens: train.sequence_tokens,
             activation_checkpointing: train.activation_checkpointing,
         }
     }

@@ -1,6 +1,6 @@
 //! The device that a step computes on.
 
-use dipaco_path::{DeviceChoice, TrainDevice};
+pub use dipaco_path::{DeviceChoice, TrainDevice};
 
 use crate::error::PipelineError;
 

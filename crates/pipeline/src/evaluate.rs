@@ -10,6 +10,7 @@ use dipaco_eval::{
     Ranking, RerouteBy, RouteUnit, Stage, Tempered, TokenRouter, evaluate_dense, evaluate_mixture,
     evaluate_path, evaluate_routed, rank_dense, rank_routed,
 };
+use dipaco_path::TrainDevice;
 use dipaco_routing::{RecentRouter, ShardSet, TextRouter};
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
 use dipaco_topology::PathId;
@@ -19,6 +20,7 @@ use crate::path_source::PathsInTurn;
 use crate::prepared::{token_file, tokenizer};
 use crate::route::router;
 use crate::run_directory::RunDirectory;
+use crate::scored_path::ScoringDevice;
 use crate::transformer_router;
 use crate::weights::Weights;
 
@@ -58,20 +60,34 @@ pub enum Subject {
     Imported,
 }
 
+/// A run whose models are evaluated.
+#[derive(Clone, Copy)]
+pub struct EvaluatedRun<'a> {
+    /// The run's folder.
+    pub run: &'a RunDirectory,
+    /// Its configuration, with the vocabulary.
+    pub config: &'a RunConfig,
+    /// The weights.
+    pub weights: &'a Weights,
+    /// The device that scores the text. Routers choose on the CPU.
+    pub device: &'a TrainDevice,
+}
+
 /// Evaluates a model by the paper's protocol, and with `domains` for each domain too. With `evaluation.rank_candidates` it
-/// also ranks continuations. `config` has its vocabulary. Blocks on the store.
+/// also ranks continuations. Blocks on the store.
 ///
 /// # Errors
-/// When the run is not prepared, trained or routed, when a file can't be read, or when `cancel` was set.
+/// When the run is not prepared, trained or routed, when a file can't be read, when the device fails, or when `cancel` was
+/// set.
 pub fn evaluate(
-    run: &RunDirectory,
-    config: &RunConfig,
-    weights: &Weights,
+    evaluated: EvaluatedRun<'_>,
     subject: Subject,
     domains: Option<&Domains>,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Evaluation, PipelineError> {
+    let EvaluatedRun { run, config, weights, device } = evaluated;
+    let device = ScoringDevice::new(device, config);
     let bytes = token_bytes(run)?;
     let protocol = Protocol { config: &config.evaluation, token_bytes: Some(&bytes), domains };
     let mut task: Option<(Stage, Task)> = None;
@@ -94,20 +110,23 @@ pub fn evaluate(
     };
     let file = || token_file(run, &run.validation_tokens());
     let mut result = match subject {
-        Subject::Seed => evaluate_dense(&weights.seed()?, &*file()?, &protocol, &mut show)?,
+        Subject::Seed => evaluate_dense(&device.place(weights.seed()?)?, &*file()?, &protocol, &mut show)?,
         Subject::Imported => {
             let imported = weights.imported()?.ok_or(PipelineError::NotImported)?;
-            evaluate_dense(&imported, &*file()?, &protocol, &mut show)?
+            evaluate_dense(&device.place(imported)?, &*file()?, &protocol, &mut show)?
         }
-        Subject::Soup => evaluate_dense(&weights.soup()?, &*file()?, &protocol, &mut show)?,
-        Subject::Path(path) => evaluate_path(path, &weights.path(path)?, &*file()?, &protocol, &mut show)?,
+        Subject::Soup => evaluate_dense(&device.place(weights.soup()?)?, &*file()?, &protocol, &mut show)?,
+        Subject::Path(path) => {
+            let model = device.place(weights.path(path)?)?;
+            evaluate_path(path, &model, &*file()?, &protocol, &mut show)?
+        }
         Subject::Routed(unit) => {
             let windows = match unit {
                 RouteUnit::Document => None,
                 RouteUnit::Window => Some(text_router(run, weights)?),
             };
             let choice = windows.as_ref().map_or(Choice::Document, |router| Choice::Window(router));
-            let mut paths = PathsInTurn::new(weights);
+            let mut paths = PathsInTurn::new(weights, device);
             evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
         }
         Subject::Rerouted { tokens, by } => {
@@ -116,20 +135,20 @@ pub fn evaluate(
                 RerouteBy::Features => Box::new(RecentRouter::new(Arc::new(text_router(run, weights)?))),
             };
             let choice = Choice::Chunks(ChunkRouting { router: &*router, tokens });
-            let mut paths = PathsInTurn::new(weights);
+            let mut paths = PathsInTurn::new(weights, device);
             evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
         }
         Subject::Ensemble { paths, temperature } => {
             let router = text_router(run, weights)?;
             let router = Tempered { router: &router, temperature };
-            mixture(run, weights, Mixture::Ensemble { router: &router, paths }, &protocol, &mut show)?
+            mixture(evaluated, Mixture::Ensemble { router: &router, paths }, &protocol, &mut show)?
         }
-        Subject::Oracle => mixture(run, weights, Mixture::Oracle, &protocol, &mut show)?,
+        Subject::Oracle => mixture(evaluated, Mixture::Oracle, &protocol, &mut show)?,
         Subject::RandomPath => {
-            mixture(run, weights, Mixture::Random { seed: config.run.seed }, &protocol, &mut show)?
+            mixture(evaluated, Mixture::Random { seed: config.run.seed }, &protocol, &mut show)?
         }
     };
-    result.ranking = rank(run, weights, subject, &protocol, &mut show)?;
+    result.ranking = rank(evaluated, subject, &protocol, &mut show)?;
     if let Some((_, task)) = task {
         task.finish();
     }
@@ -139,12 +158,13 @@ pub fn evaluate(
 /// Ranks continuations if `evaluation.rank_candidates` asks for it. Returns `None` for a model that has no path for a
 /// prompt: it chooses paths within a text or after reading it, or mixes them.
 fn rank(
-    run: &RunDirectory,
-    weights: &Weights,
+    evaluated: EvaluatedRun<'_>,
     subject: Subject,
     protocol: &Protocol<'_>,
     progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Option<Ranking>, PipelineError> {
+    let EvaluatedRun { run, config, weights, device } = evaluated;
+    let device = ScoringDevice::new(device, config);
     let candidates = protocol.config.rank_candidates;
     if candidates == 0 {
         return Ok(None);
@@ -155,7 +175,7 @@ fn rank(
         Subject::Soup => weights.soup()?,
         Subject::Path(path) => weights.path(path)?,
         Subject::Routed(_) => {
-            let mut paths = PathsInTurn::new(weights);
+            let mut paths = PathsInTurn::new(weights, device);
             return Ok(Some(rank_routed(
                 &shards(run, weights)?,
                 &mut paths,
@@ -169,17 +189,18 @@ fn rank(
         }
     };
     let file = token_file(run, &run.validation_tokens())?;
-    Ok(Some(rank_dense(&model, &file, candidates, protocol, progress)?))
+    Ok(Some(rank_dense(&device.place(model)?, &file, candidates, protocol, progress)?))
 }
 
 fn mixture(
-    run: &RunDirectory,
-    weights: &Weights,
+    evaluated: EvaluatedRun<'_>,
     mixture: Mixture<'_>,
     protocol: &Protocol<'_>,
     progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, PipelineError> {
-    let mut paths = PathsInTurn::new(weights);
+    let EvaluatedRun { run, config, weights, device } = evaluated;
+    let device = ScoringDevice::new(device, config);
+    let mut paths = PathsInTurn::new(weights, device);
     Ok(evaluate_mixture(&shards(run, weights)?, &mut paths, mixture, protocol, progress)?)
 }
 

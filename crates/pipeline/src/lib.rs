@@ -29,6 +29,7 @@ mod router_settings;
 mod run;
 mod run_directory;
 mod run_lock;
+mod scored_path;
 mod serve_memory;
 mod served_format;
 mod served_modules;

@@ -9,21 +9,23 @@ use dipaco_routing::BoxError;
 use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
+use crate::scored_path::{ScoredPath, ScoringDevice};
 use crate::weights::{ModuleVersion, PathModule, Weights};
 
 /// Loads paths in an order that is known in advance. A module is read once, and forgotten after the last path that uses
 /// it. Memory holds the modules of the paths in use and the modules that later paths share with earlier paths.
 pub(crate) struct PathsInTurn<'a> {
     weights: &'a Weights,
+    device: ScoringDevice<'a>,
     /// Number of later paths that use a module.
     uses: BTreeMap<ModuleVersion, u32>,
     kept: BTreeMap<ModuleVersion, Arc<Module>>,
 }
 
 impl<'a> PathsInTurn<'a> {
-    /// The paths of `weights`.
-    pub(crate) fn new(weights: &'a Weights) -> Self {
-        Self { weights, uses: BTreeMap::new(), kept: BTreeMap::new() }
+    /// The paths of `weights`, on a device.
+    pub(crate) fn new(weights: &'a Weights, device: ScoringDevice<'a>) -> Self {
+        Self { weights, device, uses: BTreeMap::new(), kept: BTreeMap::new() }
     }
 
     fn next(&mut self, path: PathId) -> Result<Path, PipelineError> {
@@ -47,7 +49,7 @@ impl<'a> PathsInTurn<'a> {
 }
 
 impl PathSource for PathsInTurn<'_> {
-    type Model = Path;
+    type Model = ScoredPath;
 
     fn context(&self) -> usize {
         self.weights.model().context
@@ -60,7 +62,7 @@ impl PathSource for PathsInTurn<'_> {
         }
     }
 
-    fn load(&mut self, path: PathId) -> Result<Path, BoxError> {
-        Ok(self.next(path)?)
+    fn load(&mut self, path: PathId) -> Result<ScoredPath, BoxError> {
+        Ok(self.device.place(self.next(path)?)?)
     }
 }

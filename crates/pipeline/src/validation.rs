@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use dipaco_config::RunConfig;
 use dipaco_eval::Evaluation;
+use dipaco_path::TrainDevice;
 use dipaco_store::{PathRecord, RunManifest, TrainingRecord};
 use dipaco_telemetry::{Event, Events, Progress};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::error::PipelineError;
-use crate::evaluate::{Subject, evaluate};
+use crate::evaluate::{EvaluatedRun, Subject, evaluate};
 use crate::phases::StopWhenDropped;
 use crate::run_directory::RunDirectory;
 use crate::store::manifest;
@@ -80,7 +81,10 @@ async fn measure(
         let threads = threads.map_err(|source| PipelineError::Threads { threads: 1, source })?;
         let hidden = Progress::hidden();
         let routed = Subject::Routed(config.evaluation.route);
-        threads.install(|| evaluate(&run, &config, &weights, routed, None, &hidden, &cancel))
+        // Workers may have the GPUs.
+        let device = TrainDevice::Cpu;
+        let evaluated = EvaluatedRun { run: &run, config: &config, weights: &weights, device: &device };
+        threads.install(|| evaluate(evaluated, routed, None, &hidden, &cancel))
     };
     tokio::task::spawn_blocking(work).await.map_err(|source| PipelineError::Task { source })?
 }

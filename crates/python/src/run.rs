@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use dipaco_infer::{GenerateRequest, SamplingParams};
 use dipaco_model::WeightFormat;
-use dipaco_pipeline::evaluate::{Subject, evaluate};
+use dipaco_pipeline::device::TrainDevice;
+use dipaco_pipeline::evaluate::{EvaluatedRun, Subject, evaluate};
 use dipaco_pipeline::export::{CHECKPOINT_FILE, Exported};
 use dipaco_pipeline::{PipelineError, Version, phases, prepared};
 use dipaco_routing::ShardSet;
@@ -169,7 +170,13 @@ impl Run {
         let text = unlocked(py, |stop| {
             let (run, weights) = (&session.run, session.weights()?);
             let hidden = Progress::hidden();
-            let mut found = evaluate(&run.directory, &run.config, &weights, subject, None, &hidden, stop)?;
+            let evaluated = EvaluatedRun {
+                run: &run.directory,
+                config: &run.config,
+                weights: &weights,
+                device: &TrainDevice::Cpu,
+            };
+            let mut found = evaluate(evaluated, subject, None, &hidden, stop)?;
             // A result for people, not a list of thousands of documents.
             found.document_losses.clear();
             Ok(serde_json::to_string(&found)?)

@@ -261,6 +261,7 @@ fn the_held_out_loss_does_not_count_the_prefix() {
             total_steps: 1,
             batch: 4,
             micro_batch: 0,
+            sequence_tokens: plan.train.sequence_tokens,
             activation_checkpointing: false,
         };
         let (topology, state) =

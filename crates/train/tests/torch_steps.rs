@@ -99,6 +99,7 @@ impl Reference {
             total_steps: STEPS as u64,
             batch: BATCH,
             micro_batch: 0,
+            sequence_tokens: self.model.context,
             activation_checkpointing: false,
         }
     }

@@ -8,12 +8,13 @@ use dipaco_telemetry::{Event, Events, Progress};
 use dipaco_topology::PathId;
 use serde::Serialize;
 
+use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
 use dipaco_pipeline::RunDirectory;
-use dipaco_pipeline::evaluate::{ENSEMBLE_TEMPERATURE, Subject, evaluate};
+use dipaco_pipeline::evaluate::{ENSEMBLE_TEMPERATURE, EvaluatedRun, Subject, evaluate};
 use dipaco_pipeline::{Version, Weights};
 use dipaco_pipeline::{labels, vocabulary};
 
@@ -92,6 +93,8 @@ pub(crate) struct EvaluateOptions {
     /// Text of the validation documents, for --labels; may be repeated. The default is the text that `prepare` read.
     #[arg(long, value_name = "PATH", requires = "labels")]
     labelled_text: Vec<PathBuf>,
+    #[command(flatten)]
+    device: DeviceOptions,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
@@ -142,7 +145,7 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
         let (options, progress, own) = (options.clone(), progress.clone(), run.clone());
         runtime::blocking(move || {
             let mut comparison = Comparison::default();
-            let flag = interrupt.flag();
+            let (flag, device) = (interrupt.flag(), options.device.open()?);
             let domains = match &options.labels {
                 Some(labels) => {
                     Some(labels::domains(&own, labels, &options.labelled_text, &progress, &flag)?)
@@ -152,11 +155,13 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
             let domains = domains.as_ref();
             if let Some((run, config, weights)) = &dense {
                 let only = Subject::Path(PathId(0));
-                let found = evaluate(run, config, weights, only, domains, &progress, &flag)?;
+                let evaluated = EvaluatedRun { run, config, weights, device: &device };
+                let found = evaluate(evaluated, only, domains, &progress, &flag)?;
                 comparison.push("dense", found);
             }
+            let evaluated = EvaluatedRun { run: &own, config: &config, weights: &weights, device: &device };
             for (name, subject) in options.subjects(&config.evaluation, weights.has_imported()) {
-                let found = evaluate(&own, &config, &weights, subject, domains, &progress, &flag)?;
+                let found = evaluate(evaluated, subject, domains, &progress, &flag)?;
                 comparison.push(name, found);
             }
             Ok(comparison)

@@ -19,7 +19,7 @@ use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::{commands, output, runtime};
-use dipaco_pipeline::evaluate::{Subject, evaluate};
+use dipaco_pipeline::evaluate::{EvaluatedRun, Subject, evaluate};
 use dipaco_pipeline::import::PretrainedModel;
 use dipaco_pipeline::train::{TrainOptions, train};
 use dipaco_pipeline::{RunDirectory, save_config};
@@ -291,32 +291,26 @@ impl Quickstart<'_> {
         self.say("evaluating: perplexity on validation text, the first 32 tokens read and not counted")?;
         let Dense { run: dense_run, config: dense_config } = dense.clone();
         let (run, config, progress) = (self.run.clone(), self.config.clone(), self.progress.clone());
-        let flag = self.interrupt.flag();
+        let (flag, device) = (self.interrupt.flag(), self.device);
         let comparison = runtime::run(async {
             let dense_weights = Weights::open(&dense_run, &dense_config, Version::Current).await?;
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
                 let mut comparison = Comparison::default();
+                let device = &device.open()?;
+                let evaluated = EvaluatedRun { run: &run, config: &config, weights: &weights, device };
                 if weights.has_imported() {
                     for (name, subject) in [("imported", Subject::Imported), ("seed", Subject::Seed)] {
-                        let found = evaluate(&run, &config, &weights, subject, None, &progress, &flag)?;
+                        let found = evaluate(evaluated, subject, None, &progress, &flag)?;
                         comparison.push(name, found);
                     }
                 }
                 let only = Subject::Path(PathId(0));
-                let dense =
-                    evaluate(&dense_run, &dense_config, &dense_weights, only, None, &progress, &flag)?;
-                comparison.push("dense", dense);
-                let routed = evaluate(
-                    &run,
-                    &config,
-                    &weights,
-                    Subject::Routed(config.evaluation.route),
-                    None,
-                    &progress,
-                    &flag,
-                )?;
-                comparison.push("routed", routed);
+                let (run, config, weights) = (&dense_run, &dense_config, &dense_weights);
+                let dense = EvaluatedRun { run, config, weights, device };
+                comparison.push("dense", evaluate(dense, only, None, &progress, &flag)?);
+                let routed = Subject::Routed(evaluated.config.evaluation.route);
+                comparison.push("routed", evaluate(evaluated, routed, None, &progress, &flag)?);
                 Ok(comparison)
             })
             .await

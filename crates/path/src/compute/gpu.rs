@@ -10,6 +10,7 @@ use dipaco_topology::Topology;
 use super::Compute;
 use crate::PathError;
 use crate::inner_step::{InnerConfig, StepReport};
+use crate::layout::FragmentLayout;
 use crate::state::PathState;
 
 /// A path on the GPU, with the shape and the topology that cut its weights into modules.
@@ -20,6 +21,8 @@ pub(crate) struct GpuPath {
     specs: Arc<[TensorSpec]>,
     /// True if a step was taken since the moments were last copied from the GPU.
     stepped: bool,
+    /// The weights of the modules, if they were read since the last step.
+    read: Option<Vec<ModuleWeights>>,
 }
 
 impl GpuPath {
@@ -52,9 +55,27 @@ impl GpuPath {
             second: &state.second,
             step: state.step.saturating_sub(config.rested),
         };
-        let path = CudaPath::new(gpu, model.clone(), options, &upload)?;
+        // Memory is for rows of the context, so the context is that of the longest row. No number of a shorter row
+        // depends on it.
+        let mut shape = model.clone();
+        shape.context = config.sequence_tokens.clamp(1, model.context);
+        let path = CudaPath::new(gpu, shape, options, &upload)?;
         let (model, topology) = (model.clone(), topology.clone());
-        Ok(Self { path, model, topology, specs: whole.specs, stepped: false })
+        Ok(Self { path, model, topology, specs: whole.specs, stepped: false, read: None })
+    }
+}
+
+impl GpuPath {
+    /// The weights of the modules. They are copied from the GPU once after a step.
+    fn modules(&mut self) -> Result<&[ModuleWeights], PathError> {
+        let modules = match self.read.take() {
+            Some(modules) => modules,
+            None => {
+                let whole = ModuleWeights::new(self.specs.clone(), self.path.weights()?)?;
+                split(&self.model, &self.topology, &whole)?
+            }
+        };
+        Ok(self.read.insert(modules))
     }
 }
 
@@ -66,7 +87,7 @@ impl Compute for GpuPath {
         learning_rate: f64,
         _state: &mut PathState,
     ) -> Result<StepReport, PathError> {
-        self.stepped = true;
+        (self.stepped, self.read) = (true, None);
         let done = self.path.step(batch, &config.adamw, learning_rate)?;
         Ok(StepReport {
             loss: done.loss.mean,
@@ -81,8 +102,11 @@ impl Compute for GpuPath {
     }
 
     fn weights(&mut self) -> Result<Vec<ModuleWeights>, PathError> {
-        let whole = ModuleWeights::new(self.specs.clone(), self.path.weights()?)?;
-        Ok(split(&self.model, &self.topology, &whole)?)
+        Ok(self.modules()?.to_vec())
+    }
+
+    fn fragment(&mut self, level: usize, layout: &FragmentLayout) -> Result<Option<Vec<f32>>, PathError> {
+        Ok(self.modules()?.get(level).map(|module| layout.gather(&module.values)))
     }
 
     fn refresh(&mut self, state: &mut PathState) -> Result<(), PathError> {

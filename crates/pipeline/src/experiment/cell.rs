@@ -15,7 +15,7 @@ use super::facts::facts;
 use super::folder::{ExperimentFolder, PreparedText};
 use super::record::Record;
 use crate::error::PipelineError;
-use crate::evaluate::{ENSEMBLE_TEMPERATURE, Subject, evaluate};
+use crate::evaluate::{ENSEMBLE_TEMPERATURE, EvaluatedRun, Subject, evaluate};
 use crate::import::import;
 use crate::run::save_config;
 use crate::run_directory::RunDirectory;
@@ -227,7 +227,9 @@ fn measure(
         (EvaluatedModel::Imported, _) => Subject::Imported,
     };
     let version = if evaluation.early_stopping { Version::Best } else { Version::Current };
-    evaluate(run, config, &open(version)?, subject, domains, progress, flag)
+    let (weights, device) = (open(version)?, device::open(folder.options.device)?);
+    let evaluated = EvaluatedRun { run, config, weights: &weights, device: &device };
+    evaluate(evaluated, subject, domains, progress, flag)
 }
 
 /// The result on a domain; `None` for a domain without a counted token.

@@ -133,6 +133,7 @@ fn trainer(
         total_steps: config.steps,
         batch: config.batch,
         micro_batch: 0,
+        sequence_tokens: shape.context,
         activation_checkpointing: false,
     };
     let weights = first_weights(model, shape, seed)?;

@@ -77,6 +77,7 @@ impl Pretraining {
             total_steps: seed.steps,
             batch: seed.batch,
             micro_batch: seed.micro_batch,
+            sequence_tokens: seed.sequence_tokens,
             activation_checkpointing: seed.activation_checkpointing,
         };
         let topology = Topology::new(&TopologyConfig::dense(config.model.blocks), config.model.blocks)?;
