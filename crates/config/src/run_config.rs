@@ -303,7 +303,7 @@ impl Default for TrainConfig {
             numerics: Numerics::default(),
             standstill_seconds: 1800,
             quarantine_after: 2,
-            state_every: 4,
+            state_every: 5,
             state_dtype: Dtype::default(),
             held_paths: 16,
             checkpoints: 2,

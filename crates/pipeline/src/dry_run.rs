@@ -296,9 +296,9 @@ mod tests {
         let path = 2 * v * d + d + 4 * block;
         assert_eq!(plan.parameters, Parameters { path, trained: path, all_modules: 2 * path });
         assert_eq!(plan.paths_per_worker, 2);
-        // The worker keeps both states, and sends each with each fourth lease.
+        // The worker keeps both states, and sends each with each fifth lease.
         assert_eq!(plan.kept_states, 8 * path);
-        let from_worker = 2 * (4 * path + 24 + 8 * path / 4);
+        let from_worker = 2 * (4 * path + 24 + 8 * path / 5);
         assert_eq!(plan.wire, Wire { to_worker: 2 * 4 * path, from_worker });
         // Without room for them, modules and state go to the worker with each lease, gradients and state from it.
         let mut full = config();
@@ -319,8 +319,8 @@ mod tests {
         assert_eq!(plan.levels.iter().map(|level| level.trains).collect::<Vec<_>>(), [false, true]);
         let trained = plan.levels[1].parameters;
         assert_eq!((plan.parameters.path, plan.parameters.trained), (whole.parameters.path, trained));
-        // The state, 8 bytes a parameter, travels with each fourth lease.
-        let from_worker = 4 * trained + 24 + 8 * trained / 4;
+        // The state, 8 bytes a parameter, travels with each fifth lease.
+        let from_worker = 4 * trained + 24 + 8 * trained / 5;
         assert_eq!(plan.wire, Wire { to_worker: 4 * trained, from_worker });
         let saved = 4 * (whole.parameters.path - trained);
         // The base of the outer gradient, and in the step the gradients, two moments and kept activations.
@@ -337,8 +337,9 @@ mod tests {
         let (d, f) = (256, 704);
         let matrices = 4 * (4 * d * d + 3 * f * d);
         assert_eq!(adamw.memory.step.moments - plan.memory.step.moments, 4 * matrices);
-        // The state travels with each fourth lease.
-        assert_eq!(adamw.wire.from_worker - plan.wire.from_worker, 4 * matrices / 4);
+        // The state travels with each fifth lease.
+        let path = plan.parameters.path;
+        assert_eq!(adamw.wire.from_worker - plan.wire.from_worker, 8 * path / 5 - (8 * path - 4 * matrices) / 5);
         assert_eq!(plan.memory.step.workspace - adamw.memory.step.workspace, 4 * 2 * (f * d + d * d));
     }
 
@@ -349,8 +350,9 @@ mod tests {
         let f32 = DryRun::new(&config(), String::new(), 2, 1, None).unwrap();
         let plan = DryRun::new(&bf16, String::new(), 2, 1, None).unwrap();
         assert_eq!(plan.kept_states, f32.kept_states / 2);
-        // Each of the two states travels with each fourth lease: 4 bytes less for each parameter.
-        assert_eq!(f32.wire.from_worker - plan.wire.from_worker, 2 * 4 * plan.parameters.path / 4);
+        // Each of the two states travels with each fifth lease: 4 bytes less for each parameter.
+        let path = plan.parameters.path;
+        assert_eq!(f32.wire.from_worker - plan.wire.from_worker, 2 * (8 * path / 5 - 4 * path / 5));
         assert_eq!(plan.memory, f32.memory);
     }
 
@@ -358,8 +360,8 @@ mod tests {
     fn a_worker_for_each_path_keeps_its_state() {
         let plan = DryRun::new(&config(), String::new(), 4, 1, None).unwrap();
         let path = plan.parameters.path;
-        // The state travels with each fourth lease.
-        let from_worker = 4 * path + 24 + 8 * path / 4;
+        // The state travels with each fifth lease.
+        let from_worker = 4 * path + 24 + 8 * path / 5;
         assert_eq!(plan.wire, Wire { to_worker: 4 * path, from_worker });
         let idle = DryRun::new(&config(), String::new(), 40, 1, None).unwrap();
         assert_eq!(idle.memory.all_workers, plan.memory.all_workers, "idle workers hold no path");
