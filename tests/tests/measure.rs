@@ -45,6 +45,10 @@ fn the_step_of_a_configuration_is_measured() {
     {
         let _ = text.clone().says(says);
     }
+
+    let other = dipaco(&format!("{words} --batch 2 --json")).succeeded().json();
+    let tokens = number(&other["tokens_per_s"]) * number(&other["ms_per_step"]) / 1e3;
+    assert!(other["batch"] == 2 && (tokens / 128.0 - 1.0).abs() < 1e-9, "2 x 64 tokens a step: {other}");
 }
 
 #[test]
@@ -57,6 +61,8 @@ fn a_step_that_can_not_be_measured_is_a_usage_error() {
         ("--size x", &["--size", "s, m, l"]),
         ("--dtype f16", &["--dtype", "f32, bf16"]),
         ("--micro-batch 3", &["does not divide the batch of 8", "or 0"]),
+        ("--batch 5 --micro-batch 2", &["does not divide the batch of 5", "or 0"]),
+        ("--batch 0", &["0 is not in 1.."]),
         (&format!("--size m --config {config}"), &["--size", "--config", "cannot be used with"]),
         ("--config nowhere.toml", &["nowhere.toml"]),
     ] {

@@ -9,7 +9,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use dipaco_cuda::{CudaOptions, CudaPath, Gpu, KernelTime, PathUpload};
+use dipaco_cuda::{CudaOptions, CudaPath, Gpu, KernelTime, PathUpload, Trained};
 use dipaco_model::{Dtype, ModelConfig, TokenBatch, TokenRows, parameters, path_specs};
 use dipaco_optim::AdamWConfig;
 
@@ -45,7 +45,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         (0..count).map(|_| (random.next() as f32 / 2f32.powi(30) - 1.0) * 0.035).collect();
     let moments = vec![0f32; weights.len()];
     let begin = Instant::now();
-    let upload = PathUpload { weights: &weights, first: &moments, second: &moments, step: 0 };
+    let trained = Trained::all(&config);
+    let upload =
+        PathUpload { weights: &weights, trained: &trained, first: &moments, second: &moments, step: 0 };
     let mut path = CudaPath::new(&gpu, config.clone(), options, &upload)?;
     let setup = begin.elapsed().as_secs_f64();
     let mut batch_of = || {

@@ -5,6 +5,7 @@ use dipaco_model::{Dtype, ModelConfig, parameters, path_specs};
 use crate::device::Address;
 use crate::kernels::SQUARES_CHUNK;
 use crate::layout::{DecayRun, decay_runs};
+use crate::trained::Trained;
 
 /// Parameters that one block of the AdamW kernel updates.
 const SEGMENT: usize = 16_384;
@@ -24,13 +25,13 @@ pub(crate) struct Segment {
     pub(crate) decays: u32,
 }
 
-/// Returns the segments of all parameters.
-pub(crate) fn segments(config: &ModelConfig) -> Vec<Segment> {
+/// Returns the segments of all parameters that train.
+pub(crate) fn segments(config: &ModelConfig, trained: &Trained) -> Vec<Segment> {
     let cut = |DecayRun { first, length, decays }| {
-        (0..length).step_by(SEGMENT).map(move |at| Segment {
-            first: (first + at) as u64,
-            length: SEGMENT.min(length - at) as u32,
-            decays: u32::from(decays),
+        trained.within(first..first + length).flat_map(move |run| {
+            let length = move |at| SEGMENT.min(run.end - at) as u32;
+            let decays = u32::from(decays);
+            run.step_by(SEGMENT).map(move |at| Segment { first: at as u64, length: length(at), decays })
         })
     };
     decay_runs(config).into_iter().flat_map(cut).collect()
@@ -68,9 +69,8 @@ pub(crate) struct Arena {
     /// Tables of the rotary embedding (T, Dh / 2), f32.
     pub(crate) cosines: Address,
     pub(crate) sines: Address,
-    /// All [`Segment`]s of the parameters.
+    /// [`Segment`]s, with room for those of all parameters.
     pub(crate) segments: Address,
-    pub(crate) segment_count: usize,
     /// [`REPORT`] numbers, f64.
     pub(crate) report: Address,
     /// Partial sums of squares, f64.
@@ -141,7 +141,7 @@ impl Arena {
         let (d, a, f) = (config.hidden_size, config.attention_size(), config.ffn_size);
         let qkv = a + 2 * config.key_value_size();
         let head_rows = HEAD_ROWS.min(rows);
-        let segment_count = of_training(segments(config).len());
+        let segment_count = of_training(segments(config, &Trained::all(config)).len());
         let weights = take(parameters, 4);
         let slots = if purpose == (Purpose::Training { checkpointing: false }) { config.blocks } else { 1 };
         let first = take(of_training(parameters), 4);
@@ -182,7 +182,6 @@ impl Arena {
             cosines,
             sines,
             segments,
-            segment_count,
             report,
             squares,
             batch,

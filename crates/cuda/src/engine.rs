@@ -8,6 +8,7 @@ use crate::batch::{BatchOffsets, PackedBatch, check_batch, check_tokens};
 use crate::device::{Address, Argument, Grid, KernelDevice, Launch};
 use crate::layout::Layout;
 use crate::operands::{Destination, Projection, Step};
+use crate::trained::Trained;
 use crate::{CudaError, CudaOptions, CudaStep, PathUpload};
 
 /// A path on a device.
@@ -19,6 +20,10 @@ pub(crate) struct Engine<D> {
     pub(crate) micro_batch: usize,
     pub(crate) purpose: Purpose,
     pub(crate) arena: Arena,
+    /// What trains.
+    pub(crate) trained: Trained,
+    /// Number of its segments.
+    pub(crate) segments: usize,
     batch: PackedBatch,
     steps: u64,
 }
@@ -64,11 +69,22 @@ impl<D: KernelDevice> Engine<D> {
         let purpose = Purpose::Training { checkpointing: options.checkpointing };
         let mut engine = Self::with_weights(device, config, options.micro_batch, purpose, path.weights)?;
         engine.steps = path.step;
-        engine.check_length("first", path.first)?;
-        engine.check_length("second", path.second)?;
-        engine.device.upload(engine.arena.first, bytemuck::cast_slice(path.first))?;
-        engine.device.upload(engine.arena.second, bytemuck::cast_slice(path.second))?;
-        engine.device.upload(engine.arena.segments, bytemuck::cast_slice(&segments(&engine.config)))?;
+        engine.trained = path.trained.clone();
+        let (first, second) = (engine.arena.first, engine.arena.second);
+        for (what, place, values) in [("first", first, path.first), ("second", second, path.second)] {
+            check_length(what, values, engine.trained.parameters())?;
+            let mut rest = values;
+            for run in engine.trained.runs() {
+                let (values, later) = rest.split_at(run.len());
+                engine.device.upload(place.plus(4 * run.start), bytemuck::cast_slice(values))?;
+                rest = later;
+            }
+        }
+        let segments = segments(&engine.config, &engine.trained);
+        engine.segments = segments.len();
+        engine.device.upload(engine.arena.segments, bytemuck::cast_slice(&segments))?;
+        // Nothing writes the gradient of a frozen tensor, and the norm reads all.
+        engine.device.zero(engine.arena.gradient, 4 * engine.layout.parameters)?;
         Ok(engine)
     }
 
@@ -83,20 +99,22 @@ impl<D: KernelDevice> Engine<D> {
         let arena = Arena::new(&config, micro_batch, purpose, device.arena());
         let layout = Layout::new(&config);
         let batch = PackedBatch::new(config.vocab_size, micro_batch * config.context);
-        let mut engine = Self { device, config, layout, micro_batch, purpose, arena, batch, steps: 0 };
-        engine.check_length("weights", weights)?;
+        let trained = Trained::all(&config);
+        let mut engine = Self {
+            device,
+            config,
+            layout,
+            micro_batch,
+            purpose,
+            arena,
+            trained,
+            segments: 0,
+            batch,
+            steps: 0,
+        };
+        check_length("weights", weights, engine.layout.parameters)?;
         engine.upload(weights)?;
         Ok(engine)
-    }
-
-    /// Checks that there is a number for each parameter.
-    fn check_length(&self, what: &'static str, values: &[f32]) -> Result<(), CudaError> {
-        let expected = self.layout.parameters;
-        if values.len() == expected {
-            return Ok(());
-        }
-        let problem = format!("{} numbers were given for {expected} parameters", values.len());
-        Err(CudaError::Argument { what, problem })
     }
 
     /// Uploads the weights and the tables of the rotary embedding.
@@ -224,6 +242,23 @@ impl<D: KernelDevice> Engine<D> {
         Ok(values)
     }
 
+    /// Copies the numbers of what trains from the device to memory that is there.
+    pub(crate) fn read_trained(
+        &mut self,
+        what: &'static str,
+        place: Address,
+        values: &mut [f32],
+    ) -> Result<(), CudaError> {
+        check_length(what, values, self.trained.parameters())?;
+        let mut rest = values;
+        for run in self.trained.runs() {
+            let (values, later) = rest.split_at_mut(run.len());
+            self.device.download(place.plus(4 * run.start), bytemuck::cast_slice_mut(values))?;
+            rest = later;
+        }
+        Ok(())
+    }
+
     fn send(&mut self, tokens: &TokenRows, targets: &[u32]) -> Result<(), CudaError> {
         let packed = self.batch.pack(tokens, targets);
         self.device.upload(self.arena.batch, bytemuck::cast_slice(packed))
@@ -257,7 +292,9 @@ impl<D: KernelDevice> Engine<D> {
             self.run("cross_entropy", Grid::line(chunk), 512, &arguments)?;
             if let HeadGradients::Wanted { accumulate, .. } = gradients {
                 self.project_back(projection, logits_slope, normed_slope.plus(first * d * element))?;
-                self.weight_gradient(projection, logits_slope, x, accumulate || first > 0)?;
+                if self.trained.head {
+                    self.weight_gradient(projection, logits_slope, x, accumulate || first > 0)?;
+                }
             }
         }
         Ok(())
@@ -287,6 +324,15 @@ impl<D: KernelDevice> Engine<D> {
     pub(crate) fn last_stream(&self) -> Address {
         self.arena.streams[self.config.blocks]
     }
+}
+
+/// Checks that there is a number for each parameter.
+fn check_length(what: &'static str, values: &[f32], expected: usize) -> Result<(), CudaError> {
+    if values.len() == expected {
+        return Ok(());
+    }
+    let problem = format!("{} numbers were given for {expected} parameters", values.len());
+    Err(CudaError::Argument { what, problem })
 }
 
 /// Rounds to the nearest bf16, ties to even.

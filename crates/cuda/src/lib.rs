@@ -29,9 +29,11 @@ mod projection;
 mod reader;
 #[cfg(test)]
 mod tests;
+mod trained;
 mod update;
 
 pub use error::CudaError;
 pub use gpu::{Gpu, GpuInfo};
 pub use path::{CudaOptions, CudaPath, CudaStep, KernelTime, PathUpload};
 pub use reader::CudaReader;
+pub use trained::Trained;

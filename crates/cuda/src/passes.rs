@@ -39,6 +39,15 @@ struct Norm {
     rows: Rows,
 }
 
+/// The gradients of weights.
+#[derive(Clone, Copy, Debug)]
+struct Gradients {
+    /// False for frozen weights: only the gradient of the input is computed.
+    wanted: bool,
+    /// True to add to the gradients of the previous micro-batches instead of replacing them.
+    accumulate: bool,
+}
+
 impl<D: KernelDevice> Engine<D> {
     /// Computes the residual stream after the first `blocks` blocks from the uploaded tokens.
     pub(crate) fn stream_after(&mut self, blocks: usize, rows: Rows) -> Result<(), CudaError> {
@@ -102,18 +111,23 @@ impl<D: KernelDevice> Engine<D> {
         self.project(down, activated, residual(y, saved.middle))
     }
 
-    /// Computes the gradients of all parameters except the output projection from the gradient of the final norm's
-    /// output. With `accumulate` they are added to the gradients of the previous micro-batches.
+    /// Computes the gradients of all parameters that train, except the output projection, from the gradient of the final
+    /// norm's output. With `accumulate` they are added to the gradients of the previous micro-batches.
     pub(crate) fn backward(&mut self, rows: Rows, accumulate: bool) -> Result<(), CudaError> {
         let norm = Norm { x: self.last_stream(), weight: self.layout.final_norm, rows };
-        self.norm_backward(norm, false, accumulate)?;
-        for i in (0..self.config.blocks).rev() {
+        let gradients = Gradients { wanted: self.trained.final_norm, accumulate };
+        self.norm_backward(norm, false, gradients)?;
+        for i in self.trained.reached().rev() {
             // All blocks share one set of activations then, which still holds the last block's.
             let recompute = self.purpose == Purpose::Training { checkpointing: true };
             if recompute && i + 1 < self.config.blocks {
                 self.block_forward(i, rows)?;
             }
-            self.block_backward(i, rows, accumulate)?;
+            let wanted = self.trained.blocks[i];
+            self.block_backward(i, rows, Gradients { wanted, accumulate })?;
+        }
+        if !self.trained.embedding {
+            return Ok(());
         }
         if !accumulate && !self.config.tie_embeddings {
             // The kernel below adds to the rows of tokens that occur and leaves all others as they are. With tied
@@ -133,7 +147,7 @@ impl<D: KernelDevice> Engine<D> {
         self.run("embedding_backward", Grid::line(rows.count()), 128, &arguments)
     }
 
-    fn block_backward(&mut self, i: usize, rows: Rows, accumulate: bool) -> Result<(), CudaError> {
+    fn block_backward(&mut self, i: usize, rows: Rows, gradients: Gradients) -> Result<(), CudaError> {
         let (start, at) = (self.layout.block_start(i), self.layout.block);
         let BlockProjections { qkv, output, gate_up, down } = self.projections(i, rows);
         let (saved, activated, normed_slope) =
@@ -144,21 +158,32 @@ impl<D: KernelDevice> Engine<D> {
         // gradient of the down projection needs.
         let arguments = [saved.gate_up.into(), activated.into()];
         self.run("swiglu_backward", Grid::line(rows.count()), 256, &arguments)?;
-        self.weight_gradient(down, slope, activated, accumulate)?;
-        self.weight_gradient(gate_up, saved.gate_up, saved.post_normed, accumulate)?;
+        self.matrix_gradient(down, slope, activated, gradients)?;
+        self.matrix_gradient(gate_up, saved.gate_up, saved.post_normed, gradients)?;
         self.project_back(gate_up, saved.gate_up, normed_slope)?;
         let norm = Norm { x: saved.middle, weight: start + at.post_norm, rows };
-        self.norm_backward(norm, true, accumulate)?;
+        self.norm_backward(norm, true, gradients)?;
 
         let (attended_slope, qkv_slope) = (self.arena.attended_slope, self.arena.qkv_slope);
         self.project_back(output, slope, attended_slope)?;
-        self.weight_gradient(output, slope, saved.attended, accumulate)?;
+        self.matrix_gradient(output, slope, saved.attended, gradients)?;
         self.attention_backward(i, rows)?;
         self.rotate(qkv_slope, rows, -1.0)?;
-        self.weight_gradient(qkv, qkv_slope, saved.input_normed, accumulate)?;
+        self.matrix_gradient(qkv, qkv_slope, saved.input_normed, gradients)?;
         self.project_back(qkv, qkv_slope, normed_slope)?;
         let norm = Norm { x: self.arena.streams[i], weight: start + at.input_norm, rows };
-        self.norm_backward(norm, true, accumulate)
+        self.norm_backward(norm, true, gradients)
+    }
+
+    /// Computes the gradient of a projection's matrix, if it is wanted.
+    fn matrix_gradient(
+        &mut self,
+        projection: Projection,
+        dy: Address,
+        x: Address,
+        gradients: Gradients,
+    ) -> Result<(), CudaError> {
+        if gradients.wanted { self.weight_gradient(projection, dy, x, gradients.accumulate) } else { Ok(()) }
     }
 
     fn attention_backward(&mut self, i: usize, rows: Rows) -> Result<(), CudaError> {
@@ -211,7 +236,7 @@ impl<D: KernelDevice> Engine<D> {
 
     /// Reads the gradient of the norm's output from `normed_slope` and writes the gradient of its input to `slope`.
     /// With `residual` it is added there to the gradient of the residual stream.
-    fn norm_backward(&mut self, norm: Norm, residual: bool, accumulate: bool) -> Result<(), CudaError> {
+    fn norm_backward(&mut self, norm: Norm, residual: bool, gradients: Gradients) -> Result<(), CudaError> {
         let arena = &self.arena;
         let Norm { x, weight, rows } = norm;
         let group = rows.count().div_ceil(NORM_GROUPS);
@@ -233,9 +258,12 @@ impl<D: KernelDevice> Engine<D> {
             arena.gradient.plus(4 * weight).into(),
             arena.norm_partial.into(),
             (groups as i32).into(),
-            i32::from(accumulate).into(),
+            i32::from(gradients.accumulate).into(),
         ];
         self.run("rms_norm_backward", Grid::line(groups), NORM_THREADS, &arguments)?;
+        if !gradients.wanted {
+            return Ok(());
+        }
         let grid = Grid::line(self.config.hidden_size.div_ceil(32));
         self.run("rms_norm_weight_gradient", grid, 256, &total)
     }

@@ -7,7 +7,7 @@ use crate::arena::{Arena, Purpose};
 use crate::device::Address;
 use crate::engine::Engine;
 use crate::nvidia::Nvidia;
-use crate::{CudaError, Gpu, kernels};
+use crate::{CudaError, Gpu, Trained, kernels};
 
 /// Memory options of training a path on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +25,11 @@ pub struct CudaOptions {
 pub struct PathUpload<'a> {
     /// Weights.
     pub weights: &'a [f32],
-    /// First moments of AdamW.
+    /// What trains.
+    pub trained: &'a Trained,
+    /// First moments of AdamW, of what trains.
     pub first: &'a [f32],
-    /// Second moments of AdamW.
+    /// Second moments of AdamW, of what trains.
     pub second: &'a [f32],
     /// Steps taken so far.
     pub step: u64,
@@ -209,15 +211,16 @@ impl CudaPath {
         self.engine.read(self.engine.arena.weights)
     }
 
-    /// Copies the first and second moments of AdamW from the GPU.
+    /// Copies the first and second moments of AdamW, of what trains, from the GPU to memory that is there.
     ///
     /// # Errors
-    /// The GPU fails.
-    pub fn moments(&mut self) -> Result<(Vec<f32>, Vec<f32>), CudaError> {
-        Ok((self.engine.read(self.engine.arena.first)?, self.engine.read(self.engine.arena.second)?))
+    /// The slices are shorter or longer, or the GPU fails.
+    pub fn moments_into(&mut self, first: &mut [f32], second: &mut [f32]) -> Result<(), CudaError> {
+        self.engine.read_trained("first", self.engine.arena.first, first)?;
+        self.engine.read_trained("second", self.engine.arena.second, second)
     }
 
-    /// Copies the gradient of the last step, before clipping, from the GPU.
+    /// Copies the gradient of the last step, before clipping, from the GPU: P numbers, 0 for what is frozen.
     ///
     /// # Errors
     /// The GPU fails.

@@ -9,6 +9,7 @@ mod steps;
 
 use dipaco_model::{Dtype, ModelConfig};
 
+use crate::Trained;
 use crate::device::{Address, Argument, Grid, KernelDevice as _, Launch};
 use crate::engine::to_bf16;
 use crate::host::{Host, address};

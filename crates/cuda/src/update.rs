@@ -39,6 +39,6 @@ impl<D: KernelDevice> Engine<D> {
             ((1.0 - adamw.beta2) as f32).into(),
             (adamw.epsilon as f32).into(),
         ];
-        self.run("adamw", Grid::line(arena.segment_count), 512, &arguments)
+        self.run("adamw", Grid::line(self.segments), 512, &arguments)
     }
 }

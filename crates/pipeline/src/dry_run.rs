@@ -339,7 +339,10 @@ mod tests {
         assert_eq!(adamw.memory.step.moments - plan.memory.step.moments, 4 * matrices);
         // The state travels with each fifth lease.
         let path = plan.parameters.path;
-        assert_eq!(adamw.wire.from_worker - plan.wire.from_worker, 8 * path / 5 - (8 * path - 4 * matrices) / 5);
+        assert_eq!(
+            adamw.wire.from_worker - plan.wire.from_worker,
+            8 * path / 5 - (8 * path - 4 * matrices) / 5
+        );
         assert_eq!(plan.memory.step.workspace - adamw.memory.step.workspace, 4 * 2 * (f * d + d * d));
     }
 

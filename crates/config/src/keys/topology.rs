@@ -42,6 +42,6 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "true or false",
         "Keeps the weights of the level as they are in the seed: no gradients, no moments, no outer step, and nothing of the \
          level travels but its first download. Below the lowest level that trains there is no backward pass. At least one \
-         level must train. The seed itself trains all of its parameters. A GPU takes no frozen levels.",
+         level must train. The seed itself trains all of its parameters.",
     ),
 ];

@@ -2,6 +2,7 @@ use dipaco_model::{Dtype, IGNORE, ModelConfig, TokenRows, parameters, path_specs
 use dipaco_optim::{AdamWConfig, AdamWMoments, AdamWStep, adamw_step, clip_scale, squared_norm};
 
 use super::{Buffer, assert_close, config, random, run, tolerance};
+use crate::Trained;
 use crate::arena::segments;
 use crate::batch::{BatchOffsets, PackedBatch};
 use crate::device::{Address, Grid};
@@ -271,7 +272,7 @@ fn adamw_clips_and_decays_as_the_optimizer_of_the_cpu_does() {
         }
         let [mut p, mut m, mut v, mut g] = [p, m, v, g].map(|values| Buffer::f32(&values));
         let mut copy = Buffer::zeros(Dtype::Bf16, count);
-        let mut segments = segments(&config);
+        let mut segments = segments(&config, &Trained::all(&config));
         let mut report = clip(host, &mut g, &adamw);
         assert!((report[1] - squared).abs() < 1e-6 * squared);
         assert!((report[2] - gradient_scale).abs() < 1e-6);

@@ -2,12 +2,13 @@
 
 use dipaco_model::{Dtype, IGNORE, ModelConfig, TokenBatch, TokenRows};
 use dipaco_optim::AdamWConfig;
+use dipaco_topology::{LevelConfig, Modules, TopologyConfig};
 
 use super::cpu_path::{CpuPath, CpuStep, batch, data};
 use super::{assert_close, even, f64s, grouped, odd};
 use crate::engine::Engine;
 use crate::host::Host;
-use crate::{CudaOptions, CudaStep, PathUpload};
+use crate::{CudaOptions, CudaStep, PathUpload, Trained};
 
 /// An epsilon so large that the rounding of a gradient near 0 does not change the sign of its step.
 fn adamw() -> AdamWConfig {
@@ -18,7 +19,8 @@ const RATE: f64 = 1e-2;
 
 fn engine(config: &ModelConfig, cpu: &CpuPath, options: CudaOptions) -> Engine<Host> {
     let weights = cpu.weights();
-    let path = PathUpload { weights: &weights, first: &cpu.first, second: &cpu.second, step: 0 };
+    let CpuPath { trained, first, second, .. } = cpu;
+    let path = PathUpload { weights: &weights, trained, first, second, step: 0 };
     Host::engine(config, options, &path)
 }
 
@@ -68,6 +70,69 @@ fn five_steps_in_f32_are_those_of_the_cpu() {
         assert_close("weights", &read(&mut engine, weights), &f64s(&cpu.weights()), 1e-5);
         assert_close("first moments", &read(&mut engine, first), &f64s(&cpu.first), 1e-5);
         assert_close("second moments", &read(&mut engine, second), &f64s(&cpu.second), 1e-5);
+    }
+}
+
+/// The levels of a path of two blocks: embedding, block 0, block 1 and head, with those of `trains` in the level that
+/// trains.
+fn frozen(trains: [bool; 4]) -> TopologyConfig {
+    let level = |own: bool| LevelConfig {
+        modules: Modules::Count(1),
+        blocks: (0..2).filter(|i| trains[i + 1] == own).map(|i| i.to_string()).collect::<Vec<_>>().join(", "),
+        embedding: trains[0] == own,
+        head: trains[3] == own,
+        frozen: !own,
+    };
+    TopologyConfig::grid(1, vec![level(false), level(true)])
+}
+
+/// The numbers of what trains among those of all parameters.
+fn of_trained(values: &[f32], trained: &Trained) -> Vec<f32> {
+    trained.runs().flat_map(|run| &values[run]).copied().collect()
+}
+
+#[test]
+fn steps_of_a_path_with_frozen_parts_are_those_of_the_cpu_and_leave_them_as_they_are() {
+    let (t, f) = (true, false);
+    let cases = [
+        (odd(false), [f, f, t, t]),
+        (odd(false), [t, t, f, f]),
+        (odd(false), [f, t, f, f]),
+        (odd(false), [f, f, f, t]),
+        (even(), [t, f, t, f]),
+        (odd(true), [f, f, t, f]),
+        (odd(true), [t, f, f, t]),
+    ];
+    for (config, trains) in cases {
+        for options in [WHOLE, CudaOptions { micro_batch: 2, checkpointing: true }] {
+            let mut cpu = CpuPath::with_levels(&config, &frozen(trains), 1);
+            let before = cpu.weights();
+            let mut engine = engine(&config, &cpu, options);
+            for step in 0..3 {
+                let Both { cpu: expected, host: found, gradient } =
+                    step_both(&mut cpu, &mut engine, &config, step);
+                assert!((found.loss.mean / expected.loss - 1.0).abs() < 2e-6, "{trains:?}: {found:?}");
+                assert!((found.gradient_norm / expected.gradient_norm - 1.0).abs() < 1e-5, "{trains:?}");
+                let gradient = of_trained(&gradient, &cpu.trained);
+                assert_close("gradient", &gradient, &f64s(&expected.gradient), 1e-5);
+            }
+            let weights = engine.read(engine.arena.weights).unwrap();
+            assert_close("weights", &weights, &f64s(&cpu.weights()), 1e-5);
+            let mut trained = vec![false; weights.len()];
+            cpu.trained.runs().for_each(|run| trained[run].fill(true));
+            for (i, trains) in trained.into_iter().enumerate() {
+                assert!(trains || weights[i].to_bits() == before[i].to_bits(), "{i} is frozen");
+            }
+            let mut moments = [vec![0.0; cpu.first.len()], vec![0.0; cpu.first.len()]];
+            let places = [engine.arena.first, engine.arena.second];
+            for (moments, place) in moments.iter_mut().zip(places) {
+                engine.read_trained("moments", place, moments).unwrap();
+            }
+            assert_close("first moments", &moments[0], &f64s(&cpu.first), 1e-5);
+            assert_close("second moments", &moments[1], &f64s(&cpu.second), 1e-5);
+            let error = engine.read_trained("moments", places[0], &mut moments[0][1..]).unwrap_err();
+            assert!(error.to_string().contains("parameters"), "{error}");
+        }
     }
 }
 
@@ -159,7 +224,8 @@ fn a_step_that_is_not_finite_changes_nothing() {
     let cpu = CpuPath::new(&config, 1);
     let mut weights = cpu.weights();
     weights[3] = f32::INFINITY;
-    let path = PathUpload { weights: &weights, first: &cpu.first, second: &cpu.second, step: 2 };
+    let CpuPath { trained, first, second, .. } = &cpu;
+    let path = PathUpload { weights: &weights, trained, first, second, step: 2 };
     let mut engine = Host::engine(&config, WHOLE, &path);
     let drawn = data(&config, 3, 1);
     let mut tokens = drawn.tokens().ids().to_vec();

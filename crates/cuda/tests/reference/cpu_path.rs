@@ -3,14 +3,18 @@
 use std::sync::Arc;
 
 use dipaco_model::{
-    Device, IGNORE, ModelConfig, Module, Path, TokenBatch, TokenRows, init, path_specs, split,
+    Device, IGNORE, ModelConfig, Module, ModuleWeights, Path, TensorSpec, TokenBatch, TokenRows, init,
+    path_specs, split,
 };
 use dipaco_optim::{AdamWConfig, AdamWMoments, AdamWStep, adamw_step, clip_scale, squared_norm};
 use dipaco_topology::{Topology, TopologyConfig};
 
-/// A dense path from a seed.
+use super::Trained;
+
+/// A path from a seed, and the moments of what trains.
 pub(crate) struct CpuPath {
     pub(crate) path: Path,
+    pub(crate) trained: Trained,
     pub(crate) first: Vec<f32>,
     pub(crate) second: Vec<f32>,
     step: u64,
@@ -20,18 +24,30 @@ pub(crate) struct CpuPath {
 pub(crate) struct CpuStep {
     pub(crate) loss: f32,
     pub(crate) gradient_norm: f64,
+    /// Of what trains.
     pub(crate) gradient: Vec<f32>,
 }
 
 impl CpuPath {
+    /// A path of which all trains.
     pub(crate) fn new(config: &ModelConfig, seed: u64) -> Self {
-        let topology = Topology::new(&TopologyConfig::dense(config.blocks), config.blocks).unwrap();
+        Self::with_levels(config, &TopologyConfig::dense(config.blocks), seed)
+    }
+
+    /// A path with these levels, one module each, of which some may be frozen.
+    pub(crate) fn with_levels(config: &ModelConfig, levels: &TopologyConfig, seed: u64) -> Self {
+        let topology = Topology::new(levels, config.blocks).unwrap();
         let modules = split(config, &topology, &init(config, seed).unwrap()).unwrap();
-        let load = |weights| Arc::new(Module::load_trainable(weights, &Device::Cpu).unwrap());
-        let modules: Vec<Arc<Module>> = modules.iter().map(load).collect();
+        let load = |(level, weights): (usize, &ModuleWeights)| {
+            let module = Module::load_view(weights.view(), topology.trains(level), &Device::Cpu);
+            Arc::new(module.unwrap())
+        };
+        let modules: Vec<Arc<Module>> = modules.iter().enumerate().map(load).collect();
         let path = Path::compose(config, &topology, &modules).unwrap();
-        let count = dipaco_model::parameters(&path_specs(config));
-        Self { path, first: vec![0.0; count], second: vec![0.0; count], step: 0 }
+        let trains = |spec: &TensorSpec| topology.part_trains(spec.part);
+        let trained = Trained::of(config, trains);
+        let count = path_specs(config).iter().filter(|&spec| trains(spec)).map(TensorSpec::parameters).sum();
+        Self { path, trained, first: vec![0.0; count], second: vec![0.0; count], step: 0 }
     }
 
     /// Returns the weights, flat in the order of `path_specs`.

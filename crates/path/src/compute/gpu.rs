@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dipaco_cuda::{CudaOptions, CudaPath, Gpu, PathUpload};
+use dipaco_cuda::{CudaOptions, CudaPath, Gpu, PathUpload, Trained};
 use dipaco_model::{ModelConfig, ModuleView, ModuleWeights, TensorSpec, TokenBatch, join, split};
 use dipaco_optim::Optimizer;
 use dipaco_topology::Topology;
@@ -34,9 +34,6 @@ impl GpuPath {
         state: &PathState,
         config: &InnerConfig,
     ) -> Result<Self, PathError> {
-        if let Some(level) = (0..topology.levels()).find(|&level| !topology.trains(level)) {
-            return Err(PathError::NotOnGpu { setting: format!("topology.levels[{level}].frozen = true") });
-        }
         let setting = match config.optimizer {
             Optimizer::AdamW => None,
             Optimizer::Muon => Some("optimizer = \"muon\""),
@@ -51,6 +48,7 @@ impl GpuPath {
             CudaOptions { micro_batch: config.at_once(), checkpointing: config.activation_checkpointing };
         let upload = PathUpload {
             weights: &whole.values,
+            trained: &Trained::of(model, |spec| topology.part_trains(spec.part)),
             first: &state.first,
             second: &state.second,
             step: state.step.saturating_sub(config.rested),
@@ -111,7 +109,7 @@ impl Compute for GpuPath {
 
     fn refresh(&mut self, state: &mut PathState) -> Result<(), PathError> {
         if self.stepped {
-            (state.first, state.second) = self.path.moments()?;
+            self.path.moments_into(&mut state.first, &mut state.second)?;
             self.stepped = false;
         }
         Ok(())

@@ -28,6 +28,7 @@ pub(super) const EXAMPLES: &str = "\
 Examples:
   dipaco bench step --size s                           4 blocks of width 256, f32, all cores
   dipaco bench step --size l --dtype bf16 --json       the paper's path
+  dipaco bench step --size l --dtype bf16 --batch 16 --device cuda
   dipaco bench step --config configs/small.toml        the step of your own run
 
 Sizes:
@@ -54,6 +55,10 @@ pub(crate) struct StepOptions {
     /// Number of measured steps. 3 more before them are not measured.
     #[arg(long, default_value_t = 10, value_name = "N")]
     steps: usize,
+    /// Number of sequences of a step; the default is that of the size or of the configuration. A GPU needs more than a CPU to be
+    /// busy.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    batch: Option<u32>,
     /// Number of sequences per forward and backward pass. It must divide the batch; 0 means the whole batch.
     #[arg(long, value_name = "N")]
     micro_batch: Option<usize>,
@@ -218,15 +223,18 @@ fn subject(options: &StepOptions) -> Result<(String, StepSubject), CliError> {
         subject.model.dtype = dtype.into();
     }
     subject.train.activation_checkpointing |= options.activation_checkpointing;
+    if let Some(batch) = options.batch {
+        subject.train.batch = batch as usize;
+    }
     if let Some(micro_batch) = options.micro_batch {
-        let batch = subject.train.batch;
-        if micro_batch != 0 && !batch.is_multiple_of(micro_batch) {
-            return usage(
-                format!("--micro-batch {micro_batch} does not divide the batch of {batch} sequences"),
-                "give a number that does, or 0 for all at once",
-            );
-        }
         subject.train.micro_batch = micro_batch;
+    }
+    let (batch, micro_batch) = (subject.train.batch, subject.train.micro_batch);
+    if micro_batch != 0 && !batch.is_multiple_of(micro_batch) {
+        return usage(
+            format!("--micro-batch {micro_batch} does not divide the batch of {batch} sequences"),
+            "give a number that does, or 0 for all at once",
+        );
     }
     Ok((name, subject))
 }
