@@ -73,6 +73,12 @@ pub struct EvaluatedRun<'a> {
     pub device: &'a TrainDevice,
 }
 
+impl<'a> EvaluatedRun<'a> {
+    fn scoring(self) -> ScoringDevice<'a> {
+        ScoringDevice::new(self.device, self.config)
+    }
+}
+
 /// Evaluates a model by the paper's protocol, and with `domains` for each domain too. With `evaluation.rank_candidates` it
 /// also ranks continuations. Blocks on the store.
 ///
@@ -86,8 +92,8 @@ pub fn evaluate(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Evaluation, PipelineError> {
-    let EvaluatedRun { run, config, weights, device } = evaluated;
-    let device = ScoringDevice::new(device, config);
+    let EvaluatedRun { run, config, weights, .. } = evaluated;
+    let device = evaluated.scoring();
     let bytes = token_bytes(run)?;
     let protocol = Protocol { config: &config.evaluation, token_bytes: Some(&bytes), domains };
     let mut task: Option<(Stage, Task)> = None;
@@ -163,8 +169,8 @@ fn rank(
     protocol: &Protocol<'_>,
     progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Option<Ranking>, PipelineError> {
-    let EvaluatedRun { run, config, weights, device } = evaluated;
-    let device = ScoringDevice::new(device, config);
+    let EvaluatedRun { run, weights, .. } = evaluated;
+    let device = evaluated.scoring();
     let candidates = protocol.config.rank_candidates;
     if candidates == 0 {
         return Ok(None);
@@ -198,8 +204,8 @@ fn mixture(
     protocol: &Protocol<'_>,
     progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, PipelineError> {
-    let EvaluatedRun { run, config, weights, device } = evaluated;
-    let device = ScoringDevice::new(device, config);
+    let EvaluatedRun { run, weights, .. } = evaluated;
+    let device = evaluated.scoring();
     let mut paths = PathsInTurn::new(weights, device);
     Ok(evaluate_mixture(&shards(run, weights)?, &mut paths, mixture, protocol, progress)?)
 }
