@@ -20,7 +20,7 @@ pub(crate) struct Engine<D> {
     pub(crate) micro_batch: usize,
     pub(crate) purpose: Purpose,
     pub(crate) arena: Arena,
-    /// What trains.
+    /// The parameters that train.
     pub(crate) trained: Trained,
     /// Number of its segments.
     pub(crate) segments: usize,
@@ -73,11 +73,8 @@ impl<D: KernelDevice> Engine<D> {
         let (first, second) = (engine.arena.first, engine.arena.second);
         for (what, place, values) in [("first", first, path.first), ("second", second, path.second)] {
             check_length(what, values, engine.trained.parameters())?;
-            let mut rest = values;
-            for run in engine.trained.runs() {
-                let (values, later) = rest.split_at(run.len());
-                engine.device.upload(place.plus(4 * run.start), bytemuck::cast_slice(values))?;
-                rest = later;
+            for (run, own) in engine.trained.runs() {
+                engine.device.upload(place.plus(4 * run.start), bytemuck::cast_slice(&values[own]))?;
             }
         }
         let segments = segments(&engine.config, &engine.trained);
@@ -242,7 +239,7 @@ impl<D: KernelDevice> Engine<D> {
         Ok(values)
     }
 
-    /// Copies the numbers of what trains from the device to memory that is there.
+    /// Copies the numbers of all trained parameters from the device to memory that is there.
     pub(crate) fn read_trained(
         &mut self,
         what: &'static str,
@@ -250,11 +247,8 @@ impl<D: KernelDevice> Engine<D> {
         values: &mut [f32],
     ) -> Result<(), CudaError> {
         check_length(what, values, self.trained.parameters())?;
-        let mut rest = values;
-        for run in self.trained.runs() {
-            let (values, later) = rest.split_at_mut(run.len());
-            self.device.download(place.plus(4 * run.start), bytemuck::cast_slice_mut(values))?;
-            rest = later;
+        for (run, own) in self.trained.runs() {
+            self.device.download(place.plus(4 * run.start), bytemuck::cast_slice_mut(&mut values[own]))?;
         }
         Ok(())
     }

@@ -25,11 +25,11 @@ pub struct CudaOptions {
 pub struct PathUpload<'a> {
     /// Weights.
     pub weights: &'a [f32],
-    /// What trains.
+    /// The parameters that train.
     pub trained: &'a Trained,
-    /// First moments of AdamW, of what trains.
+    /// First moments of AdamW, of the trained parameters.
     pub first: &'a [f32],
-    /// Second moments of AdamW, of what trains.
+    /// Second moments of AdamW, of the trained parameters.
     pub second: &'a [f32],
     /// Steps taken so far.
     pub step: u64,
@@ -211,7 +211,7 @@ impl CudaPath {
         self.engine.read(self.engine.arena.weights)
     }
 
-    /// Copies the first and second moments of AdamW, of what trains, from the GPU to memory that is there.
+    /// Copies the first and second moments of AdamW, of the trained parameters, from the GPU to memory that is there.
     ///
     /// # Errors
     /// The slices are shorter or longer, or the GPU fails.
@@ -220,7 +220,7 @@ impl CudaPath {
         self.engine.read_trained("second", self.engine.arena.second, second)
     }
 
-    /// Copies the gradient of the last step, before clipping, from the GPU: P numbers, 0 for what is frozen.
+    /// Copies the gradient of the last step, before clipping, from the GPU: P numbers, 0 for a frozen parameter.
     ///
     /// # Errors
     /// The GPU fails.

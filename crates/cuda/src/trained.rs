@@ -57,15 +57,19 @@ impl Trained {
         self.runs.iter().map(ExactSizeIterator::len).sum()
     }
 
-    /// The runs of numbers that train, among the P of the path.
-    pub(crate) fn runs(&self) -> impl Iterator<Item = Range<usize>> {
-        self.runs.iter().cloned()
+    /// The runs of numbers that train: each among the P of the path, and among those that train.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        self.runs.iter().scan(0, |first, run| {
+            let own = *first..*first + run.len();
+            *first = own.end;
+            Some((run.clone(), own))
+        })
     }
 
     /// The numbers of a range that train.
     pub(crate) fn within(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let common = move |run: Range<usize>| run.start.max(range.start)..run.end.min(range.end);
-        self.runs().map(common).filter(|run| !run.is_empty())
+        self.runs.iter().cloned().map(common).filter(|run| !run.is_empty())
     }
 
     /// The blocks through which gradients go back.

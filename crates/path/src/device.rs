@@ -66,6 +66,13 @@ pub enum TrainDevice {
     Cuda(dipaco_cuda::Gpu),
 }
 
+/// The model's shape for rows of at most `tokens` tokens. A GPU has memory for rows of the context, so the context is that of the
+/// longest row. No number of a shorter row depends on it.
+#[cfg(feature = "cuda")]
+pub(crate) fn shape_for_rows(model: &dipaco_model::ModelConfig, tokens: usize) -> dipaco_model::ModelConfig {
+    dipaco_model::ModelConfig { context: tokens.clamp(1, model.context), ..model.clone() }
+}
+
 impl TrainDevice {
     /// Opens the device. [`DeviceChoice::Auto`] and [`DeviceChoice::InTurn`] take the CPU if the machine has no driver or no
     /// GPU, and log the reason. A GPU that cannot be used is an error: otherwise it would idle unnoticed.

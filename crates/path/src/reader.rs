@@ -48,10 +48,7 @@ impl PathReader {
             TrainDevice::Cpu => Place::Cpu(path),
             #[cfg(feature = "cuda")]
             TrainDevice::Cuda(gpu) => {
-                // Memory is for rows of the context, so the context is that of the longest row. No number of a shorter
-                // row depends on it.
-                let mut config = path.config().clone();
-                config.context = size.tokens.clamp(1, config.context);
+                let config = crate::device::shape_for_rows(path.config(), size.tokens);
                 let weights = path.weights()?.values;
                 let reader = dipaco_cuda::CudaReader::new(gpu, config, size.sequences, &weights)?;
                 Place::Cuda(Box::new(Mutex::new(reader)))

@@ -86,9 +86,9 @@ fn frozen(trains: [bool; 4]) -> TopologyConfig {
     TopologyConfig::grid(1, vec![level(false), level(true)])
 }
 
-/// The numbers of what trains among those of all parameters.
+/// The numbers of the trained parameters among those of all.
 fn of_trained(values: &[f32], trained: &Trained) -> Vec<f32> {
-    trained.runs().flat_map(|run| &values[run]).copied().collect()
+    trained.runs().flat_map(|(run, _)| &values[run]).copied().collect()
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn steps_of_a_path_with_frozen_parts_are_those_of_the_cpu_and_leave_them_as_they
             let weights = engine.read(engine.arena.weights).unwrap();
             assert_close("weights", &weights, &f64s(&cpu.weights()), 1e-5);
             let mut trained = vec![false; weights.len()];
-            cpu.trained.runs().for_each(|run| trained[run].fill(true));
+            cpu.trained.runs().for_each(|(run, _)| trained[run].fill(true));
             for (i, trains) in trained.into_iter().enumerate() {
                 assert!(trains || weights[i].to_bits() == before[i].to_bits(), "{i} is frozen");
             }

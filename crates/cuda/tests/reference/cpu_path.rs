@@ -11,7 +11,7 @@ use dipaco_topology::{Topology, TopologyConfig};
 
 use super::Trained;
 
-/// A path from a seed, and the moments of what trains.
+/// A path from a seed, and the moments of its trained parameters.
 pub(crate) struct CpuPath {
     pub(crate) path: Path,
     pub(crate) trained: Trained,
@@ -24,7 +24,7 @@ pub(crate) struct CpuPath {
 pub(crate) struct CpuStep {
     pub(crate) loss: f32,
     pub(crate) gradient_norm: f64,
-    /// Of what trains.
+    /// Of the trained parameters.
     pub(crate) gradient: Vec<f32>,
 }
 

@@ -9,6 +9,7 @@ use dipaco_topology::Topology;
 
 use super::Compute;
 use crate::PathError;
+use crate::device::shape_for_rows;
 use crate::inner_step::{InnerConfig, StepReport};
 use crate::layout::FragmentLayout;
 use crate::state::PathState;
@@ -21,7 +22,7 @@ pub(crate) struct GpuPath {
     specs: Arc<[TensorSpec]>,
     /// True if a step was taken since the moments were last copied from the GPU.
     stepped: bool,
-    /// The weights of the modules, if they were read since the last step.
+    /// The weights of the modules, if a fragment was read since the last step.
     read: Option<Vec<ModuleWeights>>,
 }
 
@@ -53,27 +54,19 @@ impl GpuPath {
             second: &state.second,
             step: state.step.saturating_sub(config.rested),
         };
-        // Memory is for rows of the context, so the context is that of the longest row. No number of a shorter row
-        // depends on it.
-        let mut shape = model.clone();
-        shape.context = config.sequence_tokens.clamp(1, model.context);
+        let shape = shape_for_rows(model, config.sequence_tokens);
         let path = CudaPath::new(gpu, shape, options, &upload)?;
         let (model, topology) = (model.clone(), topology.clone());
         Ok(Self { path, model, topology, specs: whole.specs, stepped: false, read: None })
     }
-}
 
-impl GpuPath {
-    /// The weights of the modules. They are copied from the GPU once after a step.
-    fn modules(&mut self) -> Result<&[ModuleWeights], PathError> {
-        let modules = match self.read.take() {
-            Some(modules) => modules,
-            None => {
-                let whole = ModuleWeights::new(self.specs.clone(), self.path.weights()?)?;
-                split(&self.model, &self.topology, &whole)?
-            }
-        };
-        Ok(self.read.insert(modules))
+    /// The weights of the modules, which are copied from the GPU if they were not read since the last step.
+    fn take_modules(&mut self) -> Result<Vec<ModuleWeights>, PathError> {
+        if let Some(modules) = self.read.take() {
+            return Ok(modules);
+        }
+        let whole = ModuleWeights::new(self.specs.clone(), self.path.weights()?)?;
+        Ok(split(&self.model, &self.topology, &whole)?)
     }
 }
 
@@ -100,11 +93,14 @@ impl Compute for GpuPath {
     }
 
     fn weights(&mut self) -> Result<Vec<ModuleWeights>, PathError> {
-        Ok(self.modules()?.to_vec())
+        self.take_modules()
     }
 
     fn fragment(&mut self, level: usize, layout: &FragmentLayout) -> Result<Option<Vec<f32>>, PathError> {
-        Ok(self.modules()?.get(level).map(|module| layout.gather(&module.values)))
+        // The other fragments of the path follow.
+        let modules = self.take_modules()?;
+        let modules = self.read.insert(modules);
+        Ok(modules.get(level).map(|module| layout.gather(&module.values)))
     }
 
     fn refresh(&mut self, state: &mut PathState) -> Result<(), PathError> {
