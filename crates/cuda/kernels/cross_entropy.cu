@@ -2,10 +2,12 @@
 
 #define IGNORE 0xffffffffu  // a target that does not count
 
-// losses[row] = -ln p(target) in nats, 0 where the target is IGNORE. With `wanted` the gradient of the logits (rows, V)
-// goes to `gradient`: (p - one-hot) · scale; in f32 that is the logits' own memory. One block per row.
+// losses[row] = -ln p(target) in nats, 0 where the target is IGNORE. The gradient of the logits (rows, V) goes to `gradient`:
+// (p - one-hot) · the step's scale; in f32 that is the logits' own memory. Without `numbers` there is none. One block per row.
 extern "C" __global__ void cross_entropy(element* gradient, const float* logits, float* losses,
-                                         const unsigned* targets, float scale, int wanted) {
+                                         const unsigned* targets, const StepNumbers* numbers) {
+    bool wanted = numbers != nullptr;
+    float scale = wanted ? numbers->scale : 0;
     const float* row = logits + (size_t)blockIdx.x * VOCABULARY;
     element* to = gradient + (size_t)blockIdx.x * VOCABULARY;
     unsigned target = targets[blockIdx.x];

@@ -19,11 +19,12 @@ extern "C" __global__ void squared_norm(double* partial, const float* gradient, 
 }
 
 // report[1] = the squared norm, report[2] = the factor for the gradient. One block of 256 threads.
-extern "C" __global__ void clip(double* report, const double* partial, int count, double clip_norm) {
+extern "C" __global__ void clip(double* report, const double* partial, int count, const StepNumbers* numbers) {
     double sum = 0;
     for (int i = thread(); i < count; i += 256) sum += partial[i];
     sum = block_sum_f64(sum);
     if (thread() > 0) return;
+    double clip_norm = numbers->clip_norm;
     double scale = clip_norm > 0 ? clip_norm / (sqrt(sum) + 1e-6) : 1;
     report[1] = sum;
     report[2] = scale < 1 ? scale : 1;

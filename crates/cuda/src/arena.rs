@@ -5,6 +5,7 @@ use dipaco_model::{Dtype, ModelConfig, parameters, path_specs};
 use crate::device::Address;
 use crate::kernels::SQUARES_CHUNK;
 use crate::layout::{DecayRun, decay_runs};
+use crate::step_numbers::StepNumbers;
 use crate::trained::Trained;
 
 /// Parameters that one block of the AdamW kernel updates.
@@ -73,6 +74,8 @@ pub(crate) struct Arena {
     pub(crate) segments: Address,
     /// [`REPORT`] numbers, f64.
     pub(crate) report: Address,
+    /// [`StepNumbers`].
+    pub(crate) numbers: Address,
     /// Partial sums of squares, f64.
     pub(crate) squares: Address,
     /// Tokens, targets, order (N each) and starts (N + 1), u32, uploaded together; see [`crate::batch::BatchOffsets`].
@@ -152,6 +155,7 @@ impl Arena {
         let sines = take(config.context * config.head_dim / 2, 4);
         let segments = take(segment_count, size_of::<Segment>());
         let report = take(REPORT, 8);
+        let numbers = take(of_training(1), size_of::<StepNumbers>());
         let squares = take(of_training(parameters.div_ceil(SQUARES_CHUNK)), 8);
         let batch = take(4 * rows + 1, 4);
         let losses = take(rows, 4);
@@ -183,6 +187,7 @@ impl Arena {
             sines,
             segments,
             report,
+            numbers,
             squares,
             batch,
             losses,

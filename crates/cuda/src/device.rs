@@ -3,6 +3,7 @@
 use dipaco_model::Dtype;
 
 use crate::CudaError;
+use crate::pass::Pass;
 
 /// An address in the memory of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,6 +93,16 @@ pub(crate) struct Product {
 pub(crate) trait KernelDevice {
     /// Returns the first byte of the arena, aligned to 256 bytes.
     fn arena(&self) -> Address;
+
+    /// Begins a pass. True if the device has run it from its record; otherwise the caller makes the calls of the pass, which
+    /// the device may record instead of running them.
+    fn begin_pass(&mut self, pass: Pass) -> Result<bool, CudaError>;
+
+    /// Ends a pass after its calls, and runs it if they were recorded. `complete` is false if a call failed.
+    fn end_pass(&mut self, pass: Pass, complete: bool) -> Result<(), CudaError>;
+
+    /// Drops the records of all passes, because their calls would be others now.
+    fn forget_passes(&mut self);
 
     /// Copies bytes to the device.
     fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), CudaError>;

@@ -7,7 +7,9 @@ use crate::arena::{Arena, Purpose, REPORT, segments};
 use crate::batch::{BatchOffsets, PackedBatch, check_batch, check_tokens};
 use crate::device::{Address, Argument, Grid, KernelDevice, Launch};
 use crate::layout::Layout;
-use crate::operands::{Destination, Projection, Step};
+use crate::operands::{Destination, Projection};
+use crate::pass::{Pass, PassPurpose};
+use crate::step_numbers::StepNumbers;
 use crate::trained::Trained;
 use crate::{CudaError, CudaOptions, CudaStep, PathUpload};
 
@@ -29,7 +31,7 @@ pub(crate) struct Engine<D> {
 }
 
 /// The rows of a pass.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Rows {
     /// B, sequences.
     pub(crate) sequences: usize,
@@ -51,8 +53,6 @@ enum HeadGradients {
     None,
     /// Of the output of the final norm and of the output projection.
     Wanted {
-        /// Factor of each position's gradient: 1 / counted targets of the whole batch.
-        scale: f32,
         /// True to add to the gradient of the projection instead of replacing it.
         accumulate: bool,
     },
@@ -68,21 +68,35 @@ impl<D: KernelDevice> Engine<D> {
     ) -> Result<Self, CudaError> {
         let purpose = Purpose::Training { checkpointing: options.checkpointing };
         let mut engine = Self::with_weights(device, config, options.micro_batch, purpose, path.weights)?;
-        engine.steps = path.step;
-        engine.trained = path.trained.clone();
-        let (first, second) = (engine.arena.first, engine.arena.second);
+        engine.upload_state(path)?;
+        Ok(engine)
+    }
+
+    /// Replaces the path by another one of the same shape.
+    pub(crate) fn reload(&mut self, path: &PathUpload<'_>) -> Result<(), CudaError> {
+        self.upload_weights(path.weights)?;
+        if self.trained != *path.trained {
+            self.device.forget_passes();
+        }
+        self.upload_state(path)
+    }
+
+    /// Uploads the moments of a path for steps, and the table of the parameters that train.
+    fn upload_state(&mut self, path: &PathUpload<'_>) -> Result<(), CudaError> {
+        self.steps = path.step;
+        self.trained = path.trained.clone();
+        let (first, second) = (self.arena.first, self.arena.second);
         for (what, place, values) in [("first", first, path.first), ("second", second, path.second)] {
-            check_length(what, values, engine.trained.parameters())?;
-            for (run, own) in engine.trained.runs() {
-                engine.device.upload(place.plus(4 * run.start), bytemuck::cast_slice(&values[own]))?;
+            check_length(what, values, self.trained.parameters())?;
+            for (run, own) in self.trained.runs() {
+                self.device.upload(place.plus(4 * run.start), bytemuck::cast_slice(&values[own]))?;
             }
         }
-        let segments = segments(&engine.config, &engine.trained);
-        engine.segments = segments.len();
-        engine.device.upload(engine.arena.segments, bytemuck::cast_slice(&segments))?;
+        let segments = segments(&self.config, &self.trained);
+        self.segments = segments.len();
+        self.device.upload(self.arena.segments, bytemuck::cast_slice(&segments))?;
         // Nothing writes the gradient of a frozen tensor, and the norm reads all.
-        engine.device.zero(engine.arena.gradient, 4 * engine.layout.parameters)?;
-        Ok(engine)
+        self.device.zero(self.arena.gradient, 4 * self.layout.parameters)
     }
 
     /// Lays out the arena of `device` for a use, and uploads the weights.
@@ -109,18 +123,23 @@ impl<D: KernelDevice> Engine<D> {
             batch,
             steps: 0,
         };
-        check_length("weights", weights, engine.layout.parameters)?;
-        engine.upload(weights)?;
+        engine.upload_weights(weights)?;
+        engine.upload_rotations()?;
         Ok(engine)
     }
 
-    /// Uploads the weights and the tables of the rotary embedding.
-    fn upload(&mut self, weights: &[f32]) -> Result<(), CudaError> {
+    fn upload_weights(&mut self, weights: &[f32]) -> Result<(), CudaError> {
+        check_length("weights", weights, self.layout.parameters)?;
         self.device.upload(self.arena.weights, bytemuck::cast_slice(weights))?;
         if self.config.dtype == Dtype::Bf16 {
             let copy: Vec<u16> = weights.iter().map(|&weight| to_bf16(weight)).collect();
             self.device.upload(self.arena.copy, bytemuck::cast_slice(&copy))?;
         }
+        Ok(())
+    }
+
+    /// Uploads the tables of the rotary embedding.
+    fn upload_rotations(&mut self) -> Result<(), CudaError> {
         let half = self.config.head_dim / 2;
         let angles: Vec<f64> = (0..self.config.context * half)
             .map(|i| {
@@ -149,17 +168,24 @@ impl<D: KernelDevice> Engine<D> {
     ) -> Result<CudaStep, CudaError> {
         check_batch(&self.config, batch)?;
         let counted = batch.counted();
-        let scale = 1.0 / counted.max(1) as f32;
-        for (i, part) in batch.parts(self.micro_batch).enumerate() {
+        let numbers = StepNumbers::new(adamw, self.steps + 1, learning_rate, counted);
+        self.device.upload(self.arena.numbers, bytemuck::bytes_of(&numbers))?;
+        let mut parts = batch.parts(self.micro_batch).peekable();
+        let mut accumulate = false;
+        while let Some(part) = parts.next() {
             let rows = Rows { sequences: part.rows(), time: part.time() };
-            let accumulate = i > 0;
+            let update = parts.peek().is_none();
             self.send(part.tokens(), part.targets())?;
-            self.forward(rows)?;
-            self.head(rows, HeadGradients::Wanted { scale, accumulate })?;
-            self.sum_losses(rows, accumulate)?;
-            self.backward(rows, accumulate)?;
+            let pass = Pass { rows, purpose: PassPurpose::Gradients { accumulate, update } };
+            self.run_pass(pass, |engine| {
+                engine.forward(rows)?;
+                engine.head(rows, HeadGradients::Wanted { accumulate })?;
+                engine.sum_losses(rows, accumulate)?;
+                engine.backward(rows, accumulate)?;
+                if update { engine.update() } else { Ok(()) }
+            })?;
+            accumulate = true;
         }
-        self.update(adamw, Step { number: self.steps + 1, learning_rate })?;
         let mut report = [0f64; REPORT];
         self.device.download(self.arena.report, bytemuck::cast_slice_mut(&mut report))?;
         let (loss, squared) = (report[0], report[1]);
@@ -179,8 +205,10 @@ impl<D: KernelDevice> Engine<D> {
         for (part, losses) in batch.parts(micro).zip(losses.chunks_mut(micro * batch.time())) {
             let rows = Rows { sequences: part.rows(), time: part.time() };
             self.send(part.tokens(), part.targets())?;
-            self.forward(rows)?;
-            self.head(rows, HeadGradients::None)?;
+            self.run_pass(Pass { rows, purpose: PassPurpose::Losses }, |engine| {
+                engine.forward(rows)?;
+                engine.head(rows, HeadGradients::None)
+            })?;
             self.device.download(self.arena.losses, bytemuck::cast_slice_mut(losses))?;
         }
         Ok((losses, batch.counted()))
@@ -266,9 +294,9 @@ impl<D: KernelDevice> Engine<D> {
         let (normed, normed_slope) = (self.arena.normed, self.arena.normed_slope);
         let (logits, logits_slope) = (self.arena.logits, self.arena.logits_slope);
         let targets = self.arena.batch.plus(4 * BatchOffsets::new(rows.count()).targets);
-        let (scale, wanted) = match gradients {
-            HeadGradients::None => (0.0, false),
-            HeadGradients::Wanted { scale, .. } => (scale, true),
+        let numbers = match gradients {
+            HeadGradients::None => Address::NULL,
+            HeadGradients::Wanted { .. } => self.arena.numbers,
         };
         for first in (0..rows.count()).step_by(self.arena.head_rows) {
             let chunk = self.arena.head_rows.min(rows.count() - first);
@@ -280,11 +308,10 @@ impl<D: KernelDevice> Engine<D> {
                 logits.into(),
                 self.arena.losses.plus(4 * first).into(),
                 targets.plus(4 * first).into(),
-                scale.into(),
-                i32::from(wanted).into(),
+                numbers.into(),
             ];
             self.run("cross_entropy", Grid::line(chunk), 512, &arguments)?;
-            if let HeadGradients::Wanted { accumulate, .. } = gradients {
+            if let HeadGradients::Wanted { accumulate } = gradients {
                 self.project_back(projection, logits_slope, normed_slope.plus(first * d * element))?;
                 if self.trained.head {
                     self.weight_gradient(projection, logits_slope, x, accumulate || first > 0)?;

@@ -1,6 +1,7 @@
 //! The host as the device of a step, for tests: the same kernels, compiled by a C++ compiler (tests/host), and products
 //! in plain loops.
 
+use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use libloading::Library;
 use crate::arena::{Arena, Purpose};
 use crate::device::{Address, Argument, KernelDevice, Launch, Product};
 use crate::engine::{Engine, to_bf16};
+use crate::pass::Pass;
 use crate::{CudaError, CudaOptions, PathUpload, kernels};
 
 /// Held during a launch: the emulator has global state, and all hosts of one shape share one loaded library.
@@ -26,8 +28,20 @@ pub(crate) struct Host {
     library: Library,
     /// Memory in units of 256 bytes.
     arena: Vec<[u64; 32]>,
+    /// The calls of each pass so far. From the second time on they run from here.
+    passes: HashMap<Pass, Vec<Call>>,
+    /// The calls of the pass that runs.
+    calls: Vec<Call>,
     /// True to run threads and blocks in descending order and asynchronous copies at once.
     pub(crate) backwards: bool,
+}
+
+/// A recorded call.
+#[derive(Clone, Debug)]
+enum Call {
+    Zero(Address, usize),
+    Launch(Launch, Vec<Argument>),
+    Multiply(Product),
 }
 
 /// Returns the command of the C++ compiler. Fails the test if it does not run: without it no kernel would be tested.
@@ -80,7 +94,8 @@ impl Host {
     pub(crate) fn new(config: &ModelConfig, bytes: usize) -> Self {
         // SAFETY: the library was compiled from this package's sources and has no initialisation.
         let library = unsafe { Library::new(library(&compiler(), &kernels::defines(config))) }.unwrap();
-        Self { library, arena: vec![[0; 32]; bytes.div_ceil(256) + 1], backwards: false }
+        let arena = vec![[0; 32]; bytes.div_ceil(256) + 1];
+        Self { library, arena, passes: HashMap::new(), calls: Vec::new(), backwards: false }
     }
 
     /// Puts a path on the host.
@@ -109,6 +124,30 @@ impl KernelDevice for Host {
         Address((self.arena.as_ptr() as u64).next_multiple_of(256))
     }
 
+    fn begin_pass(&mut self, pass: Pass) -> Result<bool, CudaError> {
+        self.calls.clear();
+        let Some(calls) = self.passes.get(&pass).cloned() else { return Ok(false) };
+        for call in calls {
+            match call {
+                Call::Zero(at, bytes) => self.zero(at, bytes)?,
+                Call::Launch(launch, arguments) => self.launch(launch, &arguments)?,
+                Call::Multiply(product) => self.multiply(&product)?,
+            }
+        }
+        Ok(true)
+    }
+
+    fn end_pass(&mut self, pass: Pass, complete: bool) -> Result<(), CudaError> {
+        if complete {
+            self.passes.insert(pass, std::mem::take(&mut self.calls));
+        }
+        Ok(())
+    }
+
+    fn forget_passes(&mut self) {
+        self.passes.clear();
+    }
+
     fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), CudaError> {
         // SAFETY: the engine stays within the arena.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.0 as *mut u8, bytes.len()) };
@@ -122,12 +161,14 @@ impl KernelDevice for Host {
     }
 
     fn zero(&mut self, at: Address, bytes: usize) -> Result<(), CudaError> {
+        self.calls.push(Call::Zero(at, bytes));
         // SAFETY: as above.
         unsafe { std::ptr::write_bytes(at.0 as *mut u8, 0, bytes) };
         Ok(())
     }
 
     fn launch(&mut self, launch: Launch, arguments: &[Argument]) -> Result<(), CudaError> {
+        self.calls.push(Call::Launch(launch, arguments.to_vec()));
         let name = CString::new(launch.kernel).unwrap();
         let pointers: Vec<*const c_void> = arguments
             .iter()
@@ -156,6 +197,7 @@ impl KernelDevice for Host {
     }
 
     fn multiply(&mut self, product: &Product) -> Result<(), CudaError> {
+        self.calls.push(Call::Multiply(*product));
         let Product { rows, columns, inner, .. } = *product;
         let left = read(product.left, product.factors, rows * inner);
         let right = read(product.right, product.factors, inner * columns);

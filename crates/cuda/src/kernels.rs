@@ -3,9 +3,10 @@
 use dipaco_model::{Dtype, ModelConfig};
 
 /// The source files in the order of compilation; they form one text.
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: [(&str, &str); 13] = [
     ("primitives.cuh", include_str!("../kernels/primitives.cuh")),
     ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("step.cuh", include_str!("../kernels/step.cuh")),
     ("embedding.cu", include_str!("../kernels/embedding.cu")),
     ("rms_norm.cu", include_str!("../kernels/rms_norm.cu")),
     ("rope.cu", include_str!("../kernels/rope.cu")),

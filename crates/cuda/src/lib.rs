@@ -23,10 +23,12 @@ mod kernels;
 mod layout;
 mod nvidia;
 mod operands;
+mod pass;
 mod passes;
 mod path;
 mod projection;
 mod reader;
+mod step_numbers;
 #[cfg(test)]
 mod tests;
 mod trained;

@@ -3,6 +3,7 @@
 mod compile;
 mod memory;
 mod products;
+mod recorder;
 mod timer;
 
 use std::collections::HashMap;
@@ -14,11 +15,14 @@ use crate::device::{Address, Argument, KernelDevice, Launch, Product};
 use crate::gpu::driver;
 use crate::nvidia::memory::Memory;
 use crate::nvidia::products::GpuProducts;
+use crate::nvidia::recorder::PassRecorder;
 use crate::nvidia::timer::KernelTimer;
+use crate::pass::Pass;
 use crate::{CudaError, Gpu, KernelTime, kernels};
 
 /// A stream of a GPU with one allocation and the compiled kernels.
 pub(crate) struct Nvidia {
+    passes: PassRecorder,
     products: GpuProducts,
     functions: HashMap<&'static str, CudaFunction>,
     stream: Arc<CudaStream>,
@@ -45,7 +49,13 @@ impl Nvidia {
         let functions = kernels::NAMES.into_iter().map(function).collect::<Result<_, CudaError>>()?;
         let workspace = Memory::new(gpu, &stream, products::WORKSPACE)?;
         let arena = Memory::new(gpu, &stream, bytes)?;
-        Ok(Self { products: GpuProducts::new(workspace)?, functions, stream, arena, timer: None })
+        let (passes, products) = (PassRecorder::default(), GpuProducts::new(workspace)?);
+        Ok(Self { passes, products, functions, stream, arena, timer: None })
+    }
+
+    /// True if this is a stream of the same GPU.
+    pub(crate) fn is_on(&self, gpu: &Gpu) -> bool {
+        Arc::ptr_eq(self.stream.context(), gpu.context())
     }
 
     /// Starts to time each kernel and product.
@@ -66,6 +76,21 @@ impl Nvidia {
 impl KernelDevice for Nvidia {
     fn arena(&self) -> Address {
         self.arena.address
+    }
+
+    fn begin_pass(&mut self, pass: Pass) -> Result<bool, CudaError> {
+        if self.timer.is_some() {
+            return Ok(false);
+        }
+        self.passes.begin(pass, &self.stream)
+    }
+
+    fn end_pass(&mut self, pass: Pass, complete: bool) -> Result<(), CudaError> {
+        self.passes.end(pass, complete, &self.stream)
+    }
+
+    fn forget_passes(&mut self) {
+        self.passes.forget();
     }
 
     fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), CudaError> {

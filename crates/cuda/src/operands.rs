@@ -1,4 +1,4 @@
-//! Operands of projections and updates.
+//! Operands of projections.
 
 use dipaco_model::Dtype;
 
@@ -21,12 +21,4 @@ pub(crate) struct Destination {
     pub(crate) number: Dtype,
     /// A matrix of the same size and type that is added to the product.
     pub(crate) added: Option<Address>,
-}
-
-/// Numbers of one AdamW step that are not in its configuration.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
-    /// Number of the step, from 1.
-    pub(crate) number: u64,
-    pub(crate) learning_rate: f64,
 }

@@ -145,6 +145,26 @@ impl CudaPath {
         Ok(Self { engine: Engine::new(device, config, options, path)? })
     }
 
+    /// True if a path of this shape and these options on this GPU can take over this path's memory with
+    /// [`CudaPath::reload`].
+    #[must_use]
+    pub fn has_shape(&self, gpu: &Gpu, config: &ModelConfig, options: CudaOptions) -> bool {
+        let Engine { device, config: own, micro_batch, purpose, .. } = &self.engine;
+        let checkpointing = options.checkpointing;
+        device.is_on(gpu)
+            && own == config
+            && *micro_batch == options.micro_batch
+            && *purpose == Purpose::Training { checkpointing }
+    }
+
+    /// Replaces the path by another one of the same shape, in the same memory.
+    ///
+    /// # Errors
+    /// The path has another number of parameters, or the GPU fails; the path here is damaged then.
+    pub fn reload(&mut self, path: &PathUpload<'_>) -> Result<(), CudaError> {
+        self.engine.reload(path)
+    }
+
     /// Takes one AdamW step on a batch (B, T). A target of [`dipaco_model::IGNORE`] is not counted. The gradient is clipped
     /// as with [`dipaco_optim::clip_scale`].
     ///

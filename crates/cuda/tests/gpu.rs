@@ -127,6 +127,41 @@ fn the_same_steps_give_the_same_bits() {
 }
 
 #[test]
+fn steps_from_a_record_have_the_bits_of_steps_without() {
+    let Some(gpu) = gpu() else { return };
+    for config in configs() {
+        for (dtype, micro_batch) in [(Dtype::F32, ROWS), (Dtype::Bf16, ROWS), (Dtype::Bf16, 1)] {
+            let [earlier, cpu] = [2, 3].map(|seed| CpuPath::new(&config, seed));
+            let config = ModelConfig { dtype, ..config.clone() };
+            let options = CudaOptions { micro_batch, ..WHOLE };
+            let batch = |i| data(&config, ROWS, i);
+            // A step that is timed launches each kernel by itself.
+            let mut path = on_gpu(&gpu, &cpu, &config, options);
+            let expected: Vec<CudaStep> =
+                (0..4).map(|i| path.profiled_step(&batch(i), &adamw(), RATE).unwrap().0).collect();
+            let weights = path.weights().unwrap();
+            let expected_moments = moments(&mut path, cpu.first.len());
+
+            let mut path = on_gpu(&gpu, &earlier, &config, options);
+            for _ in 0..2 {
+                for i in 0..3 {
+                    path.step(&batch(i), &adamw(), RATE).unwrap();
+                }
+                assert!(path.has_shape(&gpu, &config, options));
+                let numbers = cpu.weights();
+                let CpuPath { trained, first, second, .. } = &cpu;
+                path.reload(&PathUpload { weights: &numbers, trained, first, second, step: 0 }).unwrap();
+                let steps: Vec<CudaStep> =
+                    (0..4).map(|i| path.step(&batch(i), &adamw(), RATE).unwrap()).collect();
+                assert_eq!(steps, expected);
+                assert!(path.weights().unwrap() == weights);
+                assert!(moments(&mut path, cpu.first.len()) == expected_moments);
+            }
+        }
+    }
+}
+
+#[test]
 fn losses_scores_and_features_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for config in configs() {
@@ -138,6 +173,9 @@ fn losses_scores_and_features_are_those_of_the_cpu() {
             let expected = cpu.path.token_log_probs(&batch).unwrap();
             let found = path.token_log_probs(&batch).unwrap();
             assert!(distance(&found, &expected) < tolerance);
+            for _ in 0..2 {
+                assert_eq!(path.token_log_probs(&batch).unwrap(), found, "from a record");
+            }
             let loss = path.loss(&batch).unwrap();
             let mean = expected.iter().map(|&p| -f64::from(p)).sum::<f64>() / loss.counted as f64;
             assert!((f64::from(loss.mean) / mean - 1.0).abs() < tolerance);

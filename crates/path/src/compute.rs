@@ -15,6 +15,13 @@ use crate::inner_step::{InnerConfig, StepReport};
 use crate::layout::FragmentLayout;
 use crate::state::PathState;
 
+/// A path whose training has ended. The next path of the same shape takes over its memory.
+pub(crate) enum KeptPath {
+    Cpu(Box<CpuPath>),
+    #[cfg(feature = "cuda")]
+    Gpu(Box<GpuPath>),
+}
+
 /// A path on a device.
 pub(crate) trait Compute: Send {
     /// Takes a step: changes the weights and the moments. If the loss or the gradient is not finite, nothing changes,
@@ -43,10 +50,8 @@ pub(crate) trait Compute: Send {
         Ok(())
     }
 
-    /// The path, if it was trained on the CPU, so that its memory serves the next one.
-    fn into_cpu(self: Box<Self>) -> Option<CpuPath> {
-        None
-    }
+    /// The path, whose memory serves the next one.
+    fn into_kept(self: Box<Self>) -> KeptPath;
 
     /// Adds up the time of the phases of a step in `profile` from now on. Only the CPU measures them.
     fn set_profile(&mut self, _profile: Profile) {}

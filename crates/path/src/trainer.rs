@@ -70,10 +70,13 @@ impl Trainer {
         let compute: Box<dyn Compute> = match device {
             TrainDevice::Cpu => {
                 let checkpointing = config.activation_checkpointing;
-                Box::new(CpuPath::new(memory.take(), model, topology, weights, checkpointing)?)
+                Box::new(CpuPath::new(memory.take_cpu(), model, topology, weights, checkpointing)?)
             }
             #[cfg(feature = "cuda")]
-            TrainDevice::Cuda(gpu) => Box::new(GpuPath::new(gpu, model, topology, weights, &state, &config)?),
+            TrainDevice::Cuda(gpu) => {
+                let earlier = memory.take_gpu();
+                Box::new(GpuPath::new(earlier, gpu, model, topology, weights, &state, &config)?)
+            }
         };
         Ok(Self { compute, config, state })
     }
@@ -114,9 +117,7 @@ impl Trainer {
     /// As [`Trainer::into_state`].
     pub fn end(mut self, memory: &TrainerMemory) -> Result<PathState, PathError> {
         self.compute.refresh(&mut self.state)?;
-        if let Some(path) = self.compute.into_cpu() {
-            memory.give(path);
-        }
+        memory.give(self.compute.into_kept());
         Ok(self.state)
     }
 

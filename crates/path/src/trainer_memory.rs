@@ -3,20 +3,41 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::compute::CpuPath;
+#[cfg(feature = "cuda")]
+use crate::compute::GpuPath;
+use crate::compute::{CpuPath, KeptPath};
 
-/// Memory of the path that was trained last on the CPU: weights, gradients, kept activations and packed operands. Training
-/// a path of the same shape takes it over. To allocate it anew, the system would have to hand out and zero each page
-/// again. Clones share the memory. The results do not depend on it.
+/// Memory of the path that was trained last: weights, gradients, kept activations and packed operands. Training a path of
+/// the same shape takes it over. To allocate it anew, the system would have to hand out and zero each page again; a GPU also
+/// keeps the kernels that it has loaded and the records of its steps. Clones share the memory. The results do not depend on
+/// it.
 #[derive(Clone, Default)]
-pub struct TrainerMemory(Arc<Mutex<Option<CpuPath>>>);
+pub struct TrainerMemory(Arc<Mutex<Option<KeptPath>>>);
 
 impl TrainerMemory {
-    pub(crate) fn take(&self) -> Option<CpuPath> {
+    fn take(&self) -> Option<KeptPath> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    pub(crate) fn give(&self, path: CpuPath) {
+    /// The path, if it was trained on the CPU. A path of another device is dropped.
+    pub(crate) fn take_cpu(&self) -> Option<CpuPath> {
+        match self.take()? {
+            KeptPath::Cpu(path) => Some(*path),
+            #[cfg(feature = "cuda")]
+            KeptPath::Gpu(_) => None,
+        }
+    }
+
+    /// The path, if it was trained on a GPU. A path of another device is dropped.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn take_gpu(&self) -> Option<GpuPath> {
+        match self.take()? {
+            KeptPath::Gpu(path) => Some(*path),
+            KeptPath::Cpu(_) => None,
+        }
+    }
+
+    pub(crate) fn give(&self, path: KeptPath) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
     }
 }
@@ -73,7 +94,11 @@ mod tests {
 
     /// Where the weights of the path in the memory lie.
     fn place(memory: &TrainerMemory) -> Option<*const f32> {
-        memory.0.lock().unwrap().as_ref().map(CpuPath::place)
+        match memory.0.lock().unwrap().as_ref()? {
+            KeptPath::Cpu(path) => Some(path.place()),
+            #[cfg(feature = "cuda")]
+            KeptPath::Gpu(_) => None,
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::device::{Address, Grid};
 use crate::host::{Host, address};
 use crate::kernels::SQUARES_CHUNK;
 use crate::layout::{DecayRun, decay_runs};
+use crate::step_numbers::StepNumbers;
 
 /// Widths for which the kernels move one number at a time and eight at a time.
 const WIDTHS: [usize; 2] = [37, 1032];
@@ -192,7 +193,8 @@ fn swiglu_and_its_gradients_in_place() {
 #[test]
 fn cross_entropy_of_a_chunk_with_targets_left_out() {
     each(|host, dtype, width| {
-        let (v, scale) = (3 * width, 0.25f32);
+        // Four counted targets: a scale of 1 / 4.
+        let (v, scale, counted) = (3 * width, 0.25f32, 4);
         let targets = [3u32, IGNORE, v as u32 - 1, 0];
         // Large logits: a sum without the maximum taken out would overflow.
         let numbers: Vec<f32> = random(1, targets.len() * v).iter().map(|x| 200.0 * x).collect();
@@ -215,13 +217,13 @@ fn cross_entropy_of_a_chunk_with_targets_left_out() {
             let mut losses = Buffer::f32(&[9.0; 4]);
             let mut targets = targets;
             let in_place = dtype == Dtype::F32;
+            let mut of_step = [StepNumbers::new(&AdamWConfig::default(), 1, 1e-3, counted)];
             let arguments = [
                 if in_place { logits.argument() } else { gradient.argument() },
                 logits.argument(),
                 losses.argument(),
                 address(&mut targets).into(),
-                scale.into(),
-                i32::from(wanted).into(),
+                if wanted { address(&mut of_step) } else { Address::NULL }.into(),
             ];
             run(host, "cross_entropy", Grid::line(targets.len()), 512, &arguments);
             assert_close("losses", &losses.values(), &losses64, 2e-6);
@@ -277,7 +279,7 @@ fn adamw_clips_and_decays_as_the_optimizer_of_the_cpu_does() {
         assert!((report[1] - squared).abs() < 1e-6 * squared);
         assert!((report[2] - gradient_scale).abs() < 1e-6);
         let with_copy = dtype == Dtype::Bf16;
-        let steps = number as f64;
+        let mut numbers = [StepNumbers::new(&adamw, number, rate, 1)];
         let mut update = |report: &mut [f64; 3]| {
             let arguments = [
                 p.argument(),
@@ -287,14 +289,7 @@ fn adamw_clips_and_decays_as_the_optimizer_of_the_cpu_does() {
                 g.argument(),
                 address(&mut segments).into(),
                 address(report).into(),
-                ((1.0 - rate * adamw.weight_decay) as f32).into(),
-                ((rate / (1.0 - adamw.beta1.powf(steps))) as f32).into(),
-                ((1.0 / (1.0 - adamw.beta2.powf(steps)).sqrt()) as f32).into(),
-                (adamw.beta1 as f32).into(),
-                ((1.0 - adamw.beta1) as f32).into(),
-                (adamw.beta2 as f32).into(),
-                ((1.0 - adamw.beta2) as f32).into(),
-                (adamw.epsilon as f32).into(),
+                address(&mut numbers).into(),
             ];
             run(host, "adamw", Grid::line(segments.len()), 512, &arguments);
             p.values()
@@ -317,13 +312,14 @@ fn clip(host: &mut Host, gradient: &mut Buffer, adamw: &AdamWConfig) -> [f64; 3]
     let mut report = [1f64, 0.0, 0.0];
     let chunks = gradient.count.div_ceil(SQUARES_CHUNK);
     let mut partial = vec![0f64; chunks];
+    let mut numbers = [StepNumbers::new(adamw, 1, 1e-3, 1)];
     let arguments = [address(&mut partial).into(), gradient.argument(), (gradient.count as u64).into()];
     run(host, "squared_norm", Grid::line(chunks), 256, &arguments);
     let arguments = [
         address(&mut report).into(),
         address(&mut partial).into(),
         (chunks as i32).into(),
-        adamw.clip_norm.into(),
+        address(&mut numbers).into(),
     ];
     run(host, "clip", Grid::line(1), 256, &arguments);
     report

@@ -253,3 +253,31 @@ fn arguments_that_do_not_fit_are_refused() {
     let batch = TokenBatch::new(tokens, vec![1], 51).unwrap();
     assert!(engine.losses(&batch).unwrap_err().to_string().contains("targets"));
 }
+
+#[test]
+fn a_path_takes_over_the_memory_of_the_path_before_and_changes_no_bit() {
+    let levels = [[true, true, true, true], [false, true, false, true], [true, true, true, true]];
+    let paths = (2..).zip(levels).map(|(seed, trains)| CpuPath::with_levels(&even(), &frozen(trains), seed));
+    let run = |engine: &mut Engine<Host>| {
+        // Two lengths of rows: two passes. Each begins twice.
+        let steps: Vec<CudaStep> = [(0, 3), (1, 2), (2, 3), (3, 2)]
+            .map(|(step, rows)| engine.step(&data(&even(), rows, step), &adamw(), RATE).unwrap())
+            .to_vec();
+        let (weights, first) = (engine.arena.weights, engine.arena.first);
+        (steps, engine.read(weights).unwrap(), engine.read(first).unwrap())
+    };
+    let config = ModelConfig { dtype: Dtype::Bf16, ..even() };
+    let mut kept = engine(&config, &CpuPath::new(&config, 1), WHOLE);
+    run(&mut kept);
+    for cpu in paths {
+        let weights = cpu.weights();
+        let CpuPath { trained, first, second, .. } = &cpu;
+        kept.reload(&PathUpload { weights: &weights, trained, first, second, step: 0 }).unwrap();
+        let (steps, weights, moments) = run(&mut kept);
+        let (expected_steps, expected_weights, expected_moments) = run(&mut engine(&config, &cpu, WHOLE));
+        assert_eq!(steps, expected_steps);
+        assert_eq!(weights, expected_weights);
+        // The moments of a frozen tensor have a place that nothing reads.
+        assert_eq!(of_trained(&moments, trained), of_trained(&expected_moments, trained));
+    }
+}

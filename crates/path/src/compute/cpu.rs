@@ -8,7 +8,7 @@ use dipaco_model::{
 use dipaco_optim::{AdamWStep, MuonScratch, clip_scale, squared_norm};
 use dipaco_topology::Topology;
 
-use super::Compute;
+use super::{Compute, KeptPath};
 use super::update::Update;
 use crate::PathError;
 use crate::inner_step::{InnerConfig, StepReport};
@@ -115,8 +115,8 @@ impl Compute for CpuPath {
         Ok(module.map(|module| module.with_values(|values| layout.gather(values))).transpose()?)
     }
 
-    fn into_cpu(self: Box<Self>) -> Option<CpuPath> {
-        Some(*self)
+    fn into_kept(self: Box<Self>) -> KeptPath {
+        KeptPath::Cpu(self)
     }
 
     fn set_profile(&mut self, profile: Profile) {

@@ -7,7 +7,7 @@ use dipaco_model::{ModelConfig, ModuleView, ModuleWeights, TensorSpec, TokenBatc
 use dipaco_optim::Optimizer;
 use dipaco_topology::Topology;
 
-use super::Compute;
+use super::{Compute, KeptPath};
 use crate::PathError;
 use crate::device::shape_for_rows;
 use crate::inner_step::{InnerConfig, StepReport};
@@ -27,7 +27,9 @@ pub(crate) struct GpuPath {
 }
 
 impl GpuPath {
+    /// Puts a path on the GPU, into the memory of `earlier` if that has the same shape.
     pub(crate) fn new(
+        earlier: Option<Self>,
         gpu: &Gpu,
         model: &ModelConfig,
         topology: &Topology,
@@ -55,7 +57,13 @@ impl GpuPath {
             step: state.step.saturating_sub(config.rested),
         };
         let shape = shape_for_rows(model, config.sequence_tokens);
-        let path = CudaPath::new(gpu, shape, options, &upload)?;
+        let path = match earlier.filter(|earlier| earlier.path.has_shape(gpu, &shape, options)) {
+            Some(Self { mut path, .. }) => {
+                path.reload(&upload)?;
+                path
+            }
+            None => CudaPath::new(gpu, shape, options, &upload)?,
+        };
         let (model, topology) = (model.clone(), topology.clone());
         Ok(Self { path, model, topology, specs: whole.specs, stepped: false, read: None })
     }
@@ -109,5 +117,9 @@ impl Compute for GpuPath {
             self.stepped = false;
         }
         Ok(())
+    }
+
+    fn into_kept(self: Box<Self>) -> KeptPath {
+        KeptPath::Gpu(self)
     }
 }
