@@ -98,8 +98,9 @@ pub(crate) trait KernelDevice {
     /// the device may record instead of running them.
     fn begin_pass(&mut self, pass: Pass) -> Result<bool, CudaError>;
 
-    /// Ends a pass after its calls, and runs it if they were recorded. `complete` is false if a call failed.
-    fn end_pass(&mut self, pass: Pass, complete: bool) -> Result<(), CudaError>;
+    /// Ends a pass after its calls, and runs it if they were recorded. `complete` is false if a call failed. False if the
+    /// recording is spoilt, and nothing has run.
+    fn end_pass(&mut self, pass: Pass, complete: bool) -> Result<bool, CudaError>;
 
     /// Drops the records of all passes, because their calls would be others now.
     fn forget_passes(&mut self);

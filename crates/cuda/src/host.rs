@@ -30,8 +30,10 @@ pub(crate) struct Host {
     arena: Vec<[u64; 32]>,
     /// The calls of each pass so far. From the second time on they run from here.
     passes: HashMap<Pass, Vec<Call>>,
-    /// The calls of the pass that runs.
-    calls: Vec<Call>,
+    /// The calls of the pass that is recorded: they run at its end.
+    recording: Option<Vec<Call>>,
+    /// True to drop the next recording.
+    pub(crate) spoils: bool,
     /// True to run threads and blocks in descending order and asynchronous copies at once.
     pub(crate) backwards: bool,
 }
@@ -95,7 +97,18 @@ impl Host {
         // SAFETY: the library was compiled from this package's sources and has no initialisation.
         let library = unsafe { Library::new(library(&compiler(), &kernels::defines(config))) }.unwrap();
         let arena = vec![[0; 32]; bytes.div_ceil(256) + 1];
-        Self { library, arena, passes: HashMap::new(), calls: Vec::new(), backwards: false }
+        Self { library, arena, passes: HashMap::new(), recording: None, spoils: false, backwards: false }
+    }
+
+    fn replay(&mut self, calls: Vec<Call>) -> Result<(), CudaError> {
+        for call in calls {
+            match call {
+                Call::Zero(at, bytes) => self.zero(at, bytes)?,
+                Call::Launch(launch, arguments) => self.launch(launch, &arguments)?,
+                Call::Multiply(product) => self.multiply(&product)?,
+            }
+        }
+        Ok(())
     }
 
     /// Puts a path on the host.
@@ -125,23 +138,22 @@ impl KernelDevice for Host {
     }
 
     fn begin_pass(&mut self, pass: Pass) -> Result<bool, CudaError> {
-        self.calls.clear();
-        let Some(calls) = self.passes.get(&pass).cloned() else { return Ok(false) };
-        for call in calls {
-            match call {
-                Call::Zero(at, bytes) => self.zero(at, bytes)?,
-                Call::Launch(launch, arguments) => self.launch(launch, &arguments)?,
-                Call::Multiply(product) => self.multiply(&product)?,
-            }
-        }
+        let Some(calls) = self.passes.get(&pass).cloned() else {
+            self.recording = Some(Vec::new());
+            return Ok(false);
+        };
+        self.replay(calls)?;
         Ok(true)
     }
 
-    fn end_pass(&mut self, pass: Pass, complete: bool) -> Result<(), CudaError> {
-        if complete {
-            self.passes.insert(pass, std::mem::take(&mut self.calls));
+    fn end_pass(&mut self, pass: Pass, complete: bool) -> Result<bool, CudaError> {
+        let Some(calls) = self.recording.take() else { return Ok(true) };
+        if std::mem::take(&mut self.spoils) || !complete {
+            return Ok(false);
         }
-        Ok(())
+        self.passes.insert(pass, calls.clone());
+        self.replay(calls)?;
+        Ok(true)
     }
 
     fn forget_passes(&mut self) {
@@ -149,26 +161,34 @@ impl KernelDevice for Host {
     }
 
     fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<(), CudaError> {
+        assert!(self.recording.is_none(), "a copy is no part of a pass");
         // SAFETY: the engine stays within the arena.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.0 as *mut u8, bytes.len()) };
         Ok(())
     }
 
     fn download(&mut self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
+        assert!(self.recording.is_none(), "a copy is no part of a pass");
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from.0 as *const u8, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
     fn zero(&mut self, at: Address, bytes: usize) -> Result<(), CudaError> {
-        self.calls.push(Call::Zero(at, bytes));
+        if let Some(calls) = &mut self.recording {
+            calls.push(Call::Zero(at, bytes));
+            return Ok(());
+        }
         // SAFETY: as above.
         unsafe { std::ptr::write_bytes(at.0 as *mut u8, 0, bytes) };
         Ok(())
     }
 
     fn launch(&mut self, launch: Launch, arguments: &[Argument]) -> Result<(), CudaError> {
-        self.calls.push(Call::Launch(launch, arguments.to_vec()));
+        if let Some(calls) = &mut self.recording {
+            calls.push(Call::Launch(launch, arguments.to_vec()));
+            return Ok(());
+        }
         let name = CString::new(launch.kernel).unwrap();
         let pointers: Vec<*const c_void> = arguments
             .iter()
@@ -197,7 +217,10 @@ impl KernelDevice for Host {
     }
 
     fn multiply(&mut self, product: &Product) -> Result<(), CudaError> {
-        self.calls.push(Call::Multiply(*product));
+        if let Some(calls) = &mut self.recording {
+            calls.push(Call::Multiply(*product));
+            return Ok(());
+        }
         let Product { rows, columns, inner, .. } = *product;
         let left = read(product.left, product.factors, rows * inner);
         let right = read(product.right, product.factors, inner * columns);

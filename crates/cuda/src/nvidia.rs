@@ -85,7 +85,7 @@ impl KernelDevice for Nvidia {
         self.passes.begin(pass, &self.stream)
     }
 
-    fn end_pass(&mut self, pass: Pass, complete: bool) -> Result<(), CudaError> {
+    fn end_pass(&mut self, pass: Pass, complete: bool) -> Result<bool, CudaError> {
         self.passes.end(pass, complete, &self.stream)
     }
 

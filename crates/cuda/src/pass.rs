@@ -31,13 +31,16 @@ impl<D: KernelDevice> Engine<D> {
     pub(crate) fn run_pass(
         &mut self,
         pass: Pass,
-        calls: impl FnOnce(&mut Self) -> Result<(), CudaError>,
+        calls: impl Fn(&mut Self) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         if self.device.begin_pass(pass)? {
             return Ok(());
         }
         let called = calls(self);
-        let ended = self.device.end_pass(pass, called.is_ok());
-        called.and(ended)
+        if self.device.end_pass(pass, called.is_ok())? {
+            return called;
+        }
+        // None of the recorded calls has run.
+        calls(self)
     }
 }

@@ -49,22 +49,26 @@ impl PassRecorder {
         Ok(false)
     }
 
-    /// Ends the recording, if there is one, and launches its graph if it is `complete`.
+    /// Ends the recording, if there is one, and launches its graph. False if the recording is spoilt: another thread does that
+    /// when it frees memory of the GPU, for example. The pass is recorded the next time.
     pub(super) fn end(
         &mut self,
         pass: Pass,
         complete: bool,
         stream: &Arc<CudaStream>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<bool, CudaError> {
         if !std::mem::take(&mut self.recording) {
-            return Ok(());
+            return Ok(true);
         }
-        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(driver("ending a graph"))?;
-        if let (Some(graph), true) = (graph, complete) {
-            graph.launch().map_err(driver("launching a graph"))?;
-            self.passes.insert(pass, Some(graph));
+        match stream.end_capture(CUgraphInstantiate_flags(0)) {
+            Ok(Some(graph)) if complete => {
+                graph.launch().map_err(driver("launching a graph"))?;
+                self.passes.insert(pass, Some(graph));
+                Ok(true)
+            }
+            // If the reason is not the recording, the calls of the pass fail again without it.
+            Ok(_) | Err(_) => Ok(false),
         }
-        Ok(())
     }
 
     pub(super) fn forget(&mut self) {

@@ -281,3 +281,20 @@ fn a_path_takes_over_the_memory_of_the_path_before_and_changes_no_bit() {
         assert_eq!(of_trained(&moments, trained), of_trained(&expected_moments, trained));
     }
 }
+
+#[test]
+fn a_pass_whose_recording_is_spoilt_runs_all_the_same() {
+    let cpu = CpuPath::new(&odd(false), 1);
+    let run = |spoils: bool| {
+        let mut engine = engine(&odd(false), &cpu, CudaOptions { micro_batch: 2, checkpointing: false });
+        let step = |step| {
+            engine.device.spoils = spoils;
+            engine.step(&data(&odd(false), 3, step), &adamw(), RATE).unwrap()
+        };
+        let steps: Vec<CudaStep> = (0..3).map(step).collect();
+        engine.device.spoils = spoils;
+        let scores = engine.token_log_probs(&data(&odd(false), 3, 7)).unwrap();
+        (steps, scores, engine.read(engine.arena.weights).unwrap())
+    };
+    assert!(run(true) == run(false));
+}
