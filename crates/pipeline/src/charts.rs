@@ -1,5 +1,6 @@
 //! Charts of runs and of experiments.
 
+mod by_domain;
 mod chart;
 mod curves;
 mod domains;

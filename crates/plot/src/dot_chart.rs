@@ -1,10 +1,11 @@
-//! Dot charts: a few measurements of each of many things.
+//! Dot charts: a few measurements of each of many things, of one kind or of several kinds.
 
 use crate::axis::Axis;
 use crate::canvas::{Anchor, Canvas, FAINT, Point};
 use crate::colour;
 use crate::font;
 use crate::frame::{Frame, TICK, TITLE};
+use crate::legend::{self, Entry};
 
 /// A column of labels on the left, and the measurements of each on a common axis.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,6 +16,8 @@ pub struct DotChart {
     pub x: Axis,
     /// Rows from top to bottom.
     pub rows: Vec<DotRow>,
+    /// Names of the colours from number 0 on, for a legend; may be empty.
+    pub names: Vec<String>,
 }
 
 /// Row of a [`DotChart`].
@@ -22,6 +25,13 @@ pub struct DotChart {
 pub struct DotRow {
     /// Name of the measured thing.
     pub label: String,
+    /// Its marks. The number of a single mark is written beside it.
+    pub marks: Vec<DotMark>,
+}
+
+/// Measurements of one kind in a [`DotRow`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DotMark {
     /// Measurements, for example one per seed. Values that are not finite are left out.
     pub values: Vec<f64>,
     /// Number of the colour.
@@ -44,9 +54,17 @@ impl DotChart {
         let height = ROW * self.rows.len().max(1) as f64;
         let left = widest.min(LABELS) + 24.0;
         let frame = Frame { left, top: TOP, width: WIDTH, height };
-        let values = self.rows.iter().flat_map(|row| row.values.iter().copied());
+        let values = self.rows.iter().flat_map(|row| &row.marks).flat_map(|mark| mark.values.iter().copied());
         let x = self.x.over(values, WIDTH);
-        let mut canvas = Canvas::new(left + WIDTH + 84.0, TOP + height + BOTTOM);
+        let named: Vec<Entry<'_>> = self
+            .names
+            .iter()
+            .enumerate()
+            .map(|(number, name)| Entry { name, colour: colour::line(number), dash: "", marked: true })
+            .collect();
+        let right = if named.is_empty() { 84.0 } else { legend::width(&named) };
+        let tall = height.max(legend::height(&named));
+        let mut canvas = Canvas::new(left + WIDTH + right, TOP + tall + BOTTOM);
         let title = font::fitted(&self.title, TITLE, left + WIDTH);
         canvas.text(Point { x: 12.0, y: TOP - 16.0 }, TITLE, Anchor::Start, &title);
         frame.x_axis(&mut canvas, &x, &self.x.label);
@@ -56,22 +74,29 @@ impl DotChart {
             canvas.line(edge, edge.plus(WIDTH, 0.0), FAINT, 1.0, "2 3");
             let label = font::fitted(&row.label, TICK, LABELS);
             canvas.text(edge.plus(-8.0, TICK * 0.36), TICK, Anchor::End, &label);
-            let shown: Vec<f64> = row.values.iter().copied().filter(|value| self.x.takes(*value)).collect();
-            let Some(first) = shown.first() else { continue };
-            let (low, high) =
-                shown.iter().fold((*first, *first), |(low, high), value| (low.min(*value), high.max(*value)));
-            let mean = shown.iter().sum::<f64>() / shown.len() as f64;
-            let at = |value: f64| frame.point(x.at(value).clamp(0.0, WIDTH), level);
-            let colour = colour::line(row.colour);
-            canvas.line(at(low), at(high), colour, 2.0, "");
-            if shown.len() > 1 {
-                shown.iter().for_each(|value| canvas.dot(at(*value), 3.0, "#ffffff", colour));
+            for mark in &row.marks {
+                let shown: Vec<f64> =
+                    mark.values.iter().copied().filter(|value| self.x.takes(*value)).collect();
+                let Some(first) = shown.first() else { continue };
+                let (low, high) = shown
+                    .iter()
+                    .fold((*first, *first), |(low, high), value| (low.min(*value), high.max(*value)));
+                let mean = shown.iter().sum::<f64>() / shown.len() as f64;
+                let at = |value: f64| frame.point(x.at(value).clamp(0.0, WIDTH), level);
+                let colour = colour::line(mark.colour);
+                canvas.line(at(low), at(high), colour, 2.0, "");
+                if shown.len() > 1 {
+                    shown.iter().for_each(|value| canvas.dot(at(*value), 3.0, "#ffffff", colour));
+                }
+                canvas.dot(at(mean), 5.0, colour, "#ffffff");
+                if row.marks.len() == 1 {
+                    let text = if mean >= 1000.0 { format!("{mean:.0}") } else { format!("{mean:.2}") };
+                    canvas.text(edge.plus(WIDTH + 8.0, TICK * 0.36), TICK, Anchor::Start, &text);
+                }
             }
-            canvas.dot(at(mean), 5.0, colour, "#ffffff");
-            let text = if mean >= 1000.0 { format!("{mean:.0}") } else { format!("{mean:.2}") };
-            canvas.text(edge.plus(WIDTH + 8.0, TICK * 0.36), TICK, Anchor::Start, &text);
         }
         frame.border(&mut canvas);
+        legend::draw(&mut canvas, Point { x: left + WIDTH + 16.0, y: TOP }, &named);
         canvas.finish()
     }
 }

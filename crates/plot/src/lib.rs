@@ -36,7 +36,7 @@ mod png;
 
 pub use axis::{Axis, Scale};
 pub use bar_chart::BarChart;
-pub use dot_chart::{DotChart, DotRow};
+pub use dot_chart::{DotChart, DotMark, DotRow};
 pub use error::PlotError;
 pub use heat_map::HeatMap;
 pub use line_chart::{Line, LineChart};

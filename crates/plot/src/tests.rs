@@ -38,13 +38,16 @@ fn all() -> Vec<(&'static str, String)> {
         title: "Perplexity".into(),
         x: Axis::linear("perplexity"),
         rows: vec![
-            DotRow { label: "dense".into(), values: vec![40.0, 41.0, 42.5], colour: 0 },
+            DotRow {
+                label: "dense".into(),
+                marks: vec![DotMark { values: vec![40.0, 41.0, 42.5], colour: 0 }],
+            },
             DotRow {
                 label: "a name that is much too long to fit ".repeat(8),
-                values: vec![f64::NAN],
-                colour: 1,
+                marks: vec![DotMark { values: vec![f64::NAN], colour: 1 }],
             },
         ],
+        names: vec![],
     };
     vec![("lines", lines().svg()), ("bars", bars.svg()), ("heat", heat.svg()), ("dots", dots.svg())]
 }
@@ -81,6 +84,25 @@ fn a_value_that_is_not_finite_leaves_a_gap() {
     let drawn = svg.lines().filter(|line| line.starts_with("<polyline") && line.contains("#0072b2"));
     // Two parts of one point each, and the swatch in the legend.
     assert_eq!(drawn.count(), 3, "{svg}");
+}
+
+#[test]
+fn a_row_of_several_kinds_has_a_mark_in_the_colour_of_each_and_the_legend_names_them() {
+    let mark = |values: &[f64], colour| DotMark { values: values.to_vec(), colour };
+    let row = |marks| DotRow { label: "law".into(), marks };
+    let chart = |row, names: &[&str]| DotChart {
+        rows: vec![row],
+        names: names.iter().map(|&name| name.to_owned()).collect(),
+        ..DotChart::default()
+    };
+    let one = chart(row(vec![mark(&[12.25], 1)]), &[]).svg();
+    assert!(one.contains(">12.25<"), "{one}");
+    let both = chart(row(vec![mark(&[12.25], 1), mark(&[-1.0, 2.0], 0)]), &["dense", "2 × 2"]).svg();
+    assert!(!both.contains(">12.25<") && both.contains(">dense<") && both.contains(">2 × 2<"), "{both}");
+    let dots =
+        |colour| both.lines().filter(|line| line.starts_with("<circle") && line.contains(colour)).count();
+    // A dot of each mean, a circle of each of two seeds, and the swatches of the legend.
+    assert_eq!((dots("#0072b2"), dots("#d55e00")), (4, 2), "{both}");
 }
 
 #[test]

@@ -3,17 +3,22 @@
 use std::collections::BTreeMap;
 
 use dipaco_experiment::{ExperimentTable, Results, TableRow, ValidationPoint};
-use dipaco_plot::{Axis, DotChart, DotRow, Line, LineChart};
+use dipaco_plot::{Axis, DotChart, DotMark, DotRow, Line, LineChart};
 
+use super::by_domain::by_domain;
 use super::chart::Chart;
 
-/// Charts of an experiment: the perplexities of all rows of its table, perplexity against the number of paths if it varies, and
-/// perplexity during training, against steps and against bytes, if it was measured.
+/// Charts of an experiment: the perplexities of all rows of its table, differences from the baseline by domain if the text has
+/// labels, perplexity against the number of paths if it varies, and perplexity during training, against steps and against
+/// bytes, if it was measured.
 pub fn of_results(results: &Results) -> Vec<Chart> {
     let table = ExperimentTable::of(results);
     let mut charts = Vec::new();
     if !table.rows.is_empty() {
         charts.push(Chart::dots(&table.name, &dots(&table)));
+    }
+    if let Some(chart) = by_domain(results) {
+        charts.push(Chart::dots(format!("{}-domains", table.name), &chart));
     }
     if let Some(chart) = against_paths(&table) {
         charts.push(Chart::lines(format!("{}-paths", table.name), &chart));
@@ -68,7 +73,7 @@ fn during_training(
 }
 
 /// The parts of a name that are not empty.
-fn joined(parts: &[&str]) -> String {
+pub(super) fn joined(parts: &[&str]) -> String {
     parts.iter().copied().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
 }
 
@@ -81,13 +86,16 @@ fn dots(table: &ExperimentTable) -> DotChart {
     }
     let row = |row: &TableRow| DotRow {
         label: joined(&[&row.run, &row.router, &row.evaluation]),
-        values: row.perplexities.iter().map(|(_, perplexity)| *perplexity).collect(),
-        colour: runs.iter().position(|run| *run == row.run).unwrap_or(0),
+        marks: vec![DotMark {
+            values: row.perplexities.iter().map(|(_, perplexity)| *perplexity).collect(),
+            colour: runs.iter().position(|run| *run == row.run).unwrap_or(0),
+        }],
     };
     DotChart {
         title: table.title.clone(),
         x: Axis::linear("perplexity; each circle is a seed, the dot their mean"),
         rows: table.rows.iter().map(row).collect(),
+        names: Vec::new(),
     }
 }
 
