@@ -8,8 +8,8 @@ use dipaco_model::{
 use dipaco_optim::{AdamWStep, MuonScratch, clip_scale, squared_norm};
 use dipaco_topology::Topology;
 
-use super::{Compute, KeptPath};
 use super::update::Update;
+use super::{Compute, KeptPath};
 use crate::PathError;
 use crate::inner_step::{InnerConfig, StepReport};
 use crate::layout::FragmentLayout;
