@@ -39,7 +39,10 @@ pub struct DotMark {
 }
 
 const WIDTH: f64 = 520.0;
+/// Minimum height of a row in pixels.
 const ROW: f64 = 28.0;
+/// Distance of two marks of a row in pixels.
+const APART: f64 = 9.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
 /// Maximum width of a label in pixels.
@@ -51,7 +54,9 @@ impl DotChart {
     #[must_use]
     pub fn svg(&self) -> String {
         let widest = self.rows.iter().map(|row| font::width(&row.label, TICK)).fold(0.0, f64::max);
-        let height = ROW * self.rows.len().max(1) as f64;
+        let most = self.rows.iter().map(|row| row.marks.len()).max().unwrap_or(0);
+        let tall = ROW.max(APART * (most + 1) as f64);
+        let height = tall * self.rows.len().max(1) as f64;
         let left = widest.min(LABELS) + 24.0;
         let frame = Frame { left, top: TOP, width: WIDTH, height };
         let values = self.rows.iter().flat_map(|row| &row.marks).flat_map(|mark| mark.values.iter().copied());
@@ -63,18 +68,20 @@ impl DotChart {
             .map(|(number, name)| Entry { name, colour: colour::line(number), dash: "", marked: true })
             .collect();
         let right = if named.is_empty() { 84.0 } else { legend::width(&named) };
-        let tall = height.max(legend::height(&named));
-        let mut canvas = Canvas::new(left + WIDTH + right, TOP + tall + BOTTOM);
+        let inner = height.max(legend::height(&named));
+        let mut canvas = Canvas::new(left + WIDTH + right, TOP + inner + BOTTOM);
         let title = font::fitted(&self.title, TITLE, left + WIDTH);
         canvas.text(Point { x: 12.0, y: TOP - 16.0 }, TITLE, Anchor::Start, &title);
         frame.x_axis(&mut canvas, &x, &self.x.label);
         for (index, row) in self.rows.iter().enumerate() {
-            let level = height - ROW * (index as f64 + 0.5);
+            let level = height - tall * (index as f64 + 0.5);
             let edge = frame.point(0.0, level);
             canvas.line(edge, edge.plus(WIDTH, 0.0), FAINT, 1.0, "2 3");
             let label = font::fitted(&row.label, TICK, LABELS);
             canvas.text(edge.plus(-8.0, TICK * 0.36), TICK, Anchor::End, &label);
-            for mark in &row.marks {
+            let middle = row.marks.len().saturating_sub(1) as f64 / 2.0;
+            for (number, mark) in row.marks.iter().enumerate() {
+                let level = level + APART * (middle - number as f64);
                 let shown: Vec<f64> =
                     mark.values.iter().copied().filter(|value| self.x.takes(*value)).collect();
                 let Some(first) = shown.first() else { continue };
@@ -88,7 +95,7 @@ impl DotChart {
                 if shown.len() > 1 {
                     shown.iter().for_each(|value| canvas.dot(at(*value), 3.0, "#ffffff", colour));
                 }
-                canvas.dot(at(mean), 5.0, colour, "#ffffff");
+                canvas.dot(at(mean), if row.marks.len() == 1 { 5.0 } else { 4.0 }, colour, "#ffffff");
                 if row.marks.len() == 1 {
                     let text = if mean >= 1000.0 { format!("{mean:.0}") } else { format!("{mean:.2}") };
                     canvas.text(edge.plus(WIDTH + 8.0, TICK * 0.36), TICK, Anchor::Start, &text);
