@@ -231,6 +231,14 @@ pub fn assign_part(
     })
 }
 
+/// The device for [`fit`] and [`assign`] in a command that does all steps of a run: the CPU where no model computes the features.
+/// The user asks for a GPU for the other steps there, so nothing is to be warned of.
+#[must_use]
+pub fn device_among_all_steps(config: &RunConfig, device: DeviceChoice) -> DeviceChoice {
+    let routing = &config.routing;
+    if routing.reads_seed(routing.kind) { device } else { DeviceChoice::Cpu }
+}
+
 /// Calls `act` with the assignment of the training text and, if there is any, of the validation text.
 fn divide<T>(
     run: &RunDirectory,
@@ -370,5 +378,23 @@ pub(crate) fn shown<'a>(
             _ => {}
         }
         ControlFlow::Continue(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_routing::{FeatureKind, RouterKind};
+
+    use super::*;
+
+    #[test]
+    fn among_all_steps_a_gpu_routes_only_what_a_model_reads() {
+        let mut config = RunConfig::default();
+        let device = |config: &RunConfig| device_among_all_steps(config, DeviceChoice::Cuda(1));
+        assert_eq!(device(&config), DeviceChoice::Cpu);
+        config.routing.features = FeatureKind::Seed;
+        assert_eq!(device(&config), DeviceChoice::Cuda(1));
+        config.routing.kind = RouterKind::Random;
+        assert_eq!(device(&config), DeviceChoice::Cpu);
     }
 }

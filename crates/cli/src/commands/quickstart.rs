@@ -221,7 +221,8 @@ impl Quickstart<'_> {
     }
 
     fn route(&self, run: &RunDirectory, config: &RunConfig) -> Result<(), CliError> {
-        let (flag, device) = (self.interrupt.flag(), self.device.choice());
+        let flag = self.interrupt.flag();
+        let device = dipaco_pipeline::route::device_among_all_steps(config, self.device.choice());
         let (run, config, progress) = (run.clone(), config.clone(), self.progress.clone());
         runtime::run(async {
             let weights = Weights::open(&run, &config, Version::Current).await?;

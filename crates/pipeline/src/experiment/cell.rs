@@ -134,8 +134,9 @@ fn train_cell(
     let (progress, cancel) = (&folder.progress, &folder.cancel);
     let weights = folder.runtime.block_on(Weights::open(run, config, Version::Current))?;
     let device = folder.options.device;
-    route::fit(run, config, &weights, device, progress, &cancel.flag)?;
-    route::assign(run, 0, &weights, device, progress, &cancel.flag)?;
+    let router_device = route::device_among_all_steps(config, device);
+    route::fit(run, config, &weights, router_device, progress, &cancel.flag)?;
+    route::assign(run, 0, &weights, router_device, progress, &cancel.flag)?;
     let how = TrainOptions {
         workers: folder.options.workers.max(1),
         program: folder.options.program.clone(),
