@@ -49,8 +49,8 @@ impl PassRecorder {
         Ok(false)
     }
 
-    /// Ends the recording, if there is one, and launches its graph. False if the recording is spoilt: another thread does that
-    /// when it frees memory of the GPU, for example. The pass is recorded the next time.
+    /// Ends the recording, if there is one, and launches its graph. False if the recording is spoilt: another thread can do
+    /// that when it frees memory of the GPU, for example. The pass is recorded the next time.
     pub(super) fn end(
         &mut self,
         pass: Pass,
