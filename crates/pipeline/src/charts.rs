@@ -6,6 +6,8 @@ mod curves;
 mod domains;
 mod experiment;
 mod run;
+#[cfg(test)]
+mod testing;
 
 pub use self::chart::Chart;
 pub use self::curves::RunCurves;

@@ -1,6 +1,6 @@
 //! Dot charts: a few measurements of each of many things, of one kind or of several kinds.
 
-use crate::axis::Axis;
+use crate::axis::{Axis, Fitted};
 use crate::canvas::{Anchor, Canvas, FAINT, Point};
 use crate::colour;
 use crate::font;
@@ -82,28 +82,41 @@ impl DotChart {
             let middle = row.marks.len().saturating_sub(1) as f64 / 2.0;
             for (number, mark) in row.marks.iter().enumerate() {
                 let level = level + APART * (middle - number as f64);
-                let shown: Vec<f64> =
-                    mark.values.iter().copied().filter(|value| self.x.takes(*value)).collect();
-                let Some(first) = shown.first() else { continue };
-                let (low, high) = shown
-                    .iter()
-                    .fold((*first, *first), |(low, high), value| (low.min(*value), high.max(*value)));
-                let mean = shown.iter().sum::<f64>() / shown.len() as f64;
-                let at = |value: f64| frame.point(x.at(value).clamp(0.0, WIDTH), level);
-                let colour = colour::line(mark.colour);
-                canvas.line(at(low), at(high), colour, 2.0, "");
-                if shown.len() > 1 {
-                    shown.iter().for_each(|value| canvas.dot(at(*value), 3.0, "#ffffff", colour));
-                }
-                canvas.dot(at(mean), if row.marks.len() == 1 { 5.0 } else { 4.0 }, colour, "#ffffff");
-                if row.marks.len() == 1 {
-                    let text = if mean >= 1000.0 { format!("{mean:.0}") } else { format!("{mean:.2}") };
-                    canvas.text(edge.plus(WIDTH + 8.0, TICK * 0.36), TICK, Anchor::Start, &text);
-                }
+                self.draw_mark(&mut canvas, frame, &x, mark, Place { level, alone: row.marks.len() == 1 });
             }
         }
         frame.border(&mut canvas);
         legend::draw(&mut canvas, Point { x: left + WIDTH + 16.0, y: TOP }, &named);
         canvas.finish()
     }
+
+    fn draw_mark(&self, canvas: &mut Canvas, frame: Frame, x: &Fitted, mark: &DotMark, place: Place) {
+        let Place { level, alone } = place;
+        let shown: Vec<f64> = mark.values.iter().copied().filter(|value| self.x.takes(*value)).collect();
+        let Some(first) = shown.first() else { return };
+        let (low, high) =
+            shown.iter().fold((*first, *first), |(low, high), value| (low.min(*value), high.max(*value)));
+        let mean = shown.iter().sum::<f64>() / shown.len() as f64;
+        let at = |value: f64| frame.point(x.at(value).clamp(0.0, WIDTH), level);
+        let colour = colour::line(mark.colour);
+        canvas.line(at(low), at(high), colour, 2.0, "");
+        if shown.len() > 1 {
+            shown.iter().for_each(|value| canvas.dot(at(*value), 3.0, "#ffffff", colour));
+        }
+        canvas.dot(at(mean), if alone { 5.0 } else { 4.0 }, colour, "#ffffff");
+        if alone {
+            let text = if mean >= 1000.0 { format!("{mean:.0}") } else { format!("{mean:.2}") };
+            let at = frame.point(WIDTH + 8.0, level).plus(0.0, TICK * 0.36);
+            canvas.text(at, TICK, Anchor::Start, &text);
+        }
+    }
+}
+
+/// The place of a mark.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Height above the lower edge of the plot in pixels.
+    level: f64,
+    /// True for the only mark of its row.
+    alone: bool,
 }

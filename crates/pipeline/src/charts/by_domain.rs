@@ -56,6 +56,7 @@ mod tests {
     use dipaco_experiment::{CellResult, DomainMeasurement, Facts};
 
     use super::*;
+    use crate::charts::testing::results;
 
     fn cell(run: &str, seed: u64, bits: &[(&str, f64)]) -> CellResult {
         let domain = |&(name, bits_per_byte): &(&str, f64)| DomainMeasurement {
@@ -82,16 +83,9 @@ mod tests {
 
     #[test]
     fn a_domain_has_the_difference_from_the_baseline_of_each_seed() {
-        let mut results = Results {
-            name: "n".into(),
-            title: String::new(),
-            notes: String::new(),
-            baseline: "dense".into(),
-            program: String::new(),
-            command: String::new(),
-            missing: Vec::new(),
-            sweeps: Vec::new(),
-            cells: vec![
+        let mut results = results(
+            "dense",
+            vec![
                 cell("2 × 2", 1, &[("law", 1.5), ("web", 2.0)]),
                 cell("dense", 1, &[("law", 2.0), ("web", 1.75)]),
                 cell("dense", 2, &[("law", 3.0)]),
@@ -99,7 +93,7 @@ mod tests {
                 cell("4 × 4", 1, &[("law", 1.0)]),
                 cell("4 × 4", 3, &[("law", 1.0)]),
             ],
-        };
+        );
         let chart = by_domain(&results).unwrap();
         assert_eq!(chart.names, ["2 × 2", "4 × 4"]);
         let rows: Vec<_> = chart.rows.iter().map(|row| (row.label.as_str(), row.marks.clone())).collect();
@@ -116,17 +110,7 @@ mod tests {
     fn a_ninth_run_is_not_drawn() {
         let mut cells = vec![cell("dense", 1, &[("law", 2.0)])];
         cells.extend((0..9).map(|i| cell(&i.to_string(), 1, &[("law", 1.0)])));
-        let results = Results {
-            name: "n".into(),
-            title: String::new(),
-            notes: String::new(),
-            baseline: "dense".into(),
-            program: String::new(),
-            command: String::new(),
-            missing: Vec::new(),
-            sweeps: Vec::new(),
-            cells,
-        };
+        let results = results("dense", cells);
         assert_eq!(by_domain(&results).unwrap().names.len(), RUNS);
     }
 }

@@ -151,6 +151,7 @@ mod tests {
     use dipaco_experiment::{CellResult, Facts};
 
     use super::*;
+    use crate::charts::testing::results;
 
     fn cell(run: &str, seed: u64, losses: &[(u64, f64)]) -> CellResult {
         let point = |&(steps, loss): &(u64, f64)| ValidationPoint {
@@ -166,22 +167,15 @@ mod tests {
 
     #[test]
     fn each_seed_has_a_curve_in_the_colour_of_its_run() {
-        let results = Results {
-            name: "n".into(),
-            title: String::new(),
-            notes: String::new(),
-            baseline: "a".into(),
-            program: String::new(),
-            command: String::new(),
-            missing: Vec::new(),
-            sweeps: Vec::new(),
-            cells: vec![
+        let results = results(
+            "a",
+            vec![
                 cell("a", 1, &[(10, 1.0), (20, 0.5)]),
                 cell("b", 1, &[(10, 2.0), (30, 0.0)]),
                 cell("b", 2, &[(10, 2.0), (20, 1.0)]),
                 cell("alone", 1, &[(10, 2.0)]),
             ],
-        };
+        );
         let chart = during_training(&results, "steps", |point| Some(point.steps as f64)).unwrap();
         let names: Vec<_> = chart.lines.iter().map(|line| (line.name.as_str(), line.colour)).collect();
         assert_eq!(names, [("a", 0), ("b", 1), ("", 1)]);
