@@ -29,7 +29,10 @@ fn read_metadata(file: &hdf5::File, path: &Path) -> Result<TokenFileMetadata, Sh
     let text = |name: &str| -> Result<String, ShardsError> {
         let value: hdf5::types::VarLenUnicode =
             file.attr(name).and_then(|a| a.read_scalar()).map_err(wrap)?;
-        Ok(value.as_str().to_owned())
+        // The binding hands out the file's bytes as a `str` and checks nothing.
+        let text = std::str::from_utf8(value.as_bytes())
+            .map_err(|error| damaged(path, format!("attribute {name} is not text: {error}")))?;
+        Ok(text.to_owned())
     };
     let number =
         |name: &str| file.attr(name).and_then(|attribute| attribute.read_scalar::<u64>()).map_err(wrap);

@@ -65,6 +65,29 @@ fn sealed(bytes: &[u8]) -> Option<Vec<u8>> {
     Some([&header.to_bytes().ok()?, bytes.get(HEADER_BYTES as usize..)?].concat())
 }
 
+#[test]
+fn an_attribute_that_is_no_text_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.h5");
+    let texts = [(FORMAT, "format"), ("the-tokenizer", "tokenizer_hash"), ("the-source", "source")];
+    let info = TokenFileInfo { tokenizer_hash: texts[1].0.into(), source: texts[2].0.into(), ..info(100) };
+    let mut writer = TokenFileWriter::create(&path, info).unwrap();
+    writer.push_document(&[1, 2, 0]).unwrap();
+    writer.finish().unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    for (value, attribute) in texts {
+        let (header, structures) = whole.split_at(HEADER_BYTES as usize);
+        let mut structures = structures.to_vec();
+        let at = structures.windows(value.len()).position(|part| part == value.as_bytes()).unwrap();
+        structures[at + 2] = 0xff;
+        let bytes = [header, &structures].concat();
+        std::fs::write(&path, sealed(&bytes).unwrap()).unwrap();
+        let refused = TokenFile::open(&path).unwrap_err();
+        assert!(matches!(refused, ShardsError::Damaged { .. }), "{refused}");
+        assert!(refused.to_string().contains(&format!("attribute {attribute} is not text")), "{refused}");
+    }
+}
+
 /// Gives sealed files to HDF5, in this process. The file `case` names the case that it reads.
 #[test]
 fn hdf5_child() {
