@@ -16,16 +16,14 @@ use crate::{output, runtime};
 /// Interval of memory measurements.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Settings of the load test beside the defaults: 2,048 paths of a tiny model. Moments stay with the workers for four
-/// leases.
-const SETTINGS: [&str; 20] = [
+/// Settings of the load test beside the defaults: a tiny model of two levels. Moments stay with the workers for four leases.
+const SETTINGS: [&str; 19] = [
     "model.hidden_size=16",
     "model.blocks=2",
     "model.heads=2",
     "model.head_dim=8",
     "model.ffn_size=24",
     "model.context=16",
-    r#"topology.levels=[{ modules = 64, blocks = "0", embedding = true }, { modules = 32, blocks = "1", head = true }]"#,
     "seed_model.steps=1",
     "seed_model.batch=2",
     "seed_model.sequence_tokens=16",
@@ -41,6 +39,8 @@ const SETTINGS: [&str; 20] = [
     "evaluation.prefix_tokens=8",
 ];
 const VOCABULARY: usize = 40;
+/// Modules of the two levels without `--grid`: 2,048 paths.
+const MODULES: [u32; 2] = [64, 32];
 
 /// Options of `dipaco bench workers`.
 #[derive(Debug, Args)]
@@ -54,6 +54,9 @@ pub(crate) struct WorkersOptions {
     /// Mean time that a worker waits instead of training a lease, in seconds.
     #[arg(long, default_value_t = 10.0, value_name = "S")]
     training: f64,
+    /// Modules of each of the two levels: a run of N x N paths. Without it the levels have 64 and 32 modules.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    grid: Option<u32>,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
@@ -84,7 +87,7 @@ struct CoordinatorLoad {
 
 pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), CliError> {
     if options.as_coordinator {
-        return runtime::run(lead(with_vocabulary()?));
+        return runtime::run(lead(with_vocabulary(options)?));
     }
     let (seen, memory) = runtime::run(measure(options, progress))?;
     let milliseconds = |leases: &mut dyn Iterator<Item = &(f64, f64)>| {
@@ -127,7 +130,9 @@ fn describe(found: &CoordinatorLoad) -> String {
         let until = f64::from(minute + 1) * 60.0;
         let held = found.memory.iter().take_while(|(at, _)| *at <= until).last();
         let held = held.map_or("-".to_owned(), |(_, bytes)| format!("{}", bytes >> 20));
-        table.row([(minute + 1).to_string(), format!("{p99:.1}"), held]);
+        // No worker got a lease without a wait.
+        let p99 = if p99.is_nan() { "-".to_owned() } else { format!("{p99:.1}") };
+        table.row([(minute + 1).to_string(), p99, held]);
     }
     let Percentiles { p50, p90, p99, most } = found.lease_ms;
     format!(
@@ -142,7 +147,9 @@ async fn measure(
     options: &WorkersOptions,
     progress: &Progress,
 ) -> Result<(LoadTestReport, Vec<(f64, u64)>), CliError> {
-    let mut coordinator = TrialCoordinator::start(&["workers", "--as-coordinator"]).await?;
+    let mut arguments = vec!["workers".to_owned(), "--as-coordinator".to_owned()];
+    arguments.extend(options.grid.map(|grid| format!("--grid={grid}")));
+    let mut coordinator = TrialCoordinator::start(&arguments).await?;
     let token = coordinator.token.clone();
     let running = load_test(
         LoadTestOptions {
@@ -173,15 +180,19 @@ async fn measure(
 }
 
 /// The configuration of the load test with its vocabulary, which no key sets without a tokenizer.
-fn with_vocabulary() -> Result<RunConfig, CliError> {
-    let mut config = config()?;
+fn with_vocabulary(options: &WorkersOptions) -> Result<RunConfig, CliError> {
+    let mut config = config(options)?;
     config.model.vocab_size = VOCABULARY;
     Ok(config)
 }
 
 /// The configuration of the load test. The environment does not change it, so that measurements can be compared.
-fn config() -> Result<RunConfig, CliError> {
-    let overrides = SETTINGS.map(ToOwned::to_owned).to_vec();
+fn config(options: &WorkersOptions) -> Result<RunConfig, CliError> {
+    let [first, second] = options.grid.map_or(MODULES, |grid| [grid; 2]);
+    let mut overrides = SETTINGS.map(ToOwned::to_owned).to_vec();
+    overrides.push(format!(
+        r#"topology.levels=[{{ modules = {first}, blocks = "0", embedding = true }}, {{ modules = {second}, blocks = "1", head = true }}]"#
+    ));
     Ok(RunConfig::load(&Sources { overrides, ..Sources::default() })?.config)
 }
 
@@ -192,9 +203,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_load_test_has_2048_paths() {
-        let config = config().unwrap();
-        let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
-        assert_eq!((topology.paths(), config.train.rounds, config.train.state_every), (2048, 100_000, 4));
+    fn the_load_test_has_2048_paths_or_those_of_a_grid() {
+        for (grid, paths) in [(None, 2048), (Some(128), 16_384)] {
+            let options = WorkersOptions {
+                workers: 1,
+                seconds: 1,
+                training: 1.0,
+                grid,
+                json: false,
+                as_coordinator: false,
+            };
+            let config = config(&options).unwrap();
+            let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
+            assert_eq!(topology.paths(), paths);
+            assert_eq!((config.train.rounds, config.train.state_every), (100_000, 4));
+        }
     }
 }
