@@ -68,6 +68,9 @@ pub struct RouterConfig {
     /// True divides each component of a feature by its standard deviation over the documents of the fit, for k-means and
     /// product k-means; default false. Otherwise the components with the largest variance decide.
     pub standardise: bool,
+    /// True turns features into components of variance 1 that are not correlated over the documents of the fit, for k-means
+    /// and product k-means; default false. It standardises too.
+    pub whiten: bool,
     /// Documents to fit the router on, drawn evenly from the training text; default 100,000. Memory while fitting is this
     /// times the model's width times 4 bytes. All documents are used if there are fewer.
     pub sample_documents: usize,
@@ -115,6 +118,7 @@ impl Default for RouterConfig {
             lsa_components: 64,
             feature_blocks: None,
             standardise: false,
+            whiten: false,
             sample_documents: 100_000,
             restarts: 4,
             iterations: 100,
@@ -211,6 +215,10 @@ impl RouterConfig {
                 });
             }
         }
+        if self.whiten && self.standardise {
+            let problem = "whitening standardises already: leave routing.standardise out";
+            return Err(RoutingError::Config { key: "whiten", value: "true".into(), problem });
+        }
         if !(0.0..1.0).contains(&self.tolerance) {
             let value = self.tolerance.to_string();
             return Err(RoutingError::Config {
@@ -275,6 +283,7 @@ mod tests {
             (RouterConfig { router_share: -0.1, ..default() }, "routing.router_share = -0.1"),
             (RouterConfig { router_share: f64::NAN, ..default() }, "routing.router_share = NaN"),
             (RouterConfig { least_share: 1.5, ..default() }, "routing.least_share = 1.5"),
+            (RouterConfig { whiten: true, standardise: true, ..default() }, "routing.whiten = true"),
             (RouterConfig { tolerance: f64::NAN, ..default() }, "routing.tolerance = NaN"),
             (RouterConfig { tolerance: 1.0, ..default() }, "routing.tolerance = 1"),
             (RouterConfig { phases: phases(&[0]), ..default() }, "routing.phases[].round = 0"),

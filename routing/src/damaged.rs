@@ -8,6 +8,7 @@ use dipaco_fuzz::{Campaign, CaseRng, Reached};
 use dipaco_model::{ModelConfig, init};
 use dipaco_topology::PathId;
 
+use crate::feature_map::FeatureMap;
 use crate::testing::{fitted_on, transformer_fitted_on};
 use crate::{Example, Reserved, Router, Shard, ShardManifest, ShardSet, TransformerRouter};
 
@@ -17,7 +18,7 @@ const WIDTH: usize = 4;
 /// A router of one of the kinds, without its checksum.
 fn router(rng: &mut CaseRng) -> Vec<u8> {
     let mut numbers = |count: usize| (0..count).map(|_| rng.random_range(-3f32..3.0)).collect::<Vec<_>>();
-    let (centroids, biases, factors) = (numbers(6 * WIDTH), numbers(6), numbers(WIDTH));
+    let (centroids, biases, map) = (numbers(6 * WIDTH), numbers(6), numbers(WIDTH * (WIDTH + 1) / 2));
     let router = match rng.random_range(0..3) {
         0 => Router::kmeans(WIDTH, centroids, &biases, fitted_on()),
         1 => Router::product_kmeans(
@@ -29,11 +30,12 @@ fn router(rng: &mut CaseRng) -> Vec<u8> {
         ),
         _ => Router::discriminative(WIDTH, centroids, &biases, fitted_on()),
     };
-    let mut router = router.unwrap();
-    if rng.random() {
-        let factors: Vec<f32> = factors.iter().map(|factor| factor.abs() + 0.1).collect();
-        router = router.scaled(&factors).unwrap();
-    }
+    let router = match rng.random_range(0..3) {
+        0 => router,
+        1 => router.and_then(|router| router.with_map(FeatureMap::Factors, &map[..WIDTH])),
+        _ => router.and_then(|router| router.with_map(FeatureMap::Triangle, &map)),
+    };
+    let router = router.unwrap();
     let bytes = router.to_bytes();
     bytes[..bytes.len() - 32].to_vec()
 }

@@ -21,10 +21,7 @@ pub fn fit_added(
     router.check_extendable()?;
     check_features(&router.fitted_on().config, config)?;
     let dimension = router.dimension();
-    let scaled: Option<Vec<f32>> = router.factors().map(|factors| {
-        points.iter().zip(factors.iter().cycle()).map(|(value, factor)| value * factor).collect()
-    });
-    let points = scaled.as_deref().unwrap_or(points);
+    let points = &*router.mapped(points);
     let found = kmeans(points, dimension, paths as usize, config, progress)?;
     let documents = points.len() / dimension;
     let fitted_on = FittedOn {
@@ -55,6 +52,7 @@ fn check_features(kept: &RouterConfig, config: &RouterConfig) -> Result<(), Rout
             format!("{:?}", config.feature_blocks),
         ),
         ("standardise", kept.standardise == config.standardise, config.standardise.to_string()),
+        ("whiten", kept.whiten == config.whiten, config.whiten.to_string()),
     ];
     match same.into_iter().find(|(_, same, _)| !same) {
         Some((key, _, value)) => Err(RoutingError::Config { key, value, problem }),
@@ -89,18 +87,20 @@ mod tests {
 
     #[test]
     fn new_text_gets_the_new_paths_and_old_text_keeps_its_own() {
-        let config = RouterConfig { standardise: true, least_share: 0.0, ..RouterConfig::default() };
         let (old_text, new_text) = (around(&[[0.0, 0.0], [5.0, 5.0]]), around(&[[0.0, 9.0], [9.0, 0.0]]));
-        let old = fit_points(&old_text, 2, &[2], origin("old"), &config, &mut silent).unwrap().router;
-        let new = fit_added(&old, &new_text, 2, origin("new"), &config, &mut silent).unwrap();
-        assert_eq!((new.paths(), new.fitted_on().tokens_hash.as_str()), (4, "new"));
-        let paths = |router: &Router, text: &[f32]| -> Vec<u32> {
-            text.chunks_exact(2).map(|point| router.route(point).unwrap().path.0).collect()
-        };
-        assert_eq!(paths(&new, &old_text), paths(&old, &old_text));
-        let found = paths(&new, &new_text);
-        assert!(found.iter().all(|&path| path >= 2), "{found:?}");
-        assert!(found[..4].iter().all(|&path| path == found[0]) && found[0] != found[4], "{found:?}");
+        for (standardise, whiten) in [(true, false), (false, true)] {
+            let config = RouterConfig { standardise, whiten, least_share: 0.0, ..RouterConfig::default() };
+            let old = fit_points(&old_text, 2, &[2], origin("old"), &config, &mut silent).unwrap().router;
+            let new = fit_added(&old, &new_text, 2, origin("new"), &config, &mut silent).unwrap();
+            assert_eq!((new.paths(), new.fitted_on().tokens_hash.as_str()), (4, "new"));
+            let paths = |router: &Router, text: &[f32]| -> Vec<u32> {
+                text.chunks_exact(2).map(|point| router.route(point).unwrap().path.0).collect()
+            };
+            assert_eq!(paths(&new, &old_text), paths(&old, &old_text));
+            let found = paths(&new, &new_text);
+            assert!(found.iter().all(|&path| path >= 2), "{found:?}");
+            assert!(found[..4].iter().all(|&path| path == found[0]) && found[0] != found[4], "{found:?}");
+        }
     }
 
     #[test]

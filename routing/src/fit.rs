@@ -6,6 +6,7 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use crate::arrange::arrange;
+use crate::feature_map::FeatureMap;
 use crate::features::{FeatureExtractor, Featurizer};
 use crate::progress::ProgressFn;
 use crate::router::{FeaturePart, FittedOn, Router, feature_parts};
@@ -133,16 +134,17 @@ pub fn fit_points(
         let sizes = histogram(choices(&router, points)?.into_iter(), paths);
         return Ok(Fit { router, sizes, iterations: 0 });
     }
-    let factors = config.standardise.then(|| factors(points, dimension));
-    let scaled = factors.as_ref().map(|factors| scaled(points, factors));
-    let points = scaled.as_deref().unwrap_or(points);
+    let map = FeatureMap::of(config);
+    let numbers = map.fit(points, dimension);
+    let mapped = map.apply_all(&numbers, points, dimension);
+    let points = &*mapped;
     let mut found = cluster_parts(points, dimension, &clusters, config, progress)?;
     if config.arrange && config.kind == RouterKind::KMeans {
         found.take_order(&arrange(&found.centroids, dimension, radices, config.seed), dimension);
     }
     let loss = found.inertia / documents as f64;
     let fitted_on = FittedOn { loss, ..fitted_on };
-    // For points whose components are multiplied by their factors already.
+    // For points after the map.
     let router_with = |biases: &[f32]| {
         let (centroids, fitted_on) = (found.centroids.clone(), fitted_on.clone());
         match config.kind {
@@ -167,36 +169,13 @@ pub fn fit_points(
         sizes = histogram(choices(&router, points)?.into_iter(), paths);
     }
     warn_of_dominance(&sizes);
-    let router = match factors {
-        Some(factors) => router.scaled(&factors)?,
-        None => router,
-    };
-    Ok(Fit { router, sizes, iterations: found.iterations })
+    Ok(Fit { router: router.with_map(map, &numbers)?, sizes, iterations: found.iterations })
 }
 
 /// The paths that a router chooses for points (N, D).
 fn choices(router: &Router, points: &[f32]) -> Result<Vec<u32>, RoutingError> {
     let path_of = |point: &[f32]| Ok(router.route(point)?.path.0);
     points.par_chunks_exact(router.dimension()).map(path_of).collect()
-}
-
-/// The inverse of the standard deviation of each component of points (N, D); 0 for a component that never changes.
-/// Distances do not depend on the means, so dividing by the deviations is all that standardising does to them.
-fn factors(points: &[f32], dimension: usize) -> Vec<f32> {
-    let count = (points.len() / dimension) as f64;
-    let component = |component: usize| {
-        let values = || points.iter().skip(component).step_by(dimension).map(|&value| f64::from(value));
-        let mean = values().sum::<f64>() / count;
-        let deviation = (values().map(|value| (value - mean).powi(2)).sum::<f64>() / count).sqrt();
-        // Rounding makes a tiny deviation of equal values.
-        if deviation > 1e-6 * mean.abs() { (1.0 / deviation) as f32 } else { 0.0 }
-    };
-    (0..dimension).into_par_iter().map(component).collect()
-}
-
-/// Points (N, D) with each component multiplied by its factor (D).
-fn scaled(points: &[f32], factors: &[f32]) -> Vec<f32> {
-    points.iter().zip(factors.iter().cycle()).map(|(value, factor)| value * factor).collect()
 }
 
 /// The clusterings of all parts of a feature together.

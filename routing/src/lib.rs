@@ -20,6 +20,7 @@ mod damaged;
 mod decisions;
 mod error;
 mod extend;
+mod feature_map;
 mod features;
 mod fit;
 mod inputs;

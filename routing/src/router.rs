@@ -8,8 +8,6 @@ mod header;
 mod posterior;
 mod rule;
 
-use std::borrow::Cow;
-
 use dipaco_topology::PathId;
 
 pub use self::encoding::ROUTER_FORMAT_VERSION;
@@ -17,6 +15,7 @@ pub use self::fitted_on::{FittedOn, TargetsFrom};
 use self::header::RouterHeader;
 pub(crate) use self::rule::{FeaturePart, feature_parts};
 use self::rule::{Shape, check_finite, nearest};
+use crate::feature_map::FeatureMap;
 use crate::{RouterKind, RoutingError, TokenVectors};
 
 /// The path of a document.
@@ -37,7 +36,7 @@ pub struct DocumentRoute {
 #[derive(Clone, PartialEq)]
 pub struct Router {
     header: RouterHeader,
-    /// The numbers of the rule, then the factors of the features (D) and the token vectors (V, D) if there are any.
+    /// The numbers of the rule, then those of the map of features and the token vectors (V, D) if there are any.
     values: Vec<f32>,
     /// The encoding; `hash` is its hash.
     bytes: Vec<u8>,
@@ -103,20 +102,26 @@ impl Router {
         Self::new(kind, vec![paths], 1, centres, &vec![0.0; paths as usize], fitted_on)
     }
 
-    /// The same router for features that are multiplied by `factors` (D) first.
+    /// The same router for features that go through a map first, whose numbers these are.
     ///
     /// # Errors
     ///
     /// As [`Self::kmeans`].
-    pub fn scaled(self, factors: &[f32]) -> Result<Self, RoutingError> {
-        let dimension = self.dimension();
-        if factors.len() != dimension || self.header.scaled || self.header.token_vectors > 0 {
-            let what = "the factors of a router's features";
-            return Err(RoutingError::Shape { what, expected: dimension, actual: factors.len() });
+    pub(crate) fn with_map(self, map: FeatureMap, numbers: &[f32]) -> Result<Self, RoutingError> {
+        let expected = map.numbers(self.dimension()).unwrap_or(0);
+        if map == FeatureMap::None {
+            return Ok(self);
+        }
+        if numbers.len() != expected
+            || self.header.map() != Some(FeatureMap::None)
+            || self.header.token_vectors > 0
+        {
+            let what = "the numbers of the map of a router's features";
+            return Err(RoutingError::Shape { what, expected, actual: numbers.len() });
         }
         let mut values = self.values;
-        values.extend_from_slice(factors);
-        Self::of(RouterHeader { scaled: true, ..self.header }, values)
+        values.extend_from_slice(numbers);
+        Self::of(self.header.with_map(map), values)
     }
 
     /// The same router with the token vectors that give its features.
@@ -139,7 +144,7 @@ impl Router {
     /// The token vectors that give the features; `None` if features come from elsewhere.
     #[must_use]
     pub fn token_vectors(&self) -> Option<TokenVectors> {
-        let values = self.values.get(self.header.rule_and_factors()?..)?;
+        let values = self.values.get(self.header.rule_and_map()?..)?;
         TokenVectors::new(self.dimension(), values.to_vec()).ok()
     }
 
@@ -185,6 +190,7 @@ impl Router {
                 clusters,
                 dimension,
                 scaled: false,
+                whitened: false,
                 token_vectors: 0,
                 prefix_tokens,
                 fitted_on,
@@ -279,8 +285,8 @@ impl Router {
         let ((path, _), shape) = (nearest(&distances), self.header.shape());
         let parts = match self.kind() {
             RouterKind::ProductKMeans => {
-                let (rule, factors) = self.rule_with_factors();
-                shape.part_distances(rule, &scaled(features, factors), path)
+                let (map, numbers) = self.map();
+                shape.part_distances(self.rule_numbers(), &map.apply(numbers, features), path)
             }
             RouterKind::KMeans | RouterKind::Discriminative | RouterKind::Random | RouterKind::Labels => {
                 Vec::new()
@@ -293,11 +299,23 @@ impl Router {
         })
     }
 
-    /// The numbers of the rule, and the factors (D) of the features if there are any.
-    fn rule_with_factors(&self) -> (&[f32], Option<&[f32]>) {
+    /// The numbers of the rule.
+    fn rule_numbers(&self) -> &[f32] {
         let values = self.header.shape().values().unwrap_or(0).min(self.values.len());
-        let (rule, rest) = self.values.split_at(values);
-        (rule, rest.get(..self.dimension()).filter(|_| self.header.scaled))
+        &self.values[..values]
+    }
+
+    /// The map of the features, and its numbers.
+    fn map(&self) -> (FeatureMap, &[f32]) {
+        let map = self.header.map().unwrap_or(FeatureMap::None);
+        let numbers = map.numbers(self.dimension()).unwrap_or(0);
+        (
+            map,
+            self.values
+                .get(self.rule_numbers().len()..)
+                .and_then(|rest| rest.get(..numbers))
+                .unwrap_or_default(),
+        )
     }
 
     /// The `n` best paths for a document's `features` (D), best first, equal paths by their id; all paths if there are no
@@ -330,16 +348,8 @@ impl Router {
         if let Some(component) = features.iter().position(|value| !value.is_finite()) {
             return Err(RoutingError::NotFinite { what: "feature", index: 0, component });
         }
-        let (rule, factors) = self.rule_with_factors();
-        Ok(self.header.shape().distances(rule, &scaled(features, factors)))
-    }
-}
-
-/// Features (D) times their factors (D), if there are any.
-fn scaled<'a>(features: &'a [f32], factors: Option<&[f32]>) -> Cow<'a, [f32]> {
-    match factors {
-        None => Cow::Borrowed(features),
-        Some(factors) => features.iter().zip(factors).map(|(value, factor)| value * factor).collect(),
+        let (map, numbers) = self.map();
+        Ok(self.header.shape().distances(self.rule_numbers(), &map.apply(numbers, features)))
     }
 }
 

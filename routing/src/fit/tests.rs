@@ -202,6 +202,36 @@ fn a_component_that_never_changes_does_not_count() {
 }
 
 #[test]
+fn whitened_features_tell_what_correlated_ones_hide_at_the_fit_and_later() {
+    // Both components carry the same loud signal. Their difference tells two groups apart.
+    let points: Vec<f32> = (0u16..400)
+        .flat_map(|i| {
+            let loud = f32::from((i * 37) % 101) * 10.0;
+            [loud, loud + if i % 2 == 0 { 0.0 } else { 1.0 } + f32::from(i % 7) * 0.01]
+        })
+        .collect();
+    let fit = |whiten| {
+        let config = RouterConfig {
+            kind: RouterKind::ProductKMeans,
+            whiten,
+            standardise: !whiten,
+            ..Default::default()
+        };
+        fit_points(&points, 2, &[2, 2], origin(), &config, &mut silent).unwrap().router
+    };
+    // The second digit of a path is the group, if the router finds the groups.
+    let right = |router: &Router| {
+        let digit = |i: usize| router.route(&points[2 * i..2 * i + 2]).unwrap().path.0 % 2;
+        (0..400).filter(|&i| (digit(i) == digit(0)) == (i % 2 == 0)).count()
+    };
+    assert_eq!(right(&fit(true)), 400);
+    assert!(right(&fit(false)) < 300);
+    let read = Router::from_bytes(fit(true).to_bytes()).unwrap();
+    assert_eq!(read, fit(true));
+    assert_eq!(right(&read), 400);
+}
+
+#[test]
 fn random_routing_gives_every_path_an_equal_share() {
     let config = RouterConfig { kind: RouterKind::Random, ..RouterConfig::default() };
     let points: Vec<f32> = (0u16..1000).map(|i| (f32::from(i) + 0.5) / 1000.0).collect();

@@ -11,7 +11,8 @@
 //!
 //! The numbers are the centroids (P, D) of k-means, the centroids (K, width) of each part of product k-means, first to
 //! last, the centres (P) of random routing, or the weights (P, D) of a discriminative router; then the biases (P); then,
-//! if the header says so, the factors (D) of the features and the token vectors (V, D) that give them.
+//! if the header says so, the factors (D) of the features or the rows of the triangular matrix that whitens them, and the
+//! token vectors (V, D) that give them.
 
 use super::check_finite;
 use super::header::RouterHeader;

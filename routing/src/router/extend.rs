@@ -1,5 +1,7 @@
 //! Routers with the centroids of another one, and more or fewer of them.
 
+use std::borrow::Cow;
+
 use dipaco_topology::PathId;
 
 use super::header::RouterHeader;
@@ -16,8 +18,8 @@ impl Router {
         if self.kind() == RouterKind::KMeans { Ok(()) } else { Err(RoutingError::NoCentroids) }
     }
 
-    /// The same router with further paths, whose `centroids` (N, D), row-major, have the scale of the router's own: features
-    /// are multiplied by its factors first. The new paths have no bias. A document keeps its path unless a new centroid is
+    /// The same router with further paths, whose `centroids` (N, D), row-major, are of mapped features, as the router's own
+    /// ([`Self::mapped`]). The new paths have no bias. A document keeps its path unless a new centroid is
     /// nearer than all others.
     ///
     /// # Errors
@@ -50,9 +52,10 @@ impl Router {
         self.of_rule(&kept_centroids, &kept_biases, rest, self.fitted_on().clone())
     }
 
-    /// The factors (D) by which features are multiplied before the rule sees them; `None` if they are not.
-    pub(crate) fn factors(&self) -> Option<&[f32]> {
-        self.rule().2.get(..self.dimension()).filter(|_| self.header.scaled)
+    /// Features (N, D) as the rule sees them: after the router's map.
+    pub(crate) fn mapped<'a>(&self, points: &'a [f32]) -> Cow<'a, [f32]> {
+        let (map, numbers) = self.map();
+        map.apply_all(numbers, points, self.dimension())
     }
 
     /// The centroids (P, D) and biases (P) of a k-means router, and the values after them.
@@ -87,6 +90,7 @@ impl Router {
 mod tests {
     use super::*;
     use crate::TokenVectors;
+    use crate::feature_map::FeatureMap;
     use crate::testing::fitted_on;
 
     /// Three centroids in the plane, the second with a bias, features doubled, and two token vectors.
@@ -94,7 +98,7 @@ mod tests {
         let router =
             Router::kmeans(2, vec![0.0, 0.0, 4.0, 0.0, 0.0, 3.0], &[0.0, -0.5, 0.0], fitted_on()).unwrap();
         let vectors = TokenVectors::new(2, vec![1.0, 2.0, 3.0, 4.0]).unwrap();
-        router.scaled(&[2.0, 2.0]).unwrap().with_token_vectors(&vectors).unwrap()
+        router.with_map(FeatureMap::Factors, &[2.0, 2.0]).unwrap().with_token_vectors(&vectors).unwrap()
     }
 
     /// Features all over the plane.

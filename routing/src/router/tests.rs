@@ -36,7 +36,8 @@ fn product_kmeans_tells_the_distance_of_each_part() {
     assert_eq!((route.path, &route.parts[..]), (PathId(3), &[0.5, 2.0][..]));
     // 0.5² + 2² and the bias of 3.
     assert_eq!(route.distances[3], 7.25f32.sqrt());
-    let scaled = router.scaled(&[2.0, 1.0, 1.0]).unwrap().route(&[1.5, 3.0, 2.0]).unwrap();
+    let scaled =
+        router.with_map(FeatureMap::Factors, &[2.0, 1.0, 1.0]).unwrap().route(&[1.5, 3.0, 2.0]).unwrap();
     assert_eq!(scaled.parts, [2.0, 2.0], "the parts are those of the scaled features");
 }
 
@@ -137,7 +138,9 @@ proptest! {
 #[test]
 fn token_vectors_stay_with_the_router() {
     let vectors = TokenVectors::new(2, vec![1.0, 0.0, 0.5, -0.5, 0.0, 2.0]).unwrap();
-    for router in [router(), router().scaled(&[2.0, 0.5]).unwrap()] {
+    let factors = router().with_map(FeatureMap::Factors, &[2.0, 0.5]).unwrap();
+    let triangle = router().with_map(FeatureMap::Triangle, &[2.0, 0.5, 1.0]).unwrap();
+    for router in [router(), factors, triangle] {
         assert_eq!(router.token_vectors(), None);
         let with = router.clone().with_token_vectors(&vectors).unwrap();
         let read = Router::from_bytes(with.to_bytes()).unwrap();

@@ -33,8 +33,9 @@ pub(crate) enum BenchCommand {
     Transfer(transfer::TransferOptions),
     /// Measure the answer times of a coordinator with many workers (load test).
     ///
-    /// A coordinator process serves 2,048 paths of a tiny model. Workers with real connections ask for leases, fetch weights,
-    /// wait instead of training, and upload outer gradients. Only requests that get a lease are timed.
+    /// A coordinator process serves 2,048 paths of a tiny model, or those of --grid. Workers with real connections ask for
+    /// leases, fetch weights, wait instead of training, and upload outer gradients. Only requests that get a lease at once
+    /// are timed.
     #[command(after_help = WORKERS_EXAMPLES)]
     Workers(workers::WorkersOptions),
     /// Measure a server of completions under load: latencies of tokens, throughput and refusals.

@@ -51,6 +51,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
          standardises.",
     ),
     key(
+        "routing.whiten",
+        "true or false",
+        "Turns features into components of equal variance that are not correlated over the sampled documents, for \"kmeans\" and \
+         \"product-kmeans\". Each part of product k-means then reads what the parts before it do not tell.",
+    ),
+    key(
         "routing.sample_documents",
         "documents",
         "Documents that the router is fitted on. Fitting takes up to three times this number times `model.hidden_size` times \
