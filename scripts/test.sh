@@ -33,6 +33,8 @@ python=$!
 python_clients() { wait "$python" || { cat "$python_log"; false; }; }
 
 check "format" cargo fmt --all --check
+check "structure" scripts/measure-code.py --check
+check "plain language" scripts/measure-prose.py --check
 check "licences and sources" scripts/deny.sh
 check "clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 check "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet

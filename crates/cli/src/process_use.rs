@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use dipaco_bench::ProcessUse;
+
 /// What all threads of a process have used since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
@@ -13,17 +15,24 @@ pub(crate) struct Use {
     pub(crate) minor_faults: u64,
 }
 
+impl From<Use> for ProcessUse {
+    fn from(used: Use) -> Self {
+        let Use { user, system, minor_faults } = used;
+        Self { user: user.as_secs_f64(), system: system.as_secs_f64(), minor_faults }
+    }
+}
+
 /// Processor time that all threads of this process have used, in programs and in the system.
 pub(crate) fn time() -> Option<Duration> {
     of_this_process().map(|used| used.user + used.system)
 }
 
-/// What this process has used.
+/// The use by this process.
 pub(crate) fn of_this_process() -> Option<Use> {
     of(&std::fs::read_to_string("/proc/self/stat").ok()?, rustix::param::clock_ticks_per_second())
 }
 
-/// What another process has used.
+/// The use by another process.
 pub(crate) fn of_process(id: u32) -> Option<Use> {
     of(&std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?, rustix::param::clock_ticks_per_second())
 }

@@ -147,12 +147,9 @@ impl Arena {
         let segment_count = of_training(segments(config, &Trained::all(config)).len());
         let weights = take(parameters, 4);
         let slots = if purpose == (Purpose::Training { checkpointing: false }) { config.blocks } else { 1 };
-        let first = take(of_training(parameters), 4);
-        let second = take(of_training(parameters), 4);
-        let gradient = take(of_training(parameters), 4);
+        let [first, second, gradient] = [(); 3].map(|()| take(of_training(parameters), 4));
         let copy = if bf16 { take(parameters, 2) } else { weights };
-        let cosines = take(config.context * config.head_dim / 2, 4);
-        let sines = take(config.context * config.head_dim / 2, 4);
+        let [cosines, sines] = [(); 2].map(|()| take(config.context * config.head_dim / 2, 4));
         let segments = take(segment_count, size_of::<Segment>());
         let report = take(REPORT, 8);
         let numbers = take(of_training(1), size_of::<StepNumbers>());

@@ -8,7 +8,7 @@ use crate::batch::{BatchOffsets, PackedBatch, check_batch, check_tokens};
 use crate::device::{Address, Argument, Grid, KernelDevice, Launch};
 use crate::layout::Layout;
 use crate::operands::{Destination, Projection};
-use crate::pass::{Pass, PassPurpose};
+use crate::pass::{Pass, PassPurpose, Rows};
 use crate::step_numbers::StepNumbers;
 use crate::trained::Trained;
 use crate::{CudaError, CudaOptions, CudaStep, PathUpload};
@@ -28,22 +28,6 @@ pub(crate) struct Engine<D> {
     pub(crate) segments: usize,
     batch: PackedBatch,
     steps: u64,
-}
-
-/// The rows of a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Rows {
-    /// B, sequences.
-    pub(crate) sequences: usize,
-    /// T, tokens per sequence.
-    pub(crate) time: usize,
-}
-
-impl Rows {
-    /// B · T.
-    pub(crate) fn count(self) -> usize {
-        self.sequences * self.time
-    }
 }
 
 /// Gradients that [`Engine::head`] computes.
@@ -344,6 +328,23 @@ impl<D: KernelDevice> Engine<D> {
     /// Returns the place of the residual stream after the last block.
     pub(crate) fn last_stream(&self) -> Address {
         self.arena.streams[self.config.blocks]
+    }
+
+    /// Runs a pass: the device's record of it, or the calls.
+    pub(crate) fn run_pass(
+        &mut self,
+        pass: Pass,
+        calls: impl Fn(&mut Self) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        if self.device.begin_pass(pass)? {
+            return Ok(());
+        }
+        let called = calls(self);
+        if self.device.end_pass(pass, called.is_ok())? {
+            return called;
+        }
+        // None of the recorded calls has run.
+        calls(self)
     }
 }
 

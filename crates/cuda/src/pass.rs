@@ -1,8 +1,20 @@
 //! Passes: sequences of launches that a device may record.
 
-use crate::CudaError;
-use crate::device::KernelDevice;
-use crate::engine::{Engine, Rows};
+/// The rows of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Rows {
+    /// B, sequences.
+    pub(crate) sequences: usize,
+    /// T, tokens per sequence.
+    pub(crate) time: usize,
+}
+
+impl Rows {
+    /// B · T.
+    pub(crate) fn count(self) -> usize {
+        self.sequences * self.time
+    }
+}
 
 /// A sequence of launches and products of one path. Two passes that are equal have the same arguments, because everything
 /// else that changes from one to the next lies in the arena.
@@ -24,23 +36,4 @@ pub(crate) enum PassPurpose {
         /// True to take the step with them.
         update: bool,
     },
-}
-
-impl<D: KernelDevice> Engine<D> {
-    /// Runs a pass: the device's record of it, or the calls.
-    pub(crate) fn run_pass(
-        &mut self,
-        pass: Pass,
-        calls: impl Fn(&mut Self) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
-        if self.device.begin_pass(pass)? {
-            return Ok(());
-        }
-        let called = calls(self);
-        if self.device.end_pass(pass, called.is_ok())? {
-            return called;
-        }
-        // None of the recorded calls has run.
-        calls(self)
-    }
 }

@@ -10,9 +10,10 @@ use crate::CudaError;
 use crate::arena::{NORM_GROUPS, Purpose};
 use crate::batch::BatchOffsets;
 use crate::device::{Address, Grid, KernelDevice};
-use crate::engine::{Engine, Rows};
+use crate::engine::Engine;
 use crate::kernels::attention_rows;
 use crate::operands::{Destination, Projection};
+use crate::pass::Rows;
 
 /// Threads of a block of a kernel that gives each row to one warp.
 const ROW_THREADS: usize = 256;
@@ -41,7 +42,7 @@ struct Norm {
 
 /// The gradients of weights.
 #[derive(Clone, Copy, Debug)]
-struct Gradients {
+struct WeightGradients {
     /// False for frozen weights: only the gradient of the input is computed.
     wanted: bool,
     /// True to add to the gradients of the previous micro-batches instead of replacing them.
@@ -115,7 +116,7 @@ impl<D: KernelDevice> Engine<D> {
     /// norm's output. With `accumulate` they are added to the gradients of the previous micro-batches.
     pub(crate) fn backward(&mut self, rows: Rows, accumulate: bool) -> Result<(), CudaError> {
         let norm = Norm { x: self.last_stream(), weight: self.layout.final_norm, rows };
-        let gradients = Gradients { wanted: self.trained.final_norm, accumulate };
+        let gradients = WeightGradients { wanted: self.trained.final_norm, accumulate };
         self.norm_backward(norm, false, gradients)?;
         for i in self.trained.reached().rev() {
             // All blocks share one set of activations then, which still holds the last block's.
@@ -124,7 +125,7 @@ impl<D: KernelDevice> Engine<D> {
                 self.block_forward(i, rows)?;
             }
             let wanted = self.trained.blocks[i];
-            self.block_backward(i, rows, Gradients { wanted, accumulate })?;
+            self.block_backward(i, rows, WeightGradients { wanted, accumulate })?;
         }
         if !self.trained.embedding {
             return Ok(());
@@ -147,7 +148,7 @@ impl<D: KernelDevice> Engine<D> {
         self.run("embedding_backward", Grid::line(rows.count()), 128, &arguments)
     }
 
-    fn block_backward(&mut self, i: usize, rows: Rows, gradients: Gradients) -> Result<(), CudaError> {
+    fn block_backward(&mut self, i: usize, rows: Rows, gradients: WeightGradients) -> Result<(), CudaError> {
         let (start, at) = (self.layout.block_start(i), self.layout.block);
         let BlockProjections { qkv, output, gate_up, down } = self.projections(i, rows);
         let (saved, activated, normed_slope) =
@@ -181,7 +182,7 @@ impl<D: KernelDevice> Engine<D> {
         projection: Projection,
         dy: Address,
         x: Address,
-        gradients: Gradients,
+        gradients: WeightGradients,
     ) -> Result<(), CudaError> {
         if gradients.wanted { self.weight_gradient(projection, dy, x, gradients.accumulate) } else { Ok(()) }
     }
@@ -236,7 +237,12 @@ impl<D: KernelDevice> Engine<D> {
 
     /// Reads the gradient of the norm's output from `normed_slope` and writes the gradient of its input to `slope`.
     /// With `residual` it is added there to the gradient of the residual stream.
-    fn norm_backward(&mut self, norm: Norm, residual: bool, gradients: Gradients) -> Result<(), CudaError> {
+    fn norm_backward(
+        &mut self,
+        norm: Norm,
+        residual: bool,
+        gradients: WeightGradients,
+    ) -> Result<(), CudaError> {
         let arena = &self.arena;
         let Norm { x, weight, rows } = norm;
         let group = rows.count().div_ceil(NORM_GROUPS);

@@ -1,4 +1,4 @@
-//! What a caller learns about its sequences.
+//! The events of a caller's sequences.
 
 use std::time::Duration;
 

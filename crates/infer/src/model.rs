@@ -163,7 +163,7 @@ pub trait RoutedModel: Send + Sync {
     /// Returns the memory of a page of keys and values in bytes.
     fn page_bytes(&self, kv: KvType) -> usize;
 
-    /// Reserves `pages` pages of keys and values, and returns what runs steps with them.
+    /// Reserves `pages` pages of keys and values, and returns the runner of steps with them.
     fn executor(&self, pages: usize, kv: KvType) -> Box<dyn Executor + '_>;
 }
 

@@ -34,7 +34,7 @@ pub struct MemoryTooSmall {
     pub limit: usize,
 }
 
-/// The memory of modules, and what was done to keep it under its limit.
+/// The memory of modules, and the work that kept it under its limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModuleMemory {
     /// Memory of the modules that are loaded or being loaded, in bytes.

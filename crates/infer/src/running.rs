@@ -31,7 +31,7 @@ pub(crate) struct Running {
     last: Instant,
 }
 
-/// What follows after the rows of a step.
+/// The continuation after the rows of a step.
 pub(crate) enum Next {
     /// More of the prompt.
     Rows,

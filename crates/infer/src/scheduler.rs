@@ -3,7 +3,7 @@
 //! The scheduler knows no clock, no threads, no tensors and no channels. Time is an argument, and a plan is a value. Equal
 //! calls give equal plans.
 //!
-//! A step has one budget of tokens. Sequences that generate get their row first, then prompts get what is left, in chunks.
+//! A step has one budget of tokens. Sequences that generate get their row first, then prompts get the rest, in chunks.
 //! While sequences generate, chunks are so small that these hardly wait.
 //! Free places go to the client that was served the fewest tokens (arXiv:2401.00588), and within a client to the sequence
 //! of the lowest priority number that came first. When pages run out, the youngest sequence gives its pages back. It is computed again later, with the

@@ -79,7 +79,7 @@ pub(crate) struct Routed {
     pub(crate) overtaken: usize,
 }
 
-/// What a path follows from.
+/// The source of a path.
 pub(crate) enum Asked {
     /// The first tokens of the prompt.
     Prefix(Arc<[u32]>),

@@ -7,7 +7,7 @@ use crate::{ModuleKey, PathVersion, RoutedModel, ServedPath};
 /// Versions that have a number.
 const VERSIONS: usize = 1 << 14;
 
-/// What keys and values depend on besides tokens.
+/// The version of weights that keys and values depend on, besides their tokens.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Version {
     /// A path as a whole.

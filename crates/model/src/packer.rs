@@ -10,7 +10,7 @@ use crate::{ModelConfig, ModelError, PackedModule, TensorSpec, level_specs};
 
 /// Where a tensor goes.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum PackedPlace {
     /// The table of the embedding (V, D), which a tied head shares.
     Table,
     /// A part of a block that is one tensor.
@@ -38,7 +38,7 @@ pub struct ModulePacker {
     shape: BlockShape,
     tied: bool,
     /// The tensors that are not added yet, by name.
-    missing: BTreeMap<String, (Place, usize)>,
+    missing: BTreeMap<String, (PackedPlace, usize)>,
     qkv: BTreeMap<usize, Qkv>,
     /// Values of queries, keys and values of a block.
     qkv_length: usize,
@@ -68,19 +68,19 @@ impl ModulePacker {
             let mut qkv = 0;
             for (number, spec) in part.iter().enumerate() {
                 let place = match (spec.part, number) {
-                    (Part::Embedding, _) => Place::Table,
-                    (Part::Head, 0) => Place::Norm,
-                    (Part::Head, _) => Place::Projection,
-                    (Part::Block(block), 0) => Place::Block(block, BlockPart::InputNorm),
+                    (Part::Embedding, _) => PackedPlace::Table,
+                    (Part::Head, 0) => PackedPlace::Norm,
+                    (Part::Head, _) => PackedPlace::Projection,
+                    (Part::Block(block), 0) => PackedPlace::Block(block, BlockPart::InputNorm),
                     (Part::Block(block), 1..=3) => {
                         qkv += spec.parameters();
-                        Place::Qkv(block, qkv - spec.parameters())
+                        PackedPlace::Qkv(block, qkv - spec.parameters())
                     }
-                    (Part::Block(block), 4) => Place::Block(block, BlockPart::O),
-                    (Part::Block(block), 5) => Place::Block(block, BlockPart::PostNorm),
-                    (Part::Block(block), 6) => Place::Block(block, BlockPart::Gate),
-                    (Part::Block(block), 7) => Place::Block(block, BlockPart::Up),
-                    (Part::Block(block), _) => Place::Block(block, BlockPart::Down),
+                    (Part::Block(block), 4) => PackedPlace::Block(block, BlockPart::O),
+                    (Part::Block(block), 5) => PackedPlace::Block(block, BlockPart::PostNorm),
+                    (Part::Block(block), 6) => PackedPlace::Block(block, BlockPart::Gate),
+                    (Part::Block(block), 7) => PackedPlace::Block(block, BlockPart::Up),
+                    (Part::Block(block), _) => PackedPlace::Block(block, BlockPart::Down),
                 };
                 missing.insert(spec.name.clone(), (place, spec.parameters()));
             }
@@ -114,11 +114,11 @@ impl ModulePacker {
         }
         let (width, ends) = (self.shape.width, self.format.of_ends());
         match place {
-            Place::Table => self.table = Some(PackedRows::with_format(values, width, ends)?),
-            Place::Projection => self.projection = Some(PackedRows::with_format(values, width, ends)?),
-            Place::Norm => self.norm = Some(values.to_vec()),
-            Place::Block(block, part) => self.pack(block, part, values)?,
-            Place::Qkv(block, at) => {
+            PackedPlace::Table => self.table = Some(PackedRows::with_format(values, width, ends)?),
+            PackedPlace::Projection => self.projection = Some(PackedRows::with_format(values, width, ends)?),
+            PackedPlace::Norm => self.norm = Some(values.to_vec()),
+            PackedPlace::Block(block, part) => self.pack(block, part, values)?,
+            PackedPlace::Qkv(block, at) => {
                 let all = self.qkv_length;
                 let qkv = self.qkv.entry(block).or_insert_with(|| Qkv { values: vec![0.0; all], missing: 3 });
                 if let Some(to) = qkv.values.get_mut(at..at + length) {

@@ -6,9 +6,10 @@ pub(crate) mod paged;
 
 use rayon::prelude::*;
 
-use crate::element::{Element, convert};
+use crate::element::Element;
 use crate::product::{Group, LeftRows, Shared};
 use crate::rope::RopeTable;
+use crate::vector::convert;
 
 /// The shape of attention within one sequence.
 #[derive(Clone, Copy, Debug)]

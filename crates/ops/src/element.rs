@@ -108,14 +108,6 @@ pub(crate) fn narrow<E: Element>(from: &[f32], to: &mut [E]) {
     }
 }
 
-/// [`narrow`], compiled for the processor's vector units. For callers that are not within [`crate::vector::dispatch`].
-pub(crate) fn convert<E: Element>(from: &[f32], to: &mut [E]) {
-    crate::vector::dispatch(
-        #[inline(always)]
-        || narrow(from, to),
-    );
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,13 +9,14 @@ use half::bf16;
 use rayon::prelude::*;
 
 use crate::buffer::Buffer;
-use crate::element::{Element, convert};
+use crate::element::Element;
 use crate::huge_pages;
 use crate::product::{
     Group, LeftRows, Matrix, NR, Rhs, Shared, multiply_shared, pack_all, packed_len, with_rows,
 };
 use crate::quantized::{ActivationBlock, QuantizedPanels, quantize};
 use crate::scratch::{split_off, whole_lines, with_scratch};
+use crate::vector::convert;
 use crate::{OpsError, WeightFormat};
 
 /// Columns of a result that one task computes: whole panels, and few, so that threads end at about the same time.

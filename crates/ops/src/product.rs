@@ -28,6 +28,7 @@ mod rate;
 mod right;
 mod shared;
 mod tasks;
+mod tile;
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -39,7 +40,6 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::element::{Element, Precision};
-use kernel::Tile;
 pub(crate) use kernel::{MOST_PANEL, Tiling};
 pub(crate) use left::{left_len, pack_left};
 pub(crate) use matrix::{LeftRows, Matrix, Order};
@@ -51,6 +51,7 @@ pub use rate::{LinearProduct, product_rate, product_seconds};
 pub(crate) use right::RightOperand;
 pub(crate) use shared::Shared;
 pub(crate) use tasks::{RowSplitter, WIDTH, by_columns, part, rounded_product, row_tasks};
+use tile::Tile;
 
 /// Rows of a tile of the vector kernels.
 const MR: usize = 12;

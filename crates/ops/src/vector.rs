@@ -5,6 +5,7 @@ use pulp::x86::V3;
 use pulp::{Arch, NullaryFnOnce};
 
 use crate::KernelSet;
+use crate::element::{Element, narrow};
 use crate::kernel_set::chosen;
 
 /// Instructions of the processor that do not depend on the width of its vector units.
@@ -76,6 +77,14 @@ pub fn dispatch<R>(f: impl FnOnce() -> R) -> R {
         #[inline(always)]
         |_| f(),
     )
+}
+
+/// [`narrow`], compiled for the processor's vector units. For callers that are not within [`dispatch`].
+pub(crate) fn convert<E: Element>(from: &[f32], to: &mut [E]) {
+    dispatch(
+        #[inline(always)]
+        || narrow(from, to),
+    );
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use dipaco_sync::Schedule;
 use dipaco_topology::PathId;
 
 use crate::moment_bounds::first_beyond;
-use crate::state::{BASE, LEAD, OWN, RESIDUAL};
+use crate::state_header::{BASE, LEAD, OWN, RESIDUAL};
 
 /// Largest magnitude of a value of a part, and of an outer gradient that joins one.
 ///

@@ -9,8 +9,7 @@ use dipaco_sync::{Ahead, Schedule};
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
-use crate::state_header::{self, kept_spec};
-use crate::state_reader::StateReader;
+use crate::state_header::{self, PARTS, kept_spec};
 use crate::{MomentSpecs, PathError};
 
 /// Values that are rounded, or written to a file, at a time.
@@ -49,17 +48,6 @@ pub struct FragmentState {
     /// Lead of the path over the global weights, with eager updates.
     pub ahead: Option<Ahead>,
 }
-
-/// Name of the path's own weights in a state's file.
-pub(crate) const OWN: &str = "own";
-/// Name of the base of the next outer gradient.
-pub(crate) const BASE: &str = "base";
-/// Name of the loss of encoding.
-pub(crate) const RESIDUAL: &str = "residual";
-/// Names of the parts of a lead.
-pub(crate) const LEAD: [&str; 3] = ["ahead", "ahead-momentum", "ahead-sent"];
-/// Names of the parts of [`FragmentState`].
-pub(crate) const PARTS: [&str; 6] = [OWN, BASE, RESIDUAL, LEAD[0], LEAD[1], LEAD[2]];
 
 impl FragmentState {
     /// The present parts, by name.
@@ -187,16 +175,6 @@ impl PathState {
             .flat_map(|(dtype, values)| values.chunks(CHUNK).map(move |values| file_bytes(values, dtype)));
         Ok(std::iter::once(Cow::Owned(header)).chain(bytes))
     }
-
-    /// Decodes the bytes of [`encode`](Self::encode).
-    ///
-    /// # Errors
-    /// When the bytes are damaged, or belong to another model.
-    pub fn decode(bytes: &[u8], moments: &MomentSpecs) -> Result<Self, PathError> {
-        let mut reader = StateReader::new(moments, bytes.len());
-        reader.read(bytes)?;
-        reader.finish()
-    }
 }
 
 #[cfg(test)]
@@ -205,6 +183,7 @@ mod tests {
     use dipaco_optim::Optimizer;
 
     use super::*;
+    use crate::StateReader;
 
     fn model() -> ModelConfig {
         ModelConfig {

@@ -61,7 +61,7 @@ pub fn check_state(
     // Bounded before it is read: the time of reading grows with the number of tensors.
     let header = StateHeader::read(file, header_bytes(plan, &topology, &moments))?;
     check_progress(plan, path, step, &header)?;
-    check_kept(plan, layout, &topology, (path, step), &header.kept)?;
+    check_kept(plan, layout, &topology, path, step, &header.kept)?;
     check_values(plan, &moments, &header, file)
 }
 
@@ -84,7 +84,8 @@ fn check_kept(
     plan: &WorkerPlan,
     layout: &Layout,
     topology: &Topology,
-    (path, step): (PathId, u64),
+    path: PathId,
+    step: u64,
     kept: &BTreeMap<(u16, u32), Vec<(&'static str, usize)>>,
 ) -> Result<(), PathError> {
     let (levels, fragments) = (layout.levels(), plan.sync.fragments);

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use crate::moment_specs::FIRST;
 use crate::piece_cursor::PieceCursor;
 use crate::pieced_file::PiecedFile;
-use crate::state::PARTS;
 use crate::{MomentSpecs, PathError};
 
 const FORMAT: &str = "dipaco-path-state/3";
@@ -18,6 +17,17 @@ const FORMAT: &str = "dipaco-path-state/3";
 pub(crate) const PLACE: &str = "dipaco";
 /// Bytes of the length of the header.
 pub(crate) const LENGTH: usize = 8;
+
+/// Name of the path's own weights in a state's file.
+pub(crate) const OWN: &str = "own";
+/// Name of the base of the next outer gradient.
+pub(crate) const BASE: &str = "base";
+/// Name of the loss of encoding.
+pub(crate) const RESIDUAL: &str = "residual";
+/// Names of the parts of a lead.
+pub(crate) const LEAD: [&str; 3] = ["ahead", "ahead-momentum", "ahead-sent"];
+/// Names of the parts of [`FragmentState`](crate::FragmentState).
+pub(crate) const PARTS: [&str; 6] = [OWN, BASE, RESIDUAL, LEAD[0], LEAD[1], LEAD[2]];
 
 /// Progress of the path.
 #[derive(Serialize, Deserialize)]

@@ -26,6 +26,18 @@ enum FilePart {
     Tensors(StateHeader, Box<WeightReader>),
 }
 
+impl PathState {
+    /// Decodes the bytes of [`encode`](Self::encode).
+    ///
+    /// # Errors
+    /// When the bytes are damaged, or belong to another model.
+    pub fn decode(bytes: &[u8], moments: &MomentSpecs) -> Result<Self, PathError> {
+        let mut reader = StateReader::new(moments, bytes.len());
+        reader.read(bytes)?;
+        reader.finish()
+    }
+}
+
 impl<'a> StateReader<'a> {
     /// Begins a file of `length` bytes with these moments.
     #[must_use]

@@ -4,8 +4,6 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::error::PipelineError;
-
 /// Why the key of a run's authority can't be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -27,7 +25,7 @@ pub enum AuthorityError {
         folder: PathBuf,
         /// The reason.
         #[source]
-        source: Box<PipelineError>,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The key of a run's authority is elsewhere.
     #[error(

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::export_check::LogitDifference;
+use crate::logit_difference::LogitDifference;
 
 /// Why exported files are not the model that was exported.
 #[derive(Debug, Error)]

@@ -57,6 +57,7 @@ pub mod import;
 mod label_error;
 pub mod labels;
 pub mod limits;
+mod logit_difference;
 pub mod machine_memory;
 pub mod measured_runs;
 pub mod memory_nodes;

@@ -9,7 +9,7 @@ use dipaco_config::RunConfig;
 use dipaco_monitor::{Monitor, TensorBoard, follow};
 use dipaco_net::{Clock, Limits, RunAuthority, Server};
 use dipaco_path::DeviceChoice;
-use dipaco_store::RunManifest;
+use dipaco_store::{RunManifest, RunStore};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::Topology;
 use dipaco_train::{
@@ -136,13 +136,17 @@ pub async fn train(
         let _ = board.await;
     }
     let summary = result?;
-    let saved = manifest_in(&store).await?;
-    let training = saved.and_then(|manifest| manifest.training);
+    warn_of_rising_losses(&store, config).await?;
+    Ok(summary)
+}
+
+async fn warn_of_rising_losses(store: &RunStore, config: &RunConfig) -> Result<(), PipelineError> {
+    let training = manifest_in(store).await?.and_then(|manifest| manifest.training);
     let holdout = config.train.holdout_fraction;
     if let Some(warning) = training.and_then(|training| rising_losses(&training, holdout)) {
         tracing::warn!("{warning}");
     }
-    Ok(summary)
+    Ok(())
 }
 
 /// Checks that a run whose training has begun keeps the settings that its weights depend on. Call it before the

@@ -1,4 +1,4 @@
-//! What a run says about texts.
+//! The answers of a run about texts.
 
 use dipaco_infer::{FinishReason, GenerationEvent, Route};
 use pyo3::prelude::*;
@@ -40,8 +40,8 @@ impl Score {
 }
 
 /// A continuation of a prompt.
-#[pyclass(frozen, get_all, module = "dipaco")]
-pub(crate) struct Generation {
+#[pyclass(frozen, get_all, module = "dipaco", name = "Generation")]
+pub(crate) struct PyGeneration {
     path: u32,
     text: String,
     tokens: Vec<u32>,
@@ -50,7 +50,7 @@ pub(crate) struct Generation {
 }
 
 #[pymethods]
-impl Generation {
+impl PyGeneration {
     fn __repr__(&self) -> String {
         let Self { path, tokens, finish_reason, .. } = self;
         format!("Generation(path={path}, tokens={}, finish_reason='{finish_reason}')", tokens.len())
@@ -100,7 +100,7 @@ impl From<Sequence> for Score {
     }
 }
 
-impl From<Sequence> for Generation {
+impl From<Sequence> for PyGeneration {
     fn from(sequence: Sequence) -> Self {
         let Sequence { path, tokens, log_probs, text, finish_reason, .. } = sequence;
         Self { path, text, tokens, log_probs, finish_reason }

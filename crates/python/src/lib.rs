@@ -20,11 +20,11 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _dipaco(module: &Bound<'_, PyModule>) -> PyResult<()> {
     dipaco_model::kernel_choice().map_err(|error| PyImportError::new_err(error.to_string()))?;
-    module.add_class::<run::Run>()?;
+    module.add_class::<run::PyRun>()?;
     module.add_class::<token_set::PyTokenSet>()?;
     module.add_class::<answers::PyRoute>()?;
     module.add_class::<answers::Score>()?;
-    module.add_class::<answers::Generation>()?;
+    module.add_class::<answers::PyGeneration>()?;
     module.add("RunError", module.py().get_type::<failure::RunError>())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

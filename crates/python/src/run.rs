@@ -14,7 +14,7 @@ use dipaco_telemetry::{EventRecord, EventsError, Progress, read_events};
 use dipaco_topology::PathId;
 use pyo3::prelude::*;
 
-use crate::answers::{Generation, PyRoute, Score};
+use crate::answers::{PyGeneration, PyRoute, Score};
 use crate::failure::Failure;
 use crate::prompt::Prompt;
 use crate::session::Session;
@@ -22,19 +22,19 @@ use crate::token_set::{PyTokenSet, opened};
 use crate::unlocked::unlocked;
 
 /// A run of dipaco, for reading.
-#[pyclass(frozen, module = "dipaco")]
-pub(crate) struct Run {
+#[pyclass(frozen, module = "dipaco", name = "Run")]
+pub(crate) struct PyRun {
     /// `None` only while it is dropped.
     session: Option<Session>,
 }
 
-impl Run {
+impl PyRun {
     fn session(&self) -> Result<&Session, Failure> {
         self.session.as_ref().filter(|session| !session.is_forked()).ok_or(Failure::Forked)
     }
 }
 
-impl Drop for Run {
+impl Drop for PyRun {
     fn drop(&mut self) {
         if let Some(session) = self.session.take().filter(Session::is_forked) {
             // Its threads are those of another process. To wait for their end would never end.
@@ -44,7 +44,7 @@ impl Drop for Run {
 }
 
 #[pymethods]
-impl Run {
+impl PyRun {
     #[new]
     #[pyo3(signature = (path, *, early_stopping = false))]
     fn new(py: Python<'_>, path: PathBuf, early_stopping: bool) -> PyResult<Self> {
@@ -129,7 +129,7 @@ impl Run {
         seed: u64,
         stop: Vec<String>,
         path: Option<u32>,
-    ) -> PyResult<Vec<Generation>> {
+    ) -> PyResult<Vec<PyGeneration>> {
         let session = self.session()?;
         let sampling = SamplingParams {
             temperature,
@@ -153,7 +153,7 @@ impl Run {
             };
             session.sequences(session.tokens(prompts)?.into_iter().map(request).collect(), cancel)
         })?;
-        Ok(generated.into_iter().map(Generation::from).collect())
+        Ok(generated.into_iter().map(PyGeneration::from).collect())
     }
 
     #[pyo3(signature = (*, path = None, seed = false))]

@@ -24,7 +24,7 @@ const QUEUED_TOKENS: usize = 1 << 40;
 /// Time between two looks whether the caller wants to stop.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A run and what has been opened of it. Functions block.
+/// A run and its opened parts. Functions block.
 pub(crate) struct Session {
     // The engine holds weights, whose end needs the runtime. So it is dropped first.
     engine: Mutex<Option<Arc<Engine>>>,

@@ -28,6 +28,7 @@
 mod audit;
 mod case;
 mod coordinator;
+mod disk;
 mod driver;
 mod events;
 mod faults;
@@ -39,6 +40,7 @@ mod outer_step;
 mod pins;
 mod played_run;
 mod start;
+mod storing_result;
 mod synchronizer;
 mod toy;
 mod worker;

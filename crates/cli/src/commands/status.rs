@@ -13,7 +13,7 @@ use dipaco_telemetry::{Align, Table, human};
 use serde::Serialize;
 
 use self::data::Accounts;
-use self::progress::TrainingProgress;
+use self::progress::ShownProgress;
 use crate::commands::rollback;
 use crate::error::CliError;
 use crate::run_options::RunOptions;
@@ -55,7 +55,7 @@ struct Report<'a> {
     manifest: &'a RunManifest,
     /// Absent before the training begins.
     #[serde(skip_serializing_if = "Option::is_none")]
-    progress: Option<TrainingProgress>,
+    progress: Option<ShownProgress>,
 }
 
 /// The sum of the run's events so far.
@@ -95,7 +95,7 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
     }
     let history = history(&run)?;
     if options.json {
-        let progress = manifest.training.as_ref().map(|training| TrainingProgress::new(training, &history));
+        let progress = manifest.training.as_ref().map(|training| ShownProgress::new(training, &history));
         return output::print_json(&Report { manifest: &manifest, progress });
     }
     output::print(&describe(&history, &config, &manifest))
@@ -139,7 +139,7 @@ fn describe(history: &RunHistory, config: &RunConfig, manifest: &RunManifest) ->
             let (phase, last) = (training.phase, training.boundaries.len());
             text += &format!("routing: phase {phase} of 0 to {last}, up to round {}\n", training.phase_end());
         }
-        text += &TrainingProgress::new(training, history).to_string();
+        text += &ShownProgress::new(training, history).to_string();
         text += &numerics(history, training);
         let right = Align::Right;
         let mut table = Table::new(&[

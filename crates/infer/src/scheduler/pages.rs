@@ -16,7 +16,7 @@ type Key = (Content, [u32; PAGE_TOKENS]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Content(pub(crate) u64);
 
-/// Which pages are free, and what the full ones hold.
+/// The free pages, and the contents of the full ones.
 #[derive(Debug)]
 pub(crate) struct PagePool {
     pages: Vec<Page>,

@@ -1,4 +1,4 @@
-//! What a scheduler is given, and what it decides.
+//! The inputs and the decisions of a scheduler.
 
 use std::sync::Arc;
 

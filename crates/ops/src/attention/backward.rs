@@ -7,14 +7,14 @@
 //! sum over the query heads, one after the other.
 
 use super::{HeadRows, Part, even, scale};
-use crate::element::{Element, convert, narrow};
+use crate::element::{Element, narrow};
 use crate::exp::{dot, exp};
 use crate::product::{
     Group, LeftRows, Matrix, NR, Rhs, Tiling, left_len, multiply, pack_left, packed_len, with_rows,
 };
 use crate::rope::RopeTable;
 use crate::scratch::{split_off, whole_lines, with_scratch};
-use crate::vector::{self, Units};
+use crate::vector::{self, Units, convert};
 
 /// Queries whose weights are in memory at the same time.
 const BLOCK: usize = 2 * NR;

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::{Activations, BlockGradients, BlockInput, BlockShape, BlockWeights, Stack};
 use crate::attention;
 use crate::buffer::{Buffer, Workspace};
-use crate::element::{Element, convert};
+use crate::element::Element;
 use crate::product::{
     LeftRows, Matrix, OuterProduct, Rhs, RightOperand, RowSplitter, WIDTH, by_columns, multiply,
     outer_products, part, rounded_product, row_tasks, with_rows,
@@ -16,6 +16,7 @@ use crate::profile::Phase;
 use crate::rms_norm::{self, WeightSums, summed};
 use crate::scratch::with_scratch;
 use crate::swiglu;
+use crate::vector::convert;
 
 /// The weights of a block as right operands of the products that lead back to their inputs: W (n, k) of `x · Wᵀ` is the
 /// operand (n × k) itself.

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use super::{Activations, BlockInput, BlockWeights, Stack};
 use crate::attention;
 use crate::buffer::Workspace;
-use crate::element::{Element, convert, narrow};
+use crate::element::{Element, narrow};
 use crate::product::{
     LeftRows, Matrix, NR, Rhs, RightOperand, RowSplitter, WIDTH, by_columns, multiply, part, row_tasks,
     with_rows,
@@ -223,8 +223,8 @@ fn gate_and_up<E: Element>(
                 // From the f32 results, before they are rounded to be saved.
                 swiglu::forward(gate, up, &mut gated[columns.clone()]);
                 let (saved_gate, saved_up) = saved.split_at_mut(f);
-                convert(gate, &mut saved_gate[columns.clone()]);
-                convert(up, &mut saved_up[columns.clone()]);
+                vector::convert(gate, &mut saved_gate[columns.clone()]);
+                vector::convert(up, &mut saved_up[columns.clone()]);
             }
         });
     });

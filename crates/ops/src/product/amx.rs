@@ -19,7 +19,7 @@ pub(super) use model::Model;
 pub(super) use permission::ready;
 
 use super::NR;
-use super::kernel::Tile;
+use super::tile::Tile;
 
 /// Rows and columns of a block of C.
 pub(super) const BLOCK: usize = 32;

@@ -1,7 +1,8 @@
 //! Packing left operands.
 
-use super::kernel::{BLOCK, LeftOrder, left_order, transpose};
+use super::kernel::{LeftOrder, left_order, transpose};
 use super::pack::{pack, pack_group};
+use super::tile::BLOCK;
 use super::{Group, Lhs, Matrix, Order, packed_len};
 use crate::element::Element;
 use crate::vector;

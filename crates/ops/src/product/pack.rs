@@ -2,7 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::kernel::{BLOCK, transpose};
+use super::kernel::transpose;
+use super::tile::BLOCK;
 use super::{Group, MR, Matrix, NR, Order, Shared};
 use crate::element::Element;
 use crate::vector;

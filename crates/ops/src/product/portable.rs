@@ -1,6 +1,6 @@
 //! The kernels in plain Rust, for any processor. They are the reference of the others.
 
-use super::kernel::{BLOCK, Tile};
+use super::tile::{BLOCK, Tile};
 use super::{MR, NR};
 
 /// Transposes a block in place.

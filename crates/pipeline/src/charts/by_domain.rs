@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dipaco_experiment::{Measurement, Results};
 use dipaco_plot::{Axis, DotChart, DotMark, DotRow};
 
-use super::experiment::joined;
+use super::chart::joined;
 
 /// Runs that a reader can tell apart: each has a colour of its own.
 const RUNS: usize = 8;

@@ -51,6 +51,11 @@ impl Chart {
     }
 }
 
+/// The parts of a name that are not empty.
+pub(super) fn joined(parts: &[&str]) -> String {
+    parts.iter().copied().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
+}
+
 /// A name in the letters that file names may have.
 pub(super) fn plain(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect()

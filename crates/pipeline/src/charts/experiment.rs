@@ -6,7 +6,7 @@ use dipaco_experiment::{ExperimentTable, Results, TableRow, ValidationPoint};
 use dipaco_plot::{Axis, DotChart, DotMark, DotRow, Line, LineChart};
 
 use super::by_domain::by_domain;
-use super::chart::Chart;
+use super::chart::{Chart, joined};
 
 /// Charts of an experiment: the perplexities of all rows of its table, differences from the baseline by domain if the text has
 /// labels, perplexity against the number of paths if it varies, and perplexity during training, against steps and against
@@ -70,11 +70,6 @@ fn during_training(
         y: Axis::logarithmic("perplexity on each path's validation documents"),
         lines,
     })
-}
-
-/// The parts of a name that are not empty.
-pub(super) fn joined(parts: &[&str]) -> String {
-    parts.iter().copied().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
 }
 
 fn dots(table: &ExperimentTable) -> DotChart {

@@ -7,7 +7,7 @@ use dipaco_sync::{Contribution, FragmentId, Scheme, fragment_ids, fragment_ids_o
 use dipaco_topology::PathId;
 
 use super::case::Case;
-use super::coordinator::SimulatedDisk;
+use super::disk::SimulatedDisk;
 use super::object_store::ObjectStore;
 use super::toy::{MergedStep, ToyGradient, sends};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dipaco_ledger::{LedgerPlan, ShardRecord};
 use dipaco_sync::{
-    Drops, FragmentId, LeaseLimits, Numerics, OuterRule, Quorum, Rescale, Rests, Schedule, Scheme, Weighting,
+    Drops, FragmentId, LeaseLimits, Numerics, OuterRule, Rescale, Rests, Schedule, Scheme, Weighting,
     learner::Blend,
 };
 use dipaco_topology::{ModuleId, PathId, Topology};
@@ -13,8 +13,10 @@ use rand_chacha::ChaCha8Rng;
 
 use super::Peers;
 
+mod draws;
 mod topologies;
 
+use draws::{diverging, drawn_apart, faults, habit, liars, quorum, rests, synchronizer};
 use topologies::{extended, freeze, topology};
 
 /// Settings of a small run.
@@ -122,8 +124,8 @@ impl Case {
         let random = &mut random;
         let grid = freeze(seed, topology(random));
         let inner_steps: u64 = random.random_range(1..=5);
-        let quorum = random.random_bool(0.4);
-        let dynamic = quorum && random.random_bool(0.4);
+        let waits_for_some = random.random_bool(0.4);
+        let dynamic = waits_for_some && random.random_bool(0.4);
         let most = u32::try_from(inner_steps.min(3)).unwrap_or(1);
         let fragments = if dynamic { 1 } else { random.random_range(1..=most) };
         let overlap = if dynamic { 0 } else { random.random_range(0..=inner_steps) };
@@ -133,14 +135,14 @@ impl Case {
             ends.push(ends[0] + random.random_range(1..=2 * inner_steps));
         }
         let topology = extended(seed, &grid, ends.len()).map_err(|e| e.to_string())?;
-        let eager = !quorum && random.random_bool(0.2);
+        let eager = !waits_for_some && random.random_bool(0.2);
         let overlap = if eager { inner_steps } else { overlap };
         let drops = if dynamic || eager || random.random_bool(0.7) {
             Drops::default()
         } else {
             Drops::new(seed, random.random_range(0.0..0.7))
         };
-        let rests = if quorum { Rests::default() } else { rests(seed, &topology) };
+        let rests = if waits_for_some { Rests::default() } else { rests(seed, &topology) };
         let schedule = if rests.any() {
             // Each outer gradient belongs to one round.
             Schedule::new(inner_steps, 1, 0, ends).and_then(|schedule| schedule.resting(rests.clone()))
@@ -150,18 +152,9 @@ impl Case {
         };
         let schedule = schedule.map_err(|e| e.to_string())?;
         let eager = eager && !rests.any();
-        let sampling = (quorum && random.random_bool(0.3)).then_some(seed);
-        let scheme = if quorum {
-            Scheme::Quorum(Quorum {
-                learners: random.random_range(1..=topology.paths()),
-                grace: Duration::from_millis(random.random_range(0..300)),
-                grace_share: 0.5,
-                throttle: if random.random_bool(0.7) { 0.0 } else { random.random_range(0.0..1.0) },
-                dynamic_steps: dynamic,
-            })
-        } else {
-            Scheme::Synchronous
-        };
+        let sampling = (waits_for_some && random.random_bool(0.3)).then_some(seed);
+        let scheme =
+            if waits_for_some { quorum(random, topology.paths(), dynamic) } else { Scheme::Synchronous };
         let own = if eager || random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) };
         let blend = Blend { own: if rests.any() { 0.0 } else { own } };
         let worker = |random: &mut ChaCha8Rng| Machine {
@@ -170,16 +163,7 @@ impl Case {
         };
         let mut workers: Vec<_> = (0..random.random_range(1..=5)).map(|_| worker(random)).collect();
         let faults = faults(random);
-        // At most half as many as the honest workers, rounded up: one of two peers, two of five.
-        let most = workers.len().div_ceil(2);
-        let liars = match peers {
-            Peers::Honest => 0,
-            Peers::SomeLie => random.random_range(1..=most),
-            Peers::Mixed if random.random_bool(0.5) => random.random_range(0..=most),
-            Peers::Mixed => 0,
-        };
-        let lying_workers = if liars > 0 { random.random_range(0..=1) } else { 0 };
-        let liars = liars - lying_workers;
+        let (liars, lying_workers) = liars(random, peers, workers.len());
         workers.extend((0..lying_workers).map(|_| worker(random)));
         let state_every = if random.random_bool(0.5) { 1 } else { random.random_range(2..=4) };
         let checkpoints = random.random_range(0..=2);
@@ -319,81 +303,5 @@ impl Case {
             worker_crash.as_secs_f64(),
             coordinator_crash.as_secs_f64(),
         )
-    }
-}
-
-/// Chosen in this share of the cases. Drawn from a stream of random numbers of its own, so that the other cases stay as they
-/// are.
-fn drawn_apart(seed: u64, stream: u64, share: f64) -> bool {
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    random.set_stream(stream);
-    random.random_bool(share)
-}
-
-/// In a quarter of the cases, a synchronizer of some modules. Drawn apart, so that the other cases stay as they are.
-fn synchronizer(seed: u64, topology: &Topology) -> Option<SynchronizerCase> {
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    random.set_stream(8);
-    let chosen = random.random_bool(0.25);
-    let first = random.random_range(0..topology.module_ids().count());
-    let mut often = || Duration::from_millis(random.random_range(500..5_000));
-    let (dies, hangs) = (often(), often());
-    // From one of them to the last, so that the coordinator has some of its own in most cases.
-    let modules = topology.module_ids().skip(first).collect();
-    chosen.then_some(SynchronizerCase { modules, dies, hangs })
-}
-
-/// In one of eight cases, a path that diverges after some of its steps.
-fn diverging(seed: u64, topology: &Topology, steps: u64) -> Option<Diverging> {
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    random.set_stream(2);
-    // The last path of a run never goes into quarantine.
-    let kept = topology.paths() - u32::try_from(topology.trained_paths().len()).unwrap_or(0);
-    let chosen = random.random_bool(0.125) && topology.trained_paths().len() > 1;
-    chosen.then(|| Diverging {
-        path: PathId(random.random_range(kept..topology.paths())),
-        after: random.random_range(0..steps),
-    })
-}
-
-/// Drawn apart, so that the other cases stay as they are.
-fn habit(seed: u64) -> Habit {
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    random.set_stream(6);
-    if random.random_bool(0.5) { Habit::WrongSteps } else { Habit::StandsStill }
-}
-
-/// In a fifth of the cases, rounds in which some paths rest. Drawn apart, so that the other cases stay as they are.
-fn rests(seed: u64, topology: &Topology) -> Rests {
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    random.set_stream(5);
-    let trained = u32::try_from(topology.trained_paths().len()).unwrap_or(0);
-    if trained < 2 || !random.random_bool(0.2) {
-        return Rests::default();
-    }
-    let kept = topology.paths() - trained;
-    Rests::new(seed, kept..topology.paths(), random.random_range(1..trained))
-}
-
-fn faults(random: &mut ChaCha8Rng) -> Faults {
-    // Each kind of fault is absent in a part of the cases, so no fault hides the bugs that another would reveal.
-    let share = |random: &mut ChaCha8Rng, most: f64| {
-        if random.random_bool(0.4) { 0.0 } else { random.random_range(0.0..most) }
-    };
-    let every = |random: &mut ChaCha8Rng, least: u64, most: u64| {
-        let never = Duration::from_secs(1 << 30);
-        if random.random_bool(0.35) { never } else { Duration::from_millis(random.random_range(least..most)) }
-    };
-    Faults {
-        lost: share(random, 0.3),
-        doubled: share(random, 0.3),
-        delay: Duration::from_millis(random.random_range(1..400)),
-        forged: share(random, 0.3),
-        worker_crash: every(random, 300, 6_000),
-        worker_pause: every(random, 300, 6_000),
-        partition: every(random, 500, 6_000),
-        coordinator_crash: every(random, 300, 6_000),
-        disk: Duration::from_millis(random.random_range(1..60)),
-        until: Duration::from_secs(20),
     }
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use dipaco_ledger::{
     Arrival, ConnectionNumber, Departure, DroppedObjects, ExpectedResult, FailureDecision, KnownProcesses,
-    LeaseCompletion, LeaseResult, Ledger, ObjectRef, Recording, ResultError, RunManifest, SavedCheckpoint,
-    StoredResult, StoredRun, TrainingFailure, TrainingRecord, UntilWritten,
+    LeaseCompletion, LeaseResult, Ledger, Recording, ResultError, SavedCheckpoint, StoredResult, StoredRun,
+    TrainingFailure, UntilWritten,
 };
 use dipaco_sync::{
     FragmentId, Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, ProcessId,
@@ -18,50 +18,14 @@ use dipaco_sync::{
 
 use super::Bug;
 use super::case::Case;
+use super::disk::SimulatedDisk;
 use super::messages::{ChaosAnswer, ChaosLease, ChaosReply, ChaosRequest, Requester};
 use super::object_store::{Content, ObjectStore};
 use super::outer_step::AskedStep;
-use super::start::first_manifest;
+use super::storing_result::StoringResult;
 use super::toy::{InputWeights, MergedStep, ToyPathState};
 
-/// The durable record of a simulated run.
-#[derive(Clone, Debug)]
-pub(crate) struct SimulatedDisk {
-    pub(crate) manifest: RunManifest,
-}
-
-impl SimulatedDisk {
-    /// The first manifest of a run, with the weights of version 0 in the store.
-    pub(crate) fn new(case: &Case, store: &mut ObjectStore) -> Self {
-        Self { manifest: first_manifest(case, store) }
-    }
-
-    /// The record of the training.
-    ///
-    /// # Errors
-    /// When a write has lost it.
-    pub(crate) fn training(&self) -> Result<&TrainingRecord, String> {
-        self.manifest.training.as_ref().ok_or_else(|| "the manifest has no training".to_owned())
-    }
-}
-
-/// A result on its way through the store.
-#[derive(Clone, Debug)]
-pub(crate) struct StoringResult {
-    pub(crate) to: Requester,
-    claim: LeaseClaim,
-    item: LeaseResult,
-    /// `None` if the planted bug lets the result pass.
-    expected: Option<ExpectedResult>,
-    stored: StoredResult,
-    pub(crate) content: Content,
-}
-
-impl StoringResult {
-    pub(crate) fn object(&self) -> &ObjectRef {
-        &self.stored.object
-    }
-}
+mod outer_steps;
 
 /// The outcome of a request.
 pub(crate) enum Handled {

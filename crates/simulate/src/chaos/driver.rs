@@ -5,9 +5,10 @@ use std::time::Duration;
 use dipaco_sync::ProcessId;
 
 use super::Bug;
-use super::coordinator::{Handled, SimulatedCoordinator, StoringResult};
+use super::coordinator::{Handled, SimulatedCoordinator};
 use super::events::CoordinatorEvent;
 use super::messages::{ChaosAnswer, ChaosRequest, Requester};
+use super::storing_result::StoringResult;
 use super::synchronizer::{SynchronizerCaller, SynchronizerReply, SynchronizerRequest};
 use super::world::ChaosWorld;
 

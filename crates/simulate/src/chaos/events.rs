@@ -2,9 +2,9 @@
 
 use dipaco_sync::ProcessId;
 
-use super::coordinator::StoringResult;
 use super::messages::{ChaosReply, ChaosRequest, Requester};
 use super::outer_step::TakenStep;
+use super::storing_result::StoringResult;
 use super::synchronizer::{SynchronizerCaller, SynchronizerEvent, SynchronizerRequest};
 
 /// A kind of fault.

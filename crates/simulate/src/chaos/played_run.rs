@@ -4,7 +4,7 @@ use dipaco_topology::PathId;
 
 use super::Chaos;
 use super::case::Case;
-use super::coordinator::SimulatedDisk;
+use super::disk::SimulatedDisk;
 use super::object_store::ObjectStore;
 
 /// A run that has ended.

@@ -10,7 +10,8 @@ use rand_chacha::ChaCha8Rng;
 
 use super::audit::Audit;
 use super::case::{Case, Habit};
-use super::coordinator::{SimulatedCoordinator, SimulatedDisk};
+use super::coordinator::SimulatedCoordinator;
+use super::disk::SimulatedDisk;
 use super::events::{ChaosEvent, CoordinatorEvent, Fault, WorkerEvent};
 use super::liar::{HONEST, Liar};
 use super::messages::{ChaosAnswer, ChaosReply, ChaosRequest, Requester};
@@ -21,8 +22,12 @@ use super::synchronizer::SimulatedSynchronizer;
 use super::worker::{ChaosWorker, Surroundings, WorkerAction};
 use super::{Bug, Chaos};
 
+mod synchronizer_process;
+
 /// Time without an answer after which a worker repeats a request.
 const PATIENCE: Duration = Duration::from_millis(600);
+/// Longest time for which the reader pins the objects of one manifest.
+const LONGEST_PIN: Duration = Duration::from_millis(1_500);
 /// Longest duration of a run, long after the last fault. A longer run is stuck.
 const LONGEST: Duration = Duration::from_secs(3_000);
 
@@ -238,6 +243,14 @@ impl<'a> ChaosWorld<'a> {
         self.transmit(Some(worker), || ChaosEvent::ToCoordinator(requester.clone(), request.clone()));
         let pause = self.between(10_000, Duration::from_millis(200));
         self.after(pause, ChaosEvent::Lie(number));
+    }
+
+    /// The reader pins the objects of the manifest on the disk, in place of those that it has pinned before.
+    fn reader_pins(&mut self) -> Result<(), String> {
+        self.pins = Pins(self.disk.training()?.objects().cloned().collect());
+        let pause = self.between(1_000, LONGEST_PIN);
+        self.after(pause, ChaosEvent::ReaderPins);
+        Ok(())
     }
 
     /// Schedules an event of a worker's current process.

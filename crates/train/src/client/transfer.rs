@@ -62,14 +62,14 @@ struct ArrivedPiece {
 
 /// Where the pieces of a download come from.
 #[derive(Clone)]
-pub(crate) struct Origin {
+pub(crate) struct FetchOrigin {
     session: Arc<Session>,
     source: FetchSource,
     /// The object in the store, if its pieces may come from there.
     link: Option<Arc<LinkedObject>>,
 }
 
-impl Origin {
+impl FetchOrigin {
     /// A peer, and nothing else.
     pub(crate) fn peer(session: &Arc<Session>, source: FetchSource) -> Self {
         Self { session: session.clone(), source, link: None }
@@ -157,9 +157,9 @@ impl Transfer {
         session: &Arc<Session>,
         object: &ObjectRef,
     ) -> Result<Option<Bytes>, ClientError> {
-        let from_peer = Origin::peer(session, FetchSource::Object(object.clone()));
+        let from_peer = FetchOrigin::peer(session, FetchSource::Object(object.clone()));
         let link = Arc::new(LinkedObject::new(self.links.clone(), session.clone(), object.clone()));
-        let origin = Origin { link: Some(link.clone()), ..from_peer.clone() };
+        let origin = FetchOrigin { link: Some(link.clone()), ..from_peer.clone() };
         let arrived = self.assemble_sound(&origin, object).await?;
         if arrived.is_none() && link.blamed() {
             return self.assemble_sound(&from_peer, object).await;
@@ -169,7 +169,7 @@ impl Transfer {
 
     async fn assemble_sound(
         self: &Arc<Self>,
-        origin: &Origin,
+        origin: &FetchOrigin,
         object: &ObjectRef,
     ) -> Result<Option<Bytes>, ClientError> {
         let content = self.assemble(origin, object).await?.freeze();
@@ -184,7 +184,7 @@ impl Transfer {
     /// Downloads the pieces of an object into one allocation.
     async fn assemble(
         self: &Arc<Self>,
-        origin: &Origin,
+        origin: &FetchOrigin,
         object: &ObjectRef,
     ) -> Result<BytesMut, ClientError> {
         let mut free = allocate(object.bytes)?;
@@ -212,7 +212,7 @@ impl Transfer {
     /// When the peer can't be reached or lacks the source, a piece has a wrong length, or `put` fails.
     pub(crate) async fn gather(
         self: &Arc<Self>,
-        origin: &Origin,
+        origin: &FetchOrigin,
         mut total: Option<u64>,
         mut room: impl FnMut(usize) -> BytesMut,
         mut put: impl FnMut(u64, BytesMut) -> Result<(), ClientError>,
@@ -243,12 +243,12 @@ impl Transfer {
 
     async fn piece(
         &self,
-        origin: &Origin,
+        origin: &FetchOrigin,
         offset: u64,
         length: u64,
         mut into: BytesMut,
     ) -> Result<ArrivedPiece, ClientError> {
-        let Origin { session, source, link } = origin;
+        let FetchOrigin { session, source, link } = origin;
         let slot = self.begin(&self.incoming, length).await?;
         if let Some(object) = link
             && object.read(offset..offset + length, &mut into).await?

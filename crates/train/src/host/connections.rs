@@ -145,15 +145,7 @@ async fn serve<H: RequestHandler>(
     // One semaphore a connection: a peer that is slow to send or to receive holds no more memory than these pieces,
     // and takes none from other peers.
     let pieces = Arc::new(Semaphore::new(PIECES_AT_ONCE));
-    // A killed process would hold its leases until the transport gives it up.
-    let dead = async {
-        loop {
-            doubted.notified().await;
-            if connection.is_silent().await {
-                connection.close("another process joined under this name, and this one was silent");
-            }
-        }
-    };
+    let dead = close_when_silent(&connection, &doubted);
     tokio::pin!(dead);
     loop {
         tokio::select! {
@@ -193,6 +185,17 @@ async fn serve<H: RequestHandler>(
     match reception.left(&peer, number) {
         Departure::Returned => Ok(()),
         departure => host.left(&peer, ended, departure == Departure::Succeeded).await,
+    }
+}
+
+/// Closes a silent connection when another process joins under its name. A killed process would hold its leases until the
+/// transport gives it up.
+async fn close_when_silent(connection: &PeerConnection, doubted: &Notify) {
+    loop {
+        doubted.notified().await;
+        if connection.is_silent().await {
+            connection.close("another process joined under this name, and this one was silent");
+        }
     }
 }
 

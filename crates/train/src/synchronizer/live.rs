@@ -1,14 +1,14 @@
 //! The present state of a synchronizer for those who watch it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use dipaco_net::{Traffic, TrafficSource};
+use dipaco_net::Traffic;
 use dipaco_telemetry::{LiveSynchronizer, LiveSynchronizerSource};
+use dipaco_topology::ModuleId;
 
 use crate::synchronizer::SynchronizerSummary;
-use crate::synchronizer::process::SynchronizerProcess;
 
 /// Takes the source of the present state of a synchronizer that has its modules.
 pub type ObserveSynchronizer = Box<dyn FnOnce(LiveSynchronizerSource) + Send>;
@@ -42,6 +42,29 @@ impl Tally {
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// The present state of a synchronizer of a run.
+    pub(super) fn live(
+        &self,
+        run: String,
+        address: String,
+        modules: Vec<ModuleId>,
+        traffic: Traffic,
+    ) -> LiveSynchronizer {
+        let SynchronizerSummary { outer_steps, lost, bytes_sent, bytes_received } = self.summary(traffic);
+        let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        LiveSynchronizer {
+            run,
+            address,
+            modules,
+            outer_steps,
+            outer_steps_lost: lost,
+            coordinator_silent_seconds: answered.elapsed().as_secs_f64(),
+            bytes_sent,
+            bytes_received,
+            seconds: self.begun.elapsed().as_secs_f64(),
+        }
+    }
+
     pub(super) fn summary(&self, traffic: Traffic) -> SynchronizerSummary {
         SynchronizerSummary {
             outer_steps: self.outer_steps.load(Ordering::Relaxed),
@@ -50,26 +73,4 @@ impl Tally {
             bytes_received: traffic.udp_received,
         }
     }
-}
-
-/// The source of a running synchronizer. It keeps nothing of the synchronizer alive.
-pub(super) fn source(process: &Arc<SynchronizerProcess>, traffic: TrafficSource) -> LiveSynchronizerSource {
-    let process = Arc::downgrade(process);
-    Arc::new(move || {
-        let process = process.upgrade()?;
-        let SynchronizerSummary { outer_steps, lost, bytes_sent, bytes_received } =
-            process.tally.summary(traffic.read());
-        let answered = *process.tally.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(LiveSynchronizer {
-            run: process.run.clone(),
-            address: process.address.clone(),
-            modules: process.modules.clone(),
-            outer_steps,
-            outer_steps_lost: lost,
-            coordinator_silent_seconds: answered.elapsed().as_secs_f64(),
-            bytes_sent,
-            bytes_received,
-            seconds: process.tally.begun.elapsed().as_secs_f64(),
-        })
-    })
 }

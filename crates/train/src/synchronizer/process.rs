@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_ledger::StoredResult;
-use dipaco_net::{Clock, JoinToken, Server};
+use dipaco_net::{Clock, JoinToken, Server, TrafficSource};
 use dipaco_store::{ObjectRef, RunStore, names};
 use dipaco_telemetry::LiveSynchronizerSource;
 use dipaco_topology::ModuleId;
@@ -24,7 +24,7 @@ use crate::host::{
     ResultIntake, ResultReceiver, Revocations, Upload, UploadedPiece, Uploads, VerifiedGradients, read_piece,
     serve_peers,
 };
-use crate::synchronizer::live::{self, ObserveSynchronizer, Tally};
+use crate::synchronizer::live::{ObserveSynchronizer, Tally};
 use crate::synchronizer::{OrdersInFlight, Synchronizer, SynchronizerError};
 use dipaco_path::{Layout, TrainDevice, numerics};
 use dipaco_protocol::{ContentDigest, FetchSource, MOST_LEASES, RUN_COMPLETE, Request, Response};
@@ -131,7 +131,7 @@ pub async fn synchronize(
         reception: Arc::default(),
         tally: Tally::begin(),
     });
-    let observe = observe.map(|observe| (observe, live::source(&process, server.traffic_source())));
+    let observe = observe.map(|observe| (observe, live_source(&process, server.traffic_source())));
     // No farewell: workers are served until this function ends, because the coordinator answers them afterwards.
     let never = CancellationToken::new();
     let result = tokio::select! {
@@ -148,18 +148,28 @@ pub async fn synchronize(
     }
 }
 
+/// The source of the present state of a running synchronizer. It keeps nothing of the synchronizer alive.
+fn live_source(process: &Arc<SynchronizerProcess>, traffic: TrafficSource) -> LiveSynchronizerSource {
+    let process = Arc::downgrade(process);
+    Arc::new(move || {
+        let process = process.upgrade()?;
+        let (run, address, modules) = (process.run.clone(), process.address.clone(), process.modules.clone());
+        Some(process.tally.live(run, address, modules, traffic.read()))
+    })
+}
+
 /// Answers workers, and takes the outer steps that the coordinator orders.
-pub(super) struct SynchronizerProcess {
-    pub(super) run: String,
+struct SynchronizerProcess {
+    run: String,
     intake: Arc<ResultIntake>,
     links: LinkIssuer,
     session: Arc<Session>,
-    pub(super) modules: Vec<ModuleId>,
-    pub(super) address: String,
+    modules: Vec<ModuleId>,
+    address: String,
     /// Tokens that are no longer valid, as the coordinator has told them last.
     revocations: Revocations,
     reception: Arc<Reception>,
-    pub(super) tally: Tally,
+    tally: Tally,
 }
 
 impl SynchronizerProcess {

@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 
 use super::WorkerError;
 use crate::blocking::blocking;
-use crate::client::transfer::Origin;
+use crate::client::transfer::FetchOrigin;
 use crate::client::{ClientError, Transfer};
 use dipaco_path::PathData;
 use dipaco_protocol::{FetchSource, GrantedLease};
@@ -163,7 +163,7 @@ impl ShardCache {
     ) -> Result<PendingFile, WorkerError> {
         let mut pending = PendingFile::create(destination)?;
         let source = FetchSource::Shard { path: key.path, hash: key.hash.clone(), file };
-        let origin = Origin::peer(self.transfer.routes.coordinator(), source);
+        let origin = FetchOrigin::peer(self.transfer.routes.coordinator(), source);
         self.transfer
             .gather(&origin, None, BytesMut::with_capacity, |offset, piece| {
                 let written = pending.seek(SeekFrom::Start(offset)).and_then(|_| pending.write_all(&piece));

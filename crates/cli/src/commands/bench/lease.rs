@@ -237,16 +237,58 @@ async fn measure(options: &LeaseOptions, progress: &Progress) -> Result<Vec<Leas
 }
 
 fn used() -> Option<ProcessUse> {
-    process_use::of_this_process().map(measured)
-}
-
-/// The same in seconds.
-pub(super) fn measured(used: process_use::Use) -> ProcessUse {
-    let process_use::Use { user, system, minor_faults } = used;
-    ProcessUse { user: user.as_secs_f64(), system: system.as_secs_f64(), minor_faults }
+    process_use::of_this_process().map(ProcessUse::from)
 }
 
 fn describe(report: &LeaseReport) -> String {
+    let (first, later) = report.leases.split_at(report.paths.min(report.leases.len()));
+    let weights = report.weights_bytes as f64;
+    let times = |of: &dyn Fn(&StageCost) -> u64| {
+        later.iter().map(|lease| of(&lease.whole) as f64 / weights).collect::<Vec<f64>>().median()
+    };
+    let peak = later.iter().filter_map(|lease| lease.peak_bytes).max();
+    let peak = peak.map_or_else(String::new, |peak| {
+        format!("peak memory {}: {:.1} copies of the weights\n", human::bytes(peak), peak as f64 / weights)
+    });
+    format!(
+        "{}\n{}\nmedians of {} leases after the first of each path; the bytes are {:.2} times the weights down and {:.2} \
+         times up\n{}{peak}",
+        head(report),
+        stages(first, later),
+        later.len(),
+        times(&|cost| cost.down),
+        times(&|cost| cost.up),
+        bytes_of_a_round(report, first, later),
+    )
+}
+
+fn plural(count: u64) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+/// The sizes of the path and of its leases.
+fn head(report: &LeaseReport) -> String {
+    format!(
+        "{}: {} parameters, {} of weights\na lease has {} step{} of {} x {} tokens, {}, {} thread{}; the state, in {}, travels \
+         with every {} lease{}\n",
+        report.size,
+        human::count(report.params as f64),
+        human::bytes(report.weights_bytes),
+        report.steps,
+        plural(report.steps),
+        report.batch,
+        report.sequence_tokens,
+        report.dtype,
+        report.threads,
+        plural(report.threads as u64),
+        report.state_dtype,
+        report.state_every,
+        plural(report.state_every.into()),
+    )
+}
+
+/// The medians of each part of a lease, and of the first leases as a whole.
+fn stages(first: &[LeaseCost], later: &[LeaseCost]) -> Table {
     let right = Align::Right;
     let mut table = Table::new(&[
         ("part of a lease", Align::Left),
@@ -271,7 +313,8 @@ fn describe(report: &LeaseReport) -> String {
             median(|used| used.minor_faults as f64, 0),
         ]
     };
-    let mut row = |name: &str, costs: &[StageCost]| {
+    let mut row = |name: &str, leases: &[LeaseCost], part: fn(&LeaseCost) -> StageCost| {
+        let costs: Vec<StageCost> = leases.iter().map(part).collect();
         let median = |of: &dyn Fn(&StageCost) -> f64| costs.iter().map(of).collect::<Vec<f64>>().median();
         let [user, system, faults] = uses(costs.iter().map(|cost| cost.used).collect());
         table.row([
@@ -284,46 +327,23 @@ fn describe(report: &LeaseReport) -> String {
             format!("{:.1}", median(&|cost| cost.up as f64 / 1e6)),
         ]);
     };
-    let (first, later) = report.leases.split_at(report.paths.min(report.leases.len()));
-    let of = |part: fn(&LeaseCost) -> StageCost| later.iter().map(part).collect::<Vec<_>>();
-    row("wait", &of(|lease| lease.wait));
-    row("fetch", &of(|lease| lease.fetch));
-    row("load", &of(|lease| lease.load));
-    row("inner steps", &of(|lease| lease.steps));
-    row("encode", &of(|lease| lease.encode));
-    row("upload", &of(|lease| lease.upload));
-    row("whole", &of(|lease| lease.whole));
-    row("first leases", &first.iter().map(|lease| lease.whole).collect::<Vec<_>>());
+    row("wait", later, |lease| lease.wait);
+    row("fetch", later, |lease| lease.fetch);
+    row("load", later, |lease| lease.load);
+    row("inner steps", later, |lease| lease.steps);
+    row("encode", later, |lease| lease.encode);
+    row("upload", later, |lease| lease.upload);
+    row("whole", later, |lease| lease.whole);
+    row("first leases", first, |lease| lease.whole);
     let [user, system, faults] = uses(later.iter().map(|lease| lease.coordinator).collect());
     table.row(["coordinator".to_owned(), String::new(), user, system, faults, String::new(), String::new()]);
-    let weights = report.weights_bytes as f64;
-    let plural = |count: u64| if count == 1 { "" } else { "s" };
-    let head = format!(
-        "{}: {} parameters, {} of weights\na lease has {} step{} of {} x {} tokens, {}, {} thread{}; the state, in {}, travels \
-         with every {} lease{}\n\n",
-        report.size,
-        human::count(report.params as f64),
-        human::bytes(report.weights_bytes),
-        report.steps,
-        plural(report.steps),
-        report.batch,
-        report.sequence_tokens,
-        report.dtype,
-        report.threads,
-        plural(report.threads as u64),
-        report.state_dtype,
-        report.state_every,
-        plural(report.state_every.into()),
-    );
-    let whole = of(|lease| lease.whole);
-    let times = |of: &dyn Fn(&StageCost) -> u64| {
-        whole.iter().map(|cost| of(cost) as f64 / weights).collect::<Vec<f64>>().median()
-    };
-    let peak = later.iter().filter_map(|lease| lease.peak_bytes).max();
-    let peak = peak.map_or_else(String::new, |peak| {
-        format!("peak memory {}: {:.1} copies of the weights\n", human::bytes(peak), peak as f64 / weights)
-    });
-    let rounds = later.len() as f64 / report.paths as f64;
+    table
+}
+
+/// The bytes that a round of all paths moves.
+fn bytes_of_a_round(report: &LeaseReport, first: &[LeaseCost], later: &[LeaseCost]) -> String {
+    let (weights, paths) = (report.weights_bytes as f64, report.paths);
+    let rounds = later.len() as f64 / paths as f64;
     let moved = |leases: &[LeaseCost]| leases.last().map(|lease| lease.moved).unwrap_or_default();
     let (before, after) = (moved(first), moved(later));
     let of_round = |bytes: u64| {
@@ -332,13 +352,8 @@ fn describe(report: &LeaseReport) -> String {
     };
     let ((down, downs), (up, ups)) =
         (of_round(after.down.saturating_sub(before.down)), of_round(after.up.saturating_sub(before.up)));
-    let paths = report.paths;
     format!(
-        "{head}{table}\nmedians of {} leases after the first of each path; the bytes are {:.2} times the weights down and {:.2} \
-         times up\na round of {paths} path{} takes {down} down and {up} up, {downs:.1} and {ups:.1} times the weights of a path\n{peak}",
-        later.len(),
-        times(&|cost| cost.down),
-        times(&|cost| cost.up),
+        "a round of {paths} path{} takes {down} down and {up} up, {downs:.1} and {ups:.1} times the weights of a path\n",
         plural(paths as u64),
     )
 }

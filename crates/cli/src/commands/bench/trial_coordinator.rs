@@ -23,7 +23,6 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio_util::sync::CancellationToken;
 
-use super::lease::measured;
 use crate::commands::worker::leave_with_stdin;
 use crate::error::CliError;
 use crate::{memory, output, process_use};
@@ -74,7 +73,7 @@ impl TrialCoordinator {
     /// What the process has used up to the moment of a call.
     pub(super) fn used(&self) -> impl Fn() -> Option<ProcessUse> + Send + Sync + use<> {
         let id = self.child.id();
-        move || id.and_then(process_use::of_process).map(measured)
+        move || id.and_then(process_use::of_process).map(ProcessUse::from)
     }
 
     /// Ends the process.

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// The progress of a training.
 #[derive(Debug, Serialize)]
-pub(super) struct TrainingProgress {
+pub(super) struct ShownProgress {
     /// Rounds that every path has completed.
     rounds: u32,
     /// Inner steps of a path in these rounds.
@@ -27,7 +27,7 @@ pub(super) struct TrainingProgress {
     cost: Option<TrainingCost>,
 }
 
-impl TrainingProgress {
+impl ShownProgress {
     pub(super) fn new(training: &TrainingRecord, history: &RunHistory) -> Self {
         let rounds = training.rounds_done();
         Self {
@@ -41,7 +41,7 @@ impl TrainingProgress {
     }
 }
 
-impl fmt::Display for TrainingProgress {
+impl fmt::Display for ShownProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("training: ")?;
         if let Some(LossPoint { rounds, loss, .. }) = self.training {
@@ -91,7 +91,7 @@ mod tests {
             numerics: None,
             numerics_token: None,
         };
-        let empty = TrainingProgress::new(&training, &RunHistory::default());
+        let empty = ShownProgress::new(&training, &RunHistory::default());
         assert_eq!(empty.to_string(), "training: 20 inner steps of a path, 2,468 tokens\n");
 
         let mut history = RunHistory::default();
@@ -102,7 +102,7 @@ mod tests {
         ] {
             history.add(serde_json::from_str(line).unwrap());
         }
-        let known = TrainingProgress::new(&training, &history);
+        let known = ShownProgress::new(&training, &history);
         assert_eq!(
             known.to_string(),
             "training: loss 5.5000 in round 2, 20 inner steps of a path, 2,468 tokens, 1 min 06 s, 2.5 kB on the wire\n\

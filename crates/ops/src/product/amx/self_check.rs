@@ -2,7 +2,7 @@
 
 use super::{BLOCK, CHUNK, Instructions, Model, SESSION, STEP, TileUnit, kernel};
 use crate::product::NR;
-use crate::product::kernel::Tile;
+use crate::product::Tile;
 
 /// Most groups of a case.
 const GROUPS: usize = 2 * CHUNK;

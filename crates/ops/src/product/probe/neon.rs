@@ -1,6 +1,7 @@
 //! The kernels of NEON on a tile: how fast the bf16 kernel is depends on its shuffles too.
 
-use crate::product::kernel::{Kernel, Tile};
+use crate::product::Tile;
+use crate::product::kernel::Kernel;
 use crate::product::neon::{neon, neon_bf16};
 use crate::product::{MR, NR};
 

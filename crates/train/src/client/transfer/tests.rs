@@ -253,7 +253,7 @@ async fn the_first_piece_tells_an_unknown_length() {
     let script = Arc::new(Script { object: object.clone(), ..Script::default() });
     let (_server, transfer) = connect(&script).await;
     let source = FetchSource::Shard { path: PathId(0), hash: "h".into(), file: None };
-    let origin = Origin::peer(transfer.routes.coordinator(), source);
+    let origin = FetchOrigin::peer(transfer.routes.coordinator(), source);
     let mut parts = BTreeMap::new();
     let put = |offset, piece| {
         parts.insert(offset, piece);
