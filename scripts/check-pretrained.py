@@ -36,7 +36,7 @@ CONFIG = """
 [run]
 name = "pretrained"
 [model]
-context = 2048
+context = {context}
 [[topology.levels]]
 modules = 1
 blocks = "0..{blocks}"
@@ -131,7 +131,8 @@ def main():
         folder = pathlib.Path(folder)
         text, config = folder / "text.jsonl", folder / "config.toml"
         first_documents(options.text, options.documents, text)
-        config.write_text(CONFIG.format(blocks=blocks_of(options.models[0])))
+        context = max(2048, options.sequence_tokens)
+        config.write_text(CONFIG.format(context=context, blocks=blocks_of(options.models[0])))
         hashes = []
         for index, model in enumerate(options.models):
             run = ["--run", folder / f"run-{index}"]
