@@ -18,9 +18,8 @@ impl Router {
         if self.kind() == RouterKind::KMeans { Ok(()) } else { Err(RoutingError::NoCentroids) }
     }
 
-    /// The same router with further paths, whose `centroids` (N, D), row-major, are of mapped features, as the router's own
-    /// ([`Self::mapped`]). The new paths have no bias. A document keeps its path unless a new centroid is
-    /// nearer than all others.
+    /// The same router with further paths. Their `centroids` (N, D), row-major, are of features after the router's map, as its
+    /// own are. The new paths have no bias. A document keeps its path unless a new centroid is nearer than all others.
     ///
     /// # Errors
     ///
