@@ -93,12 +93,22 @@ impl FeatureMap {
 fn factors(points: &[f32], dimension: usize) -> Vec<f32> {
     let count = (points.len() / dimension) as f64;
     let component = |component: usize| {
-        let values = || points.iter().skip(component).step_by(dimension).map(|&value| f64::from(value));
-        let mean = values().sum::<f64>() / count;
-        let deviation = (values().map(|value| (value - mean).powi(2)).sum::<f64>() / count).sqrt();
+        let mean = mean(points, dimension, component);
+        let squares = values(points, dimension, component).map(|value| (value - mean).powi(2));
+        let deviation = (squares.sum::<f64>() / count).sqrt();
         if changes(deviation, mean) { (1.0 / deviation) as f32 } else { 0.0 }
     };
     (0..dimension).into_par_iter().map(component).collect()
+}
+
+/// The values of one component of points (N, D).
+fn values(points: &[f32], dimension: usize, component: usize) -> impl Iterator<Item = f64> {
+    points.iter().skip(component).step_by(dimension).map(|&value| f64::from(value))
+}
+
+/// The mean of one component of points (N, D).
+fn mean(points: &[f32], dimension: usize, component: usize) -> f64 {
+    values(points, dimension, component).sum::<f64>() / (points.len() / dimension) as f64
 }
 
 /// Rounding makes a tiny deviation of equal values.
@@ -145,9 +155,7 @@ fn triangle(points: &[f32], dimension: usize) -> Vec<f32> {
 /// The rows of the lower triangle of the covariance of points (N, D). A component that never changes has zeros.
 fn covariance(points: &[f32], dimension: usize) -> Vec<Vec<f64>> {
     let count = (points.len() / dimension) as f64;
-    let mean = |component: usize| {
-        points.iter().skip(component).step_by(dimension).map(|&value| f64::from(value)).sum::<f64>() / count
-    };
+    let mean = |component| mean(points, dimension, component);
     let means: Vec<f64> = (0..dimension).into_par_iter().map(mean).collect();
     let zeros = || (0..dimension).map(|i| vec![0.0; i + 1]).collect::<Vec<_>>();
     let of_group = |group: &[f32]| {

@@ -331,7 +331,7 @@ impl<D: KernelDevice> Engine<D> {
     }
 
     /// Runs a pass: the device's record of it, or the calls.
-    pub(crate) fn run_pass(
+    fn run_pass(
         &mut self,
         pass: Pass,
         calls: impl Fn(&mut Self) -> Result<(), CudaError>,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use dipaco_model::BoxError;
 use thiserror::Error;
 
 /// Why the key of a run's authority can't be used.
@@ -25,7 +26,7 @@ pub enum AuthorityError {
         folder: PathBuf,
         /// The reason.
         #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: BoxError,
     },
     /// The key of a run's authority is elsewhere.
     #[error(

@@ -4,7 +4,7 @@
 pub(crate) struct Tile {
     /// Groups to sum.
     pub(crate) groups: usize,
-    /// Rows of the tile, 1 to [`Tiling::rows`].
+    /// Rows of the tile, 1 to [`Tiling::rows`](super::Tiling::rows).
     pub(crate) rows: usize,
     /// Columns of the tile, 1 to [`super::NR`]. With at most 16, a kernel may leave the rest of each row of C as it is;
     /// otherwise it writes [`super::NR`] columns.
