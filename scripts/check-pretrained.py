@@ -9,10 +9,10 @@ For SmolLM2-135M, `dipaco quickstart --from smollm2` leaves the GGUF file in run
 1. All models give the same seed: every weight has the same bits.
 2. The perplexity of the first documents is that of transformers on the exported folder, within 0.1 %. A sequence counts
    the tokens after the first 32, as `dipaco evaluate` does.
-3. transformers (exported folder), llama.cpp (exported GGUF file) and llama.cpp (a given GGUF file) give the same greedy
-   tokens.
+3. transformers (exported folder), `dipaco serve` with numbers in f32, llama.cpp (exported GGUF file) and llama.cpp (a given
+   GGUF file) give the same greedy tokens, after short prompts and after one that fills the sequence.
 
-Needs torch, transformers, h5py and xllamacpp, and 4 GB of memory.
+Needs torch, transformers, h5py and xllamacpp, 6 GB of memory and 6 GB of disk.
 """
 
 import gzip
@@ -24,6 +24,7 @@ import sys
 import tempfile
 
 import runs
+import serving
 
 PREFIX = 32
 PROMPTS = [
@@ -44,6 +45,15 @@ embedding = true
 head = true
 [seed_model]
 steps = 0
+# `dipaco serve` needs a trained run. This step changes no weight.
+[train]
+rounds = 1
+inner_steps = 1
+batch = 1
+sequence_tokens = 64
+holdout_sequences = 0
+adamw.learning_rate = 1e-30
+schedule.warmup_steps = 0
 """
 
 
@@ -78,7 +88,7 @@ def sequences(run, length):
 
 
 def of_transformers(folder, cut, tokens):
-    """The perplexity of sequences, and greedy continuations of the prompts."""
+    """The perplexity of sequences, prompts with a long one of the sequences, and greedy continuations of the prompts."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -92,6 +102,7 @@ def of_transformers(folder, cut, tokens):
             loss -= logs.gather(1, ids[0, PREFIX:, None]).sum().item()
             counted += len(sequence) - PREFIX
         prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+        prompts.append(max(cut, key=len)[:-tokens])
         greedy = []
         for prompt in prompts:
             ids = torch.tensor([prompt])
@@ -103,9 +114,21 @@ def of_transformers(folder, cut, tokens):
 
 def of_llama_cpp(file, prompts, tokens):
     """Greedy continuations by llama.cpp, by the script of the tests."""
-    task = json.dumps({"prompts": prompts, "texts": [], "tokens": tokens})
+    context = max(map(len, prompts)) + tokens
+    task = json.dumps({"prompts": prompts, "texts": [], "tokens": tokens, "context": context})
     script = runs.ROOT / "tests/python/llama_cpp.py"
     return json.loads(runs.run(sys.executable, script, file, task).splitlines()[-1])["completions"]
+
+
+def of_serve(dipaco, run, prompts, tokens):
+    """Greedy continuations by `dipaco serve`."""
+    for command in (["route", "fit"], ["route", "assign"], ["train", "--workers", 1]):
+        runs.run(dipaco, *command, "--run", run)
+    # Keys and values in f32, as transformers has them.
+    with serving.Server(dipaco, run, *runs.settings({"serve.kv_type": "f32"})) as server:
+        request = {"model": server.name, "max_tokens": tokens, "temperature": 0, "return_token_ids": True}
+        answers = [server.post("/v1/completions", {"prompt": prompt, **request}) for prompt in prompts]
+    return [answer["choices"][0]["token_ids"] for answer in answers]
 
 
 def agreement(name, found, expected, end):
@@ -154,9 +177,10 @@ def main():
         print(f"perplexity of {ours['documents']} documents, {ours['tokens_counted']} tokens: "
               f"dipaco {ours['perplexity']:.4f}, transformers {theirs:.4f}, {apart:.5%} apart")
         good &= apart < 1e-3 and counted == ours["tokens_counted"]
-        for prompt, ids in zip(PROMPTS, greedy, strict=True):
-            print(f"  {prompt!r} -> {tokenizer.decode(ids)!r}")
+        for prompt, ids in zip(prompts, greedy, strict=True):
+            print(f"  {len(prompt)} tokens, ...{tokenizer.decode(prompt[-12:])!r} -> {tokenizer.decode(ids)!r}")
         end = tokenizer.eos_token_id
+        good &= agreement("dipaco serve", of_serve(options.dipaco, folder / "run-0", prompts, options.tokens), greedy, end)
         good &= agreement("llama.cpp, exported GGUF file", of_llama_cpp(gguf, prompts, options.tokens), greedy, end)
         for model in options.models:
             if model.is_file():

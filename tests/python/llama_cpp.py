@@ -1,7 +1,8 @@
 """Loads a GGUF file in llama.cpp and prints greedy continuations of token ids, the ids of texts, and what llama.cpp took
 from the file's keys as JSON.
 
-Arguments: the file; JSON with `prompts` (lists of ids), `texts`, and `tokens`, the length of a continuation.
+Arguments: the file; JSON with `prompts` (lists of ids), `texts`, `tokens`, the length of a continuation, and `context`, the
+most tokens of a prompt and its continuation; without it 64.
 """
 
 import json
@@ -13,7 +14,7 @@ import xllamacpp
 file, task = sys.argv[1], json.loads(sys.argv[2])
 params = xllamacpp.CommonParams()
 params.model.path = file
-params.n_ctx = 64
+params.n_ctx = task.get("context", 64)
 params.n_parallel = 1
 params.cpuparams.n_threads = 2
 params.warmup = False
@@ -29,7 +30,7 @@ server = xllamacpp.Server(params)
 def post(path, body):
     request = urllib.request.Request(
         server.listening_address + path, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         return json.load(answer)
 
 

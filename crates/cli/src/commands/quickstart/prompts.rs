@@ -26,8 +26,8 @@ pub(crate) struct ServedText {
     pub(crate) text: String,
 }
 
-/// Beginnings of the validation documents nearest to the centre of their shard. Those that read as prose come first: a
-/// list of links says little about a model.
+/// Beginnings of the validation documents nearest to the centre of their shard. Those that read as prose come first: the
+/// continuation of a link says little about a model.
 pub(crate) fn candidates(run: &RunDirectory, phase: u32) -> Result<Vec<String>, CliError> {
     let tokenizer = tokenizer(run)?;
     let shards = ShardSet::open(&run.routing(phase).validation())?;
@@ -47,12 +47,15 @@ pub(crate) fn candidates(run: &RunDirectory, phase: u32) -> Result<Vec<String>, 
     Ok(prompts)
 }
 
-/// Tenths of a text's characters that are letters or spaces.
-fn prose(text: &str) -> usize {
+/// How well a text reads as prose that goes on: true if its last word is of letters alone, besides a mark at its end, and the
+/// tenths of its characters that are letters or spaces.
+fn prose(text: &str) -> (bool, usize) {
+    let last = text.split_whitespace().next_back().unwrap_or_default().trim_end_matches([',', '.', ';']);
+    let ends_in_word = !last.is_empty() && last.chars().all(char::is_alphabetic);
     let (all, plain) = text.chars().fold((0, 0), |(all, plain), character| {
         (all + 1, plain + usize::from(character.is_alphabetic() || character == ' '))
     });
-    10 * plain / all.max(1)
+    (ends_in_word, 10 * plain / all.max(1))
 }
 
 /// Completes prompts until two different paths have answered.
@@ -106,11 +109,12 @@ mod tests {
     fn prose_comes_before_links_and_lists() {
         let texts = [
             "The router reads the beginning of a text and chooses one path for it.",
+            "The format of this file is based on the one of [Keep a Changelog](",
             "- [Install](#install)\n- [Use](#use)\n- [Licence](#licence)",
             "[![CI](https://ci.example/x.svg)](https://ci.example/x)",
             "",
         ];
-        assert_eq!(texts.map(prose), [9, 6, 6, 0]);
-        assert_eq!((prose("Größe"), prose("1 2 3")), (10, 4), "letters of any language");
+        assert_eq!(texts.map(prose), [(true, 9), (false, 9), (false, 6), (false, 6), (false, 0)]);
+        assert_eq!((prose("Größe"), prose("1 2 3")), ((true, 10), (false, 4)), "letters of any language");
     }
 }
