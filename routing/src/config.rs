@@ -74,8 +74,8 @@ pub struct RouterConfig {
     /// Documents to fit the router on, drawn evenly from the training text; default 100,000. Memory while fitting is this
     /// times the model's width times 4 bytes. All documents are used if there are fewer.
     pub sample_documents: usize,
-    /// Independent starts of k-means; the start with the lowest inertia wins. Default 4. Fewer are faster and may end in a
-    /// worse clustering.
+    /// Independent starts of k-means; of those with an inertia near the lowest the one with the most even clusters wins. Default
+    /// 8. Fewer are faster and may end in a worse clustering.
     pub restarts: usize,
     /// Largest number of iterations of a start; default 100. Too few leave the clusters unsettled.
     pub iterations: usize,
@@ -120,7 +120,7 @@ impl Default for RouterConfig {
             standardise: false,
             whiten: false,
             sample_documents: 100_000,
-            restarts: 4,
+            restarts: 8,
             iterations: 100,
             tolerance: 1e-4,
             seed: 0,

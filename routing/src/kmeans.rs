@@ -5,6 +5,7 @@
 
 mod nearest;
 mod seeding;
+mod starts;
 
 use std::collections::BTreeMap;
 
@@ -15,10 +16,11 @@ use rayon::prelude::*;
 
 pub(crate) use self::nearest::squared_distance;
 use self::nearest::{CentroidSearch, NearestCentroids, add};
+use self::starts::Starts;
 use crate::progress::{ProgressFn, RoutingProgress, report};
 use crate::{RouterConfig, RoutingError};
 
-/// The best clustering of all starts.
+/// The chosen clustering of all starts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Clustering {
     /// Centroids (K, D), row-major.
@@ -29,7 +31,7 @@ pub struct Clustering {
     pub sizes: Vec<u64>,
     /// Sum of the squared distances between points and their centroids.
     pub inertia: f64,
-    /// Iterations of the best start.
+    /// Iterations of the chosen start.
     pub iterations: usize,
 }
 
@@ -47,7 +49,8 @@ impl State {
     }
 }
 
-/// Divides `points` (N, D), row-major, into `clusters` clusters, and keeps the best of `config.restarts` starts.
+/// Divides `points` (N, D), row-major, into `clusters` clusters, and keeps one of `config.restarts` starts: among those whose
+/// inertia is at most 5 % above the lowest, the one with the most even clusters.
 ///
 /// An empty cluster restarts at the farthest point of the largest cluster. Distances are exact to f64 rounding, so the
 /// inertia falls with every accepted iteration.
@@ -67,7 +70,7 @@ pub fn kmeans(
     check(points, dimension, clusters, config)?;
     let mean = mean_of(points, dimension);
     let search = Lloyd { points, dimension, mean: &mean, config };
-    let mut best: Option<(State, usize)> = None;
+    let mut starts = Starts::default();
     for restart in 0..config.restarts {
         // A stream for each start: its draws do not depend on the number of draws of the starts before.
         let mut random = ChaCha8Rng::seed_from_u64(config.seed);
@@ -76,18 +79,13 @@ pub fn kmeans(
             report(progress, RoutingProgress::KMeans { restart, iteration: 0, inertia: f64::INFINITY })
         })?;
         let (state, iterations) = search.run(centroids, restart, progress)?;
-        if best.as_ref().is_none_or(|(known, _)| state.inertia < known.inertia) {
-            best = Some((state, iterations));
-        }
+        starts.add(state.into_clustering(iterations));
     }
-    let Some((state, iterations)) = best else {
-        return Err(RoutingError::Config {
-            key: "restarts",
-            value: "0".into(),
-            problem: "must be at least 1",
-        });
-    };
-    Ok(state.into_clustering(iterations))
+    starts.best().ok_or_else(|| RoutingError::Config {
+        key: "restarts",
+        value: "0".into(),
+        problem: "must be at least 1",
+    })
 }
 
 /// As [`kmeans`], with one start at the given `centroids` (K, D).

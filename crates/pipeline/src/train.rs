@@ -142,8 +142,7 @@ pub async fn train(
 
 async fn warn_of_rising_losses(store: &RunStore, config: &RunConfig) -> Result<(), PipelineError> {
     let training = manifest_in(store).await?.and_then(|manifest| manifest.training);
-    let holdout = config.train.holdout_fraction;
-    if let Some(warning) = training.and_then(|training| rising_losses(&training, holdout)) {
+    if let Some(warning) = training.and_then(|training| rising_losses(&training, &config.train)) {
         tracing::warn!("{warning}");
     }
     Ok(())

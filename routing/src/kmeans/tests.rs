@@ -126,14 +126,37 @@ fn another_seed_starts_elsewhere() {
 }
 
 #[test]
-fn more_restarts_are_never_worse() {
+fn more_restarts_stay_near_the_lowest_inertia() {
     let points = random_points(400, 3, 8);
     let run = |restarts| {
         let config = RouterConfig { restarts, ..RouterConfig::default() };
         kmeans(&points, 3, 25, &config, &mut quiet).unwrap().inertia
     };
-    assert!(run(2) <= run(1));
-    assert!(run(8) < run(1));
+    let first = run(1);
+    for restarts in 2..8 {
+        assert!(run(restarts) <= 1.05 * first, "{restarts}");
+    }
+}
+
+#[test]
+fn a_start_that_halves_a_large_cluster_is_chosen_over_one_that_isolates_few_points() {
+    // A thousand points on a line of length 2, and 20 points beside its middle. To isolate the 20 has an inertia of 333, to halve
+    // the line has 2 % more.
+    let line = (0..1000).flat_map(|point| [point as f32 / 500.0, 0.0]);
+    let beside = (0..20).flat_map(|point| [1.0 + 0.001 * point as f32, 3.65]);
+    let points: Vec<f32> = line.chain(beside).collect();
+    let starts: Vec<Vec<u64>> = (0..8)
+        .map(|seed| {
+            let config = RouterConfig { seed, restarts: 1, ..RouterConfig::default() };
+            let mut sizes = kmeans(&points, 2, 2, &config, &mut quiet).unwrap().sizes;
+            sizes.sort_unstable();
+            sizes
+        })
+        .collect();
+    assert!(starts.contains(&vec![20, 1000]) && starts.iter().any(|sizes| sizes[0] > 400), "{starts:?}");
+    let config = RouterConfig { restarts: 8, ..RouterConfig::default() };
+    let sizes = kmeans(&points, 2, 2, &config, &mut quiet).unwrap().sizes;
+    assert!(sizes.iter().all(|&size| size > 400), "{sizes:?}");
 }
 
 #[test]

@@ -161,7 +161,7 @@ fn describe(history: &RunHistory, config: &RunConfig, manifest: &RunManifest) ->
             ]);
         }
         text += &table.to_string();
-        if let Some(warning) = dipaco_train::rising_losses(training, config.train.holdout_fraction) {
+        if let Some(warning) = dipaco_train::rising_losses(training, &config.train) {
             text += &format!("warning: {warning}\n");
         }
     }

@@ -65,7 +65,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "routing.restarts",
         "starts",
-        "Independent starts of k-means. The start with the lowest inertia is kept.",
+        "Independent starts of k-means. Of the starts with an inertia at most 5 % above the lowest, the one with the most even \
+         clusters is kept.",
     ),
     key(
         "routing.iterations",

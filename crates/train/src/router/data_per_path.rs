@@ -61,20 +61,23 @@ pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> 
 }
 
 /// A warning about paths that overfit: their loss on held-out documents has risen since its minimum in this phase. Paths
-/// with few held-out documents are left out; `holdout_fraction` is the share of documents that is held out.
+/// with few held-out documents are left out, and those that have not read their shard once: what they have read was new.
 #[must_use]
-pub fn rising_losses(training: &TrainingRecord, holdout_fraction: f64) -> Option<String> {
-    let risen = |record: &dipaco_store::PathRecord| {
+pub fn rising_losses(training: &TrainingRecord, train: &TrainConfig) -> Option<String> {
+    let risen = |record: &dipaco_store::PathRecord, shard: &ShardRecord| {
         let (best, last) = (record.best.as_ref()?, record.last.as_ref()?);
         let risen = last.loss > best.loss + RISEN && last.round >= best.round.saturating_add(ROUNDS);
-        risen.then_some((last.loss - best.loss, best.round))
+        let repeated = shard_repeats(shard, train, last.round) > 1.0;
+        (risen && repeated).then_some((last.loss - best.loss, best.round))
     };
-    let enough = |shard: &ShardRecord| shard.documents as f64 * holdout_fraction >= ENOUGH;
+    let enough = |shard: &ShardRecord| shard.documents as f64 * train.holdout_fraction >= ENOUGH;
     let mut paths: Vec<_> = (0u32..)
         .zip(&training.paths)
         .zip(&training.shards)
         .filter(|(_, shard)| enough(shard))
-        .filter_map(|((path, record), _)| risen(record).map(|(by, since)| (by, PathId(path), since)))
+        .filter_map(|((path, record), shard)| {
+            risen(record, shard).map(|(by, since)| (by, PathId(path), since))
+        })
         .collect();
     paths.sort_by(|a, b| b.0.total_cmp(&a.0));
     let named: Vec<_> = paths
@@ -144,13 +147,19 @@ mod tests {
             numerics_token: None,
         };
         let large = [shard(3_000, 0), shard(3_000, 0), shard(3_000, 0)];
+        let train = TrainConfig { holdout_fraction: 0.02, ..config().train };
         let fine = [path((10, 3.0), (10, 3.0)), path((9, 3.0), (10, 3.2)), path((4, 3.0), (10, 3.005))];
-        assert_eq!(rising_losses(&training(fine.to_vec(), &large), 0.02), None);
+        assert_eq!(rising_losses(&training(fine.to_vec(), &large), &train), None);
         let risen = vec![path((4, 3.0), (10, 3.25)), fine[0].clone()];
-        let warning = rising_losses(&training(risen.clone(), &large), 0.02).unwrap();
+        let warning = rising_losses(&training(risen.clone(), &large), &train).unwrap();
         assert!(warning.contains("1 of 2 paths (path 0 by 0.250 nats since round 4)"), "{warning}");
         // Ten documents say little about other text.
         let small = [shard(500, 0), shard(3_000, 0)];
-        assert_eq!(rising_losses(&training(risen, &small), 0.02), None);
+        assert_eq!(rising_losses(&training(risen.clone(), &small), &train), None);
+        // Ten rounds read 24,000 sequences. Nothing of a larger shard was read twice.
+        let whole = |documents| {
+            rising_losses(&training(risen.clone(), &[shard(documents, 0), shard(3_000, 0)]), &train)
+        };
+        assert!(whole(23_000).is_some() && whole(25_000).is_none());
     }
 }
