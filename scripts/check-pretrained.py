@@ -115,7 +115,7 @@ def of_transformers(folder, cut, tokens):
 def of_llama_cpp(file, prompts, tokens):
     """Greedy continuations by llama.cpp, by the script of the tests."""
     context = max(map(len, prompts)) + tokens
-    task = json.dumps({"prompts": prompts, "texts": [], "tokens": tokens, "context": context})
+    task = json.dumps({"prompts": prompts, "texts": [], "tokens": tokens, "context": context, "seconds": 600})
     script = runs.ROOT / "tests/python/llama_cpp.py"
     return json.loads(runs.run(sys.executable, script, file, task).splitlines()[-1])["completions"]
 

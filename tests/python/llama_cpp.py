@@ -1,8 +1,8 @@
 """Loads a GGUF file in llama.cpp and prints greedy continuations of token ids, the ids of texts, and what llama.cpp took
 from the file's keys as JSON.
 
-Arguments: the file; JSON with `prompts` (lists of ids), `texts`, `tokens`, the length of a continuation, and `context`, the
-most tokens of a prompt and its continuation; without it 64.
+Arguments: the file; JSON with `prompts` (lists of ids), `texts`, `tokens`, the length of a continuation, `context`, the
+most tokens of a prompt and its continuation (without it 64), and `seconds`, the longest time of one (without it 60).
 """
 
 import json
@@ -30,7 +30,7 @@ server = xllamacpp.Server(params)
 def post(path, body):
     request = urllib.request.Request(
         server.listening_address + path, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=600) as answer:
+    with urllib.request.urlopen(request, timeout=task.get("seconds", 60)) as answer:
         return json.load(answer)
 
 

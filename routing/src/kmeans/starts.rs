@@ -14,11 +14,10 @@ pub(super) struct Starts(Vec<Clustering>);
 impl Starts {
     /// Adds a start. Of equally good ones the first stays.
     pub(super) fn add(&mut self, start: Clustering) {
-        let unevenness = unevenness(&start);
-        let covers =
-            |known: &Clustering| known.inertia <= start.inertia && self::unevenness(known) <= unevenness;
+        let uneven = unevenness(&start);
+        let covers = |known: &Clustering| known.inertia <= start.inertia && unevenness(known) <= uneven;
         if !self.0.iter().any(covers) {
-            self.0.retain(|known| known.inertia < start.inertia || self::unevenness(known) < unevenness);
+            self.0.retain(|known| known.inertia < start.inertia || unevenness(known) < uneven);
             self.0.push(start);
         }
     }
