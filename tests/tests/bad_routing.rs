@@ -63,6 +63,14 @@ fn a_dominant_domain_is_reported_and_every_path_still_gets_text() {
     let sizes: Vec<u64> =
         shards["rows"].as_array().unwrap().iter().map(|row| row["documents"].as_u64().unwrap()).collect();
     assert!(sizes.len() == 4 && sizes.iter().all(|&size| size > 0), "{sizes:?}");
+    // The text says what the JSON says.
+    let mut text = run.dipaco("route inspect").succeeded();
+    text = text.says(&format!("{:.2} bits per token", shards["token_gain"].as_f64().unwrap()));
+    let warnings = shards["warnings"].as_array().unwrap();
+    assert!(!warnings.is_empty());
+    for warning in warnings {
+        text = text.says(&format!("warning: {}", warning.as_str().unwrap()));
+    }
 }
 
 #[test]

@@ -10,6 +10,10 @@ use crate::cell::{CellEvaluation, EvaluatedModel};
 /// Hexadecimal digits of a key: 80 bits.
 const DIGITS: usize = 20;
 
+/// The revision of all that turns a configuration into results: preparation, routing, training and evaluation. A change after
+/// which the same configuration has other results raises it, so that no cell of an earlier program passes for one of this.
+const REVISION: u32 = 1;
+
 /// The key of a folder of prepared text, from the settings of preparation and the paths of the text. The folder itself holds
 /// hashes that detect changed text.
 #[must_use]
@@ -62,8 +66,7 @@ pub fn evaluation_key(evaluation: &CellEvaluation, labels: Option<&str>) -> Stri
     let version = if evaluation.early_stopping { "best" } else { "last" };
     let labels = labels.unwrap_or("no labels");
     let model = match evaluation.model {
-        // Named by nothing, as before there were other models.
-        EvaluatedModel::Routed => return key(&evaluation.config, &["evaluation", version, labels]),
+        EvaluatedModel::Routed => "routed".to_owned(),
         EvaluatedModel::Ensemble(paths) => format!("ensemble of {paths}"),
         EvaluatedModel::Oracle => "oracle".to_owned(),
         EvaluatedModel::RandomPath => "random path".to_owned(),
@@ -74,19 +77,40 @@ pub fn evaluation_key(evaluation: &CellEvaluation, labels: Option<&str>) -> Stri
     key(&evaluation.config, &["evaluation", version, labels, &model])
 }
 
-/// Hashes only the values that differ from their defaults, so that a new key in a later version does not change existing
-/// identities.
 fn key(config: &RunConfig, more: &[&str]) -> String {
+    key_of_revision(REVISION, config, more)
+}
+
+/// Hashes all values that influence a result, those with their default as well: a default may change.
+fn key_of_revision(revision: u32, config: &RunConfig, more: &[&str]) -> String {
     let mut hasher = blake3::Hasher::new();
+    hasher.update(&revision.to_le_bytes());
     for part in more {
         hasher.update(part.as_bytes()).update(b"\0");
     }
-    for (key, value, _) in config.differences(&RunConfig::default()) {
-        hasher.update(key.as_bytes()).update(b"=").update(value.as_bytes()).update(b"\n");
-    }
+    hasher.update(config.hash().as_bytes());
     hasher.finalize().to_hex()[..DIGITS].to_owned()
 }
 
 fn absolute(path: &Path) -> String {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_with_other_algorithms_or_defaults_has_other_keys() {
+        let config = RunConfig::default();
+        let cell = |revision| key_of_revision(revision, &config, &["cell", "data"]);
+        assert_ne!(cell(1), cell(2));
+        let without_values =
+            blake3::Hasher::new().update(&1u32.to_le_bytes()).update(b"cell\0data\0").finalize();
+        assert_ne!(
+            cell(1),
+            without_values.to_hex()[..DIGITS],
+            "a value with its default is a part of the key"
+        );
+    }
 }

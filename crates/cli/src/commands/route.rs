@@ -1,9 +1,9 @@
-//! `dipaco route`: fits the router, divides the text, shows the shards.
+//! `dipaco route`: fits the router and divides the text.
 
 mod fit_transformer;
+mod inspect;
 
 use clap::{Args, Subcommand};
-use dipaco_routing::{ShardSet, inspect};
 use dipaco_shards::WorkPart;
 use dipaco_telemetry::{Progress, human};
 
@@ -12,10 +12,9 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
-use dipaco_pipeline::PipelineError;
 use dipaco_pipeline::route::Division;
 use dipaco_pipeline::{Version, Weights};
-use dipaco_pipeline::{phases, prepared, vocabulary};
+use dipaco_pipeline::{phases, vocabulary};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RouteCommand {
@@ -38,8 +37,8 @@ pub(crate) enum RouteCommand {
     #[command(after_help = fit_transformer::EXAMPLES)]
     FitTransformer(fit_transformer::FitTransformerOptions),
     /// Show the shards: sizes, balance, examples.
-    #[command(after_help = INSPECT_EXAMPLES)]
-    Inspect(InspectOptions),
+    #[command(after_help = inspect::EXAMPLES)]
+    Inspect(inspect::InspectOptions),
 }
 
 const FEATURES_EXAMPLES: &str = "\
@@ -73,10 +72,6 @@ Examples:
   dipaco route score --run runs/big
   dipaco route refit --run runs/big
   dipaco train --run runs/big --resume                 continues with the new shards";
-const INSPECT_EXAMPLES: &str = "\
-Examples:
-  dipaco route inspect --run runs/tiny --examples 2
-  dipaco route inspect --run runs/tiny --json";
 
 #[derive(Debug, Args)]
 pub(crate) struct FeaturesOptions {
@@ -145,27 +140,6 @@ pub(crate) struct RefitOptions {
     json: bool,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct InspectOptions {
-    #[command(flatten)]
-    run: RunOptions,
-    /// Phase of routing whose shards are shown; the default is the current phase.
-    #[arg(long, value_name = "N")]
-    phase: Option<u32>,
-    /// Number of example documents of each shard.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    examples: usize,
-    /// Number of tokens of each example.
-    #[arg(long, default_value_t = 48, value_name = "N")]
-    example_tokens: usize,
-    /// Show the validation shards instead.
-    #[arg(long)]
-    validation: bool,
-    /// Print the statistics as JSON.
-    #[arg(long)]
-    json: bool,
-}
-
 pub(crate) fn run(command: &RouteCommand, progress: &Progress) -> Result<(), CliError> {
     match command {
         RouteCommand::Features(options) => features(options, progress),
@@ -174,7 +148,7 @@ pub(crate) fn run(command: &RouteCommand, progress: &Progress) -> Result<(), Cli
         RouteCommand::Score(options) => score(options, progress),
         RouteCommand::Refit(options) => refit(options, progress),
         RouteCommand::FitTransformer(options) => fit_transformer::run(options, progress),
-        RouteCommand::Inspect(options) => show(options),
+        RouteCommand::Inspect(options) => inspect::run(options),
     }
 }
 
@@ -257,13 +231,13 @@ fn print_division(division: &Division, json: bool) -> Result<(), CliError> {
         return output::print_json(&serde_json::json!({
             "skipped": division.skipped,
             "train": division.train.manifest(),
-            "validation": division.validation.as_ref().map(ShardSet::manifest),
+            "validation": division.validation.as_ref().map(dipaco_routing::ShardSet::manifest),
         }));
     }
     if division.skipped {
         output::print("the shards were there already\n")?;
     }
-    output::print(&format!("{}\n", inspect(&division.train, 0, 0)?.to_string().trim_end()))
+    output::print(&format!("{}\n", dipaco_routing::inspect(&division.train, 0, 0)?.to_string().trim_end()))
 }
 
 fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
@@ -310,46 +284,4 @@ fn refit(options: &RefitOptions, progress: &Progress) -> Result<(), CliError> {
         output::print(&format!("the router is fitted on {documents} reserved documents\n"))?;
     }
     print_division(&division, options.json)
-}
-
-fn show(options: &InspectOptions) -> Result<(), CliError> {
-    let (run, config) = options.run.open()?;
-    let phase = match options.phase {
-        Some(phase) => phase,
-        None => runtime::run(async { Ok(phases::current(&run).await?) })?,
-    };
-    let routing = run.routing(phase);
-    let folder = if options.validation { routing.validation() } else { routing.train() };
-    if !folder.exists() {
-        return Err(PipelineError::NotRouted { folder }.into());
-    }
-    let shards = ShardSet::open(&folder)?;
-    let statistics = inspect(&shards, options.examples, options.example_tokens)?;
-    dipaco_pipeline::route::check_tokenizer(&run)?;
-    let tokenizer = prepared::tokenizer(&run)?;
-    if options.json {
-        return output::print_json(&statistics);
-    }
-    let mut text = format!("{}\n", statistics.to_string().trim_end());
-    let gain = dipaco_routing::token_gain(&shards, config.routing.prefix_tokens)?;
-    if let Some(gain) = gain {
-        text += &format!(
-            "a shard's own token frequencies predict its text {gain:.2} bits per token better than those of all text\n"
-        );
-    }
-    for row in &statistics.rows {
-        for example in &row.examples {
-            let words = tokenizer.decode(&example.tokens)?.replace('\n', "⏎");
-            text += &format!("\npath {} · document {}\n  {words}\n", row.path, example.document);
-        }
-    }
-    if let Some(warning) = dipaco_routing::token_gain_warning(config.routing.kind, gain) {
-        text += &format!("\nwarning: {warning}\n");
-    }
-    if !options.validation
-        && let Some(warning) = phases::small(&run, &config, phase)?
-    {
-        text += &format!("\nwarning: {warning}\n");
-    }
-    output::print(&text)
 }
