@@ -91,7 +91,7 @@ pub struct RouterConfig {
     /// sharding, arXiv:2403.10616 §2.4.4; the paper takes 2 for 256 paths). Validation documents always go to one shard.
     pub overlap: usize,
     /// Share of the training documents that is reserved for the router: no path trains on them, and all paths score them
-    /// to fit a discriminative router ([`crate::is_router_document`]); default 0, at most 0.5. The paper takes 0.005 (arXiv:2403.10616 §2.4.2).
+    /// to fit a discriminative router ([`crate::is_router_document`]); default 0, below 1. The paper takes 0.005 (arXiv:2403.10616 §2.4.2).
     pub router_share: f64,
     /// Least share of the documents that the calibrated router gives each path, as a part of an equal share; default 0.1.
     /// Without it some paths may get no text to train on: with product k-means the nearest centroids of a path may never
@@ -227,11 +227,11 @@ impl RouterConfig {
                 problem: "must be at least 0 and below 1",
             });
         }
-        if !(0.0..=0.5).contains(&self.router_share) {
+        if !(0.0..1.0).contains(&self.router_share) {
             return Err(RoutingError::Config {
                 key: "router_share",
                 value: self.router_share.to_string(),
-                problem: "must be at least 0 and at most 0.5: it is taken from the training text",
+                problem: "must be at least 0 and below 1: it is taken from the training text",
             });
         }
         if !(0.0..=1.0).contains(&self.least_share) {
@@ -281,6 +281,7 @@ mod tests {
             (RouterConfig { batch_documents: usize::MAX, ..default() }, "routing.batch_documents"),
             (RouterConfig { overlap: 0, ..default() }, "routing.overlap = 0"),
             (RouterConfig { router_share: -0.1, ..default() }, "routing.router_share = -0.1"),
+            (RouterConfig { router_share: 1.0, ..default() }, "routing.router_share = 1"),
             (RouterConfig { router_share: f64::NAN, ..default() }, "routing.router_share = NaN"),
             (RouterConfig { least_share: 1.5, ..default() }, "routing.least_share = 1.5"),
             (RouterConfig { whiten: true, standardise: true, ..default() }, "routing.whiten = true"),

@@ -105,9 +105,12 @@ fn an_experiment_becomes_a_table_and_is_not_repeated() {
     );
     assert_eq!(fs::read_dir(bench.out().join("seeds")).unwrap().count(), 2, "one seed model for each seed");
     let before = snapshot(&bench.out());
-    let again = bench.run("").succeeded();
-    assert_eq!(again.stdout, first.stdout);
-    assert_eq!(snapshot(&bench.out()), before);
+    // A part of the experiment shows the other finished cells as well.
+    for words in ["", "--run dense --seed 2"] {
+        let again = bench.run(words).succeeded();
+        assert_eq!(again.stdout, first.stdout);
+        assert_eq!(snapshot(&bench.out()), before);
+    }
     let table =
         command(["experiment", "table"]).arg(bench.file()).arg("--out").arg(bench.out()).output().unwrap();
     assert_eq!(String::from_utf8(table.stdout).unwrap(), first.stdout);
@@ -136,8 +139,10 @@ fn a_run_has_the_value_that_its_sweep_chose() {
     let cells = fs::read_dir(bench.out().join("cells")).unwrap().count();
     assert_eq!(cells, 5, "the cell of the best value is the run's own");
     let before = snapshot(&bench.out());
-    assert_eq!(bench.run("").succeeded().stdout, first.stdout);
-    assert_eq!(snapshot(&bench.out()), before);
+    for words in ["", "--run dense", "--seed 2"] {
+        assert_eq!(bench.run(words).succeeded().stdout, first.stdout);
+        assert_eq!(snapshot(&bench.out()), before);
+    }
 }
 
 #[test]
@@ -150,7 +155,8 @@ fn a_swept_value_that_fails_is_not_chosen() {
     assert_eq!((&sweep["chosen"], &sweep["at_end"]), (&serde_json::json!(1.0), &serde_json::json!(true)));
     assert!(sweep["values"][1]["perplexity"].is_null());
     let names: Vec<String> = perplexities(&results).into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["\"dense\" 2 \"once\""]);
+    // The cell of seed 1 is that of the sweep.
+    assert_eq!(names, ["\"dense\" 1 \"once\"", "\"dense\" 2 \"once\""]);
     fs::write(bench.file(), swept("[2e38, 3e38]")).unwrap();
     let _ = bench.run("--run dense --seed 2").failed(1, &["no value has a result", "2 of 3 cells failed"]);
     assert!(bench.results()["cells"].as_array().unwrap().is_empty(), "no value, no cell");

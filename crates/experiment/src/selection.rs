@@ -21,11 +21,15 @@ impl Selection {
     /// As [`Experiment::cells`].
     pub fn cells(&self, experiment: &Experiment) -> Result<Vec<Cell>, ExperimentError> {
         let mut cells = experiment.cells()?;
-        cells.retain(|cell| {
-            (self.runs.is_empty() || self.runs.contains(&cell.run))
-                && (self.seeds.is_empty() || self.seeds.contains(&cell.seed))
-        });
+        cells.retain(|cell| self.has(cell));
         Ok(cells)
+    }
+
+    /// True for a cell of a selected run and seed.
+    #[must_use]
+    pub fn has(&self, cell: &Cell) -> bool {
+        (self.runs.is_empty() || self.runs.contains(&cell.run))
+            && (self.seeds.is_empty() || self.seeds.contains(&cell.seed))
     }
 
     /// The sweeps of the runs that have a selected cell. They keep all their seeds, so that every command chooses the same

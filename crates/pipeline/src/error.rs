@@ -178,15 +178,6 @@ pub enum PipelineError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A cell's folder was made with other defaults.
-    #[error(
-        "{} was made by a version of this program with other defaults: remove this folder, and the cell is trained again",
-        folder.display()
-    )]
-    OtherDefaults {
-        /// The cell's folder.
-        folder: PathBuf,
-    },
     /// The caller asked to stop.
     #[error("interrupted; finished work is kept")]
     Interrupted,
@@ -382,7 +373,6 @@ impl PipelineError {
             | Self::Extend(ExtendError::Itself { .. } | ExtendError::Setting { .. })
             | Self::FolderBusy { .. }
             | Self::RunBusy { .. }
-            | Self::OtherDefaults { .. }
             | Self::ServeMemory(_)
             | Self::Model(dipaco_model::ModelError::Config { .. })
             | Self::Routing(dipaco_routing::RoutingError::Config { .. })

@@ -98,8 +98,9 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "routing.router_share",
         "share",
-        "Share of the training documents reserved for fitting a discriminative router, 0 to 0.5. No path is trained on \
-         them. The paper reserves 0.005 of 365 million documents; a small corpus needs a larger share.",
+        "Share of the training documents reserved for fitting a discriminative router, at least 0 and below 1. Neither the \
+         seed nor a path is trained on them. The paper reserves 0.005 of 365 million documents; a small corpus needs a \
+         larger share.",
     ),
     key(
         "routing.least_share",

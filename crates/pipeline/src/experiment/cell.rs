@@ -34,7 +34,6 @@ pub(super) fn finish(
     let key = cell_key(&config, &text.all);
     let run = RunDirectory::new(folder.out().join("cells").join(&key)).with_data(Some(&text.folder));
     let mut record = Record::load(run.root())?;
-    check_defaults(&run, &text, &key)?;
     let facts = match &record.trained {
         Some(facts) => facts.clone(),
         None => {
@@ -50,10 +49,7 @@ pub(super) fn finish(
         remove_what_only_training_needs(&run)?;
     }
     let (mut measurements, mut evaluations) = (Vec::new(), Vec::new());
-    for evaluation in &cell.evaluations {
-        let config = prepared(folder, &evaluation.config, &text, &config.run.name)?;
-        let evaluation = CellEvaluation { config, ..evaluation.clone() };
-        let key = evaluation_key(&evaluation, folder.labels_hash.as_deref());
+    for (key, evaluation) in evaluations_by_key(folder, cell, &text)? {
         if !record.evaluations.contains_key(&key) {
             let domains = folder.domains(&text)?;
             let found = measure(folder, &run, &text, &evaluation, domains.as_deref())?;
@@ -81,6 +77,38 @@ pub(super) fn finish(
     Ok((CellResult { run, router, seed: cell.seed, key, facts, measurements }, evaluations))
 }
 
+/// The result of a cell whose training and evaluations are finished, with the evaluations of its measurements; `None` for
+/// another one. Nothing is computed.
+pub(super) fn finished(
+    folder: &mut ExperimentFolder,
+    cell: &Cell,
+) -> Result<Option<(CellResult, Vec<Evaluation>)>, PipelineError> {
+    if !folder.has_text(&folder.with_tokenizer(&cell.config)?) {
+        return Ok(None);
+    }
+    let text = folder.text(&folder.with_tokenizer(&cell.config)?)?;
+    let config = prepared(folder, &cell.config, &text, &name(cell))?;
+    let record = Record::load(&folder.out().join("cells").join(cell_key(&config, &text.all)))?;
+    let evaluations = evaluations_by_key(folder, cell, &text)?;
+    let done =
+        record.trained.is_some() && evaluations.iter().all(|(key, _)| record.evaluations.contains_key(key));
+    if done { finish(folder, cell).map(Some) } else { Ok(None) }
+}
+
+/// The evaluations of a cell, with their keys.
+fn evaluations_by_key(
+    folder: &ExperimentFolder,
+    cell: &Cell,
+    text: &PreparedText,
+) -> Result<Vec<(String, CellEvaluation)>, PipelineError> {
+    let with_key = |evaluation: &CellEvaluation| {
+        let config = prepared(folder, &evaluation.config, text, &name(cell))?;
+        let evaluation = CellEvaluation { config, ..evaluation.clone() };
+        Ok((evaluation_key(&evaluation, folder.labels_hash.as_deref()), evaluation))
+    };
+    cell.evaluations.iter().map(with_key).collect()
+}
+
 /// A configuration with its text, vocabulary and name.
 fn prepared(
     folder: &ExperimentFolder,
@@ -106,18 +134,6 @@ fn name(cell: &Cell) -> String {
 
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect()
-}
-
-/// Checks that a cell's folder was made with the defaults of this program. A key covers only the differences from the
-/// defaults, so a changed default would give old results a new meaning.
-fn check_defaults(run: &RunDirectory, text: &PreparedText, key: &str) -> Result<(), PipelineError> {
-    let file = run.config();
-    let Ok(saved) = fs::read_to_string(&file) else { return Ok(()) };
-    let made = RunConfig::from_toml(&saved, &file).ok().map(|made| cell_key(&made, &text.all));
-    if made.as_deref() == Some(key) {
-        return Ok(());
-    }
-    Err(PipelineError::OtherDefaults { folder: run.root().to_owned() })
 }
 
 /// Seed, routing and training of a cell. Each step skips finished work, so an interrupted cell continues. Returns the

@@ -30,7 +30,8 @@ pub struct ExperimentOutcome {
 
 /// Finishes the selected cells of an experiment, and writes results and table into the folder after each, and charts at the
 /// end. The sweeps of the selected runs come first, because the cells of these runs have the chosen values. Cells that are
-/// finished are not repeated. Blocks: call it from a thread that may, outside the tokio runtime.
+/// finished are not repeated. The results also have the sweeps and cells that are not selected but finished. Blocks: call it
+/// from a thread that may, outside the tokio runtime.
 ///
 /// # Errors
 /// [`PipelineError::Interrupted`] when the work was asked to stop, and the errors of the experiment and of writing results.
@@ -54,16 +55,22 @@ pub fn run(
     };
     let mut work =
         Work { folder, cells: results.missing.len(), begun: 0, failed: 0, results, evaluations: Vec::new() };
+    let selected = |sweep: &Sweep| sweeps.iter().any(|it| it.run == sweep.run && it.key == sweep.key);
+    let planned = experiment.sweeps()?;
     let mut experiment = experiment.clone();
     // Runs without a chosen value. Their cells wait until the sweep has a result.
     let mut waiting = BTreeSet::new();
-    for planned in sweeps {
+    for planned in planned {
         if waiting.contains(&planned.run) {
             continue;
         }
+        let part = if selected(&planned) { Part::Selected } else { Part::Other };
         // An earlier sweep may have chosen another value of this run.
         let sweep = experiment.sweep(&planned.run, &planned.key)?.unwrap_or(planned);
-        let result = work.sweep(&sweep)?;
+        let Some(result) = work.sweep(&sweep, part)? else {
+            waiting.insert(sweep.run);
+            continue;
+        };
         if result.chosen.is_none() {
             waiting.insert(sweep.run);
         }
@@ -71,11 +78,12 @@ pub fn run(
         work.results.sweeps.push(result);
         work.publish()?;
     }
-    for cell in selection.cells(&experiment)? {
+    for cell in experiment.cells()? {
         if waiting.contains(&cell.run) {
             continue;
         }
-        if let Some((result, evaluations)) = work.finish(&cell)? {
+        let part = if selection.has(&cell) { Part::Selected } else { Part::Other };
+        if let Some((result, evaluations)) = work.result(&cell, part)? {
             work.results.cells.push(result);
             work.evaluations.push(evaluations);
             work.compare();
@@ -87,6 +95,15 @@ pub fn run(
         chart.write(work.folder.out())?;
     }
     Ok(ExperimentOutcome { results: work.results, cells: work.cells, failed: work.failed })
+}
+
+/// The part of an experiment that a cell or sweep belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// The command finishes it.
+    Selected,
+    /// It counts if it is finished.
+    Other,
 }
 
 /// The work on an experiment so far.
@@ -102,13 +119,16 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Finishes the cells of a sweep and chooses its value.
-    fn sweep(&mut self, sweep: &Sweep) -> Result<SweepResult, PipelineError> {
+    /// Chooses the value of a sweep from its cells; `None` for a sweep that is not selected and has an unfinished cell.
+    fn sweep(&mut self, sweep: &Sweep, part: Part) -> Result<Option<SweepResult>, PipelineError> {
         let mut measured = Vec::new();
         for trial in &sweep.trials {
             let mut found = Vec::new();
             for cell in &trial.cells {
-                let result = self.finish(cell)?;
+                let result = self.result(cell, part)?;
+                if result.is_none() && part == Part::Other {
+                    return Ok(None);
+                }
                 self.publish()?;
                 found.extend(result.and_then(|(result, _)| Some(result.measurements.first()?.perplexity)));
             }
@@ -120,7 +140,26 @@ impl Work<'_> {
             Some(value) => self.folder.progress.line(&format!("{of}: {value} is the best value")),
             None => tracing::error!("{of}: no value has a result, so the cells of this run wait"),
         }
-        Ok(result)
+        Ok(Some(result))
+    }
+
+    /// The result of a cell; `None` for a cell that failed, or that is neither selected nor finished.
+    fn result(
+        &mut self,
+        cell: &Cell,
+        part: Part,
+    ) -> Result<Option<(CellResult, Vec<Evaluation>)>, PipelineError> {
+        match part {
+            Part::Selected => self.finish(cell),
+            Part::Other => Ok(cell::finished(self.folder, cell).unwrap_or_else(|error| {
+                tracing::warn!(
+                    "{}, which this command does not train, can't be read: {}",
+                    cell.label(),
+                    chain(&error)
+                );
+                None
+            })),
+        }
     }
 
     /// Finishes a cell; `None` if it failed.

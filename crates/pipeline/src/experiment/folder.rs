@@ -103,6 +103,13 @@ impl ExperimentFolder {
         Ok(config)
     }
 
+    /// True if the text was prepared before, as a configuration says.
+    pub(super) fn has_text(&self, config: &RunConfig) -> bool {
+        let key = data_key(config, &self.options.data, &self.options.validation);
+        let run = RunDirectory::new(&self.out).with_data(Some(&self.out.join("data").join(key)));
+        run.train_tokens().exists() && run.validation_tokens().exists()
+    }
+
     /// The text, prepared as a configuration says.
     pub(super) fn text(&mut self, config: &RunConfig) -> Result<PreparedText, PipelineError> {
         let (inputs, validation) = (&self.options.data, &self.options.validation);
