@@ -305,7 +305,12 @@ name = "2 × 2"
 #[test]
 fn a_cell_is_a_run_that_every_command_takes() {
     let bench = Bench::new();
-    let _ = bench.run("--run dense --seed 1").succeeded();
+    // A run's name may have other letters and any length.
+    let name = format!(".{} – dense", "long ".repeat(20));
+    fs::write(bench.file(), EXPERIMENT.replace("\"dense\"", &format!("{name:?}"))).unwrap();
+    let mut only_this = bench.command("--seed 1");
+    only_this.args(["--run", &name]);
+    let _ = output(only_this).succeeded();
     let results = bench.results();
     let run = bench.out().join("cells").join(results["cells"][0]["key"].as_str().unwrap());
     let evaluate = dipaco(&format!("evaluate --json --run {}", run.display())).succeeded().json();

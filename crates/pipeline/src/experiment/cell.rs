@@ -24,6 +24,9 @@ use crate::vocabulary::with_vocabulary;
 use crate::weights::{Version, Weights};
 use crate::{device, phases, route, seed, transformer_router};
 
+/// Letters of a run's name, as `run.name` has them.
+const NAME_LETTERS: usize = 64;
+
 /// Trains a cell and evaluates it. Returns its result, and the evaluations of its measurements. Finished parts are not repeated.
 pub(super) fn finish(
     folder: &mut ExperimentFolder,
@@ -125,15 +128,14 @@ fn prepared(
     with_vocabulary(&run, &config)
 }
 
-/// The cell's name in the letters that a run's name may have.
+/// The cell's name in the letters that a run's name may have, and at most 64 of them. A cut name keeps its seed. The folder's
+/// name is the key, so two cells may have the same name.
 fn name(cell: &Cell) -> String {
-    let parts = [&cell.run, &cell.router, &format!("s{}", cell.seed)];
-    let parts: Vec<String> = parts.iter().filter(|part| !part.is_empty()).map(|part| plain(part)).collect();
-    parts.join("-")
-}
-
-fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect()
+    let seed = format!("-s{}", cell.seed);
+    let parts: Vec<&str> = [&*cell.run, &*cell.router].into_iter().filter(|part| !part.is_empty()).collect();
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let name: String = parts.join("-").trim_start_matches('.').chars().map(plain).collect();
+    format!("{name:.0$}{seed}", NAME_LETTERS - seed.len())
 }
 
 /// Seed, routing and training of a cell. Each step skips finished work, so an interrupted cell continues. Returns the
