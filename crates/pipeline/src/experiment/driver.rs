@@ -55,7 +55,7 @@ pub fn run(
     };
     let mut work =
         Work { folder, cells: results.missing.len(), begun: 0, failed: 0, results, evaluations: Vec::new() };
-    let selected = |sweep: &Sweep| sweeps.iter().any(|it| it.run == sweep.run && it.key == sweep.key);
+    let needed = |sweep: &Sweep| sweeps.iter().any(|it| it.run == sweep.run && it.key == sweep.key);
     let planned = experiment.sweeps()?;
     let mut experiment = experiment.clone();
     // Runs without a chosen value. Their cells wait until the sweep has a result.
@@ -64,10 +64,10 @@ pub fn run(
         if waiting.contains(&planned.run) {
             continue;
         }
-        let part = if selected(&planned) { Part::Selected } else { Part::Other };
+        let selected = needed(&planned);
         // An earlier sweep may have chosen another value of this run.
         let sweep = experiment.sweep(&planned.run, &planned.key)?.unwrap_or(planned);
-        let Some(result) = work.sweep(&sweep, part)? else {
+        let Some(result) = work.sweep(&sweep, selected)? else {
             waiting.insert(sweep.run);
             continue;
         };
@@ -82,8 +82,7 @@ pub fn run(
         if waiting.contains(&cell.run) {
             continue;
         }
-        let part = if selection.has(&cell) { Part::Selected } else { Part::Other };
-        if let Some((result, evaluations)) = work.result(&cell, part)? {
+        if let Some((result, evaluations)) = work.result(&cell, selection.has(&cell))? {
             work.results.cells.push(result);
             work.evaluations.push(evaluations);
             work.compare();
@@ -95,15 +94,6 @@ pub fn run(
         chart.write(work.folder.out())?;
     }
     Ok(ExperimentOutcome { results: work.results, cells: work.cells, failed: work.failed })
-}
-
-/// The part of an experiment that a cell or sweep belongs to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
-    /// The command finishes it.
-    Selected,
-    /// It counts if it is finished.
-    Other,
 }
 
 /// The work on an experiment so far.
@@ -120,13 +110,13 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// Chooses the value of a sweep from its cells; `None` for a sweep that is not selected and has an unfinished cell.
-    fn sweep(&mut self, sweep: &Sweep, part: Part) -> Result<Option<SweepResult>, PipelineError> {
+    fn sweep(&mut self, sweep: &Sweep, selected: bool) -> Result<Option<SweepResult>, PipelineError> {
         let mut measured = Vec::new();
         for trial in &sweep.trials {
             let mut found = Vec::new();
             for cell in &trial.cells {
-                let result = self.result(cell, part)?;
-                if result.is_none() && part == Part::Other {
+                let result = self.result(cell, selected)?;
+                if result.is_none() && !selected {
                     return Ok(None);
                 }
                 self.publish()?;
@@ -147,19 +137,16 @@ impl Work<'_> {
     fn result(
         &mut self,
         cell: &Cell,
-        part: Part,
+        selected: bool,
     ) -> Result<Option<(CellResult, Vec<Evaluation>)>, PipelineError> {
-        match part {
-            Part::Selected => self.finish(cell),
-            Part::Other => Ok(cell::finished(self.folder, cell).unwrap_or_else(|error| {
-                tracing::warn!(
-                    "{}, which this command does not train, can't be read: {}",
-                    cell.label(),
-                    chain(&error)
-                );
-                None
-            })),
+        if selected {
+            return self.finish(cell);
         }
+        // A cell that the command does not need is no reason to end it.
+        Ok(cell::finished(self.folder, cell).unwrap_or_else(|error| {
+            tracing::warn!("{}, which is not selected, can't be read: {}", cell.label(), chain(&error));
+            None
+        }))
     }
 
     /// Finishes a cell; `None` if it failed.
