@@ -8,7 +8,7 @@ use dipaco_routing::{FeatureKind, RouterKind};
 use dipaco_sync::{EmbeddingMean, Rescale, ScheduleError, Weighting};
 use dipaco_topology::Topology;
 
-use crate::{ConfigError, OuterConfig, Problem, RunConfig};
+use crate::{ConfigError, OuterConfig, Problem, RunConfig, RunSection};
 
 impl RunConfig {
     /// Checks every section, and that the sections fit together.
@@ -38,10 +38,14 @@ impl RunConfig {
 
     fn check_run(&self, problems: &mut Problems) {
         let name = &self.run.name;
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if name.is_empty() || name.len() > 64 || !name.chars().all(plain) || name.starts_with('.') {
+        let most = RunSection::NAME_LETTERS;
+        if name.is_empty()
+            || name.len() > most
+            || !name.chars().all(RunSection::is_name_letter)
+            || name.starts_with('.')
+        {
             problems.add(format!(
-                "run.name is {name:?}: it names a directory and a model, so use 1 to 64 letters, digits, -, _ and ., not \
+                "run.name is {name:?}: it names a directory and a model, so use 1 to {most} letters, digits, -, _ and ., not \
                  beginning with a dot"
             ));
         }

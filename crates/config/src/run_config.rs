@@ -102,6 +102,15 @@ impl Default for RunSection {
 }
 
 impl RunSection {
+    /// Largest number of letters of `run.name`.
+    pub const NAME_LETTERS: usize = 64;
+
+    /// True for a letter that `run.name` may have. A name does not begin with a dot.
+    #[must_use]
+    pub fn is_name_letter(letter: char) -> bool {
+        letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.')
+    }
+
     /// The directory of the run: `run.directory`, or `runs/<name>`.
     #[must_use]
     pub fn directory(&self) -> PathBuf {

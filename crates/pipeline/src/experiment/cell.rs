@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use dipaco_config::RunConfig;
+use dipaco_config::{RunConfig, RunSection};
 use dipaco_eval::{DomainEvaluation, Domains, Evaluation, RerouteBy};
 use dipaco_experiment::{
     Cell, CellEvaluation, CellResult, DomainMeasurement, EvaluatedModel, Facts, Measurement, cell_key,
@@ -24,43 +24,90 @@ use crate::vocabulary::with_vocabulary;
 use crate::weights::{Version, Weights};
 use crate::{device, phases, route, seed, transformer_router};
 
-/// Letters of a run's name, as `run.name` has them.
-const NAME_LETTERS: usize = 64;
-
 /// Trains a cell and evaluates it. Returns its result, and the evaluations of its measurements. Finished parts are not repeated.
 pub(super) fn finish(
     folder: &mut ExperimentFolder,
     cell: &Cell,
 ) -> Result<(CellResult, Vec<Evaluation>), PipelineError> {
-    let text = folder.text(&folder.with_tokenizer(&cell.config)?)?;
-    let config = prepared(folder, &cell.config, &text, &name(cell))?;
-    let key = cell_key(&config, &text.all);
-    let run = RunDirectory::new(folder.out().join("cells").join(&key)).with_data(Some(&text.folder));
+    let place = CellPlace::of(folder, cell)?;
+    let (run, text) = (&place.run, &place.text);
     let mut record = Record::load(run.root())?;
     let facts = match &record.trained {
         Some(facts) => facts.clone(),
         None => {
-            let wire_bytes = train_cell(folder, &run, &config, &text)?;
-            let phase = folder.runtime.block_on(phases::current(&run))?;
-            let facts = Facts { wire_bytes, ..facts(&run, &config, phase)? };
+            let wire_bytes = train_cell(folder, run, &place.config, text)?;
+            let phase = folder.runtime.block_on(phases::current(run))?;
+            let facts = Facts { wire_bytes, ..facts(run, &place.config, phase)? };
             record.trained = Some(facts.clone());
             record.save(run.root())?;
             facts
         }
     };
     if !folder.options.keep_all {
-        remove_what_only_training_needs(&run)?;
+        remove_what_only_training_needs(run)?;
     }
-    let (mut measurements, mut evaluations) = (Vec::new(), Vec::new());
-    for (key, evaluation) in evaluations_by_key(folder, cell, &text)? {
-        if !record.evaluations.contains_key(&key) {
-            let domains = folder.domains(&text)?;
-            let found = measure(folder, &run, &text, &evaluation, domains.as_deref())?;
+    let mut evaluations = Vec::new();
+    for (key, evaluation) in &place.evaluations {
+        if !record.evaluations.contains_key(key) {
+            let domains = folder.domains(text)?;
+            let found = measure(folder, run, text, evaluation, domains.as_deref())?;
             record.evaluations.insert(key.clone(), found);
             record.save(run.root())?;
         }
-        let found = &record.evaluations[&key];
-        measurements.push(Measurement {
+        evaluations.push(record.evaluations[key].clone());
+    }
+    if !folder.options.keep_all {
+        remove_scores(run)?;
+    }
+    Ok((place.result(cell, facts, &evaluations), evaluations))
+}
+
+/// The result of a cell whose training and evaluations are finished, with the evaluations of its measurements; `None` for
+/// another one. Changes nothing in its folder.
+pub(super) fn finished(
+    folder: &mut ExperimentFolder,
+    cell: &Cell,
+) -> Result<Option<(CellResult, Vec<Evaluation>)>, PipelineError> {
+    if !folder.has_text(&folder.with_tokenizer(&cell.config)?) {
+        return Ok(None);
+    }
+    let place = CellPlace::of(folder, cell)?;
+    let record = Record::load(place.run.root())?;
+    let evaluations: Option<Vec<Evaluation>> =
+        place.evaluations.iter().map(|(key, _)| record.evaluations.get(key).cloned()).collect();
+    let found = record.trained.zip(evaluations);
+    Ok(found.map(|(facts, evaluations)| (place.result(cell, facts, &evaluations), evaluations)))
+}
+
+/// Where a cell lies, and by which keys.
+struct CellPlace {
+    text: PreparedText,
+    config: RunConfig,
+    key: String,
+    run: RunDirectory,
+    /// The evaluations of the cell, with their keys in its record.
+    evaluations: Vec<(String, CellEvaluation)>,
+}
+
+impl CellPlace {
+    /// The place of a cell. Prepares its text if that is missing.
+    fn of(folder: &mut ExperimentFolder, cell: &Cell) -> Result<Self, PipelineError> {
+        let text = folder.text(&folder.with_tokenizer(&cell.config)?)?;
+        let config = prepared(folder, &cell.config, &text, &name(cell))?;
+        let key = cell_key(&config, &text.all);
+        let run = RunDirectory::new(folder.out().join("cells").join(&key)).with_data(Some(&text.folder));
+        let with_key = |evaluation: &CellEvaluation| {
+            let config = prepared(folder, &evaluation.config, &text, &config.run.name)?;
+            let evaluation = CellEvaluation { config, ..evaluation.clone() };
+            Ok((evaluation_key(&evaluation, folder.labels_hash.as_deref()), evaluation))
+        };
+        let evaluations = cell.evaluations.iter().map(with_key).collect::<Result<_, PipelineError>>()?;
+        Ok(Self { text, config, key, run, evaluations })
+    }
+
+    /// The cell's result from the facts of its training and what its evaluations found, in their order.
+    fn result(&self, cell: &Cell, facts: Facts, found: &[Evaluation]) -> CellResult {
+        let measurement = |((_, evaluation), found): (&(String, CellEvaluation), &Evaluation)| Measurement {
             evaluation: evaluation.name.clone(),
             perplexity: found.perplexity,
             bits_per_byte: found.bits_per_byte,
@@ -70,46 +117,11 @@ pub(super) fn finish(
             nmi: found.agreement.map(|agreement| agreement.nmi),
             domains: found.per_domain.iter().filter_map(of_domain).collect(),
             against_baseline: None,
-        });
-        evaluations.push(found.clone());
+        };
+        let measurements = self.evaluations.iter().zip(found).map(measurement).collect();
+        let (run, router, key) = (cell.run.clone(), cell.router.clone(), self.key.clone());
+        CellResult { run, router, seed: cell.seed, key, facts, measurements }
     }
-    if !folder.options.keep_all {
-        remove_scores(&run)?;
-    }
-    let (run, router) = (cell.run.clone(), cell.router.clone());
-    Ok((CellResult { run, router, seed: cell.seed, key, facts, measurements }, evaluations))
-}
-
-/// The result of a cell whose training and evaluations are finished, with the evaluations of its measurements; `None` for
-/// another one. Nothing is computed.
-pub(super) fn finished(
-    folder: &mut ExperimentFolder,
-    cell: &Cell,
-) -> Result<Option<(CellResult, Vec<Evaluation>)>, PipelineError> {
-    if !folder.has_text(&folder.with_tokenizer(&cell.config)?) {
-        return Ok(None);
-    }
-    let text = folder.text(&folder.with_tokenizer(&cell.config)?)?;
-    let config = prepared(folder, &cell.config, &text, &name(cell))?;
-    let record = Record::load(&folder.out().join("cells").join(cell_key(&config, &text.all)))?;
-    let evaluations = evaluations_by_key(folder, cell, &text)?;
-    let done =
-        record.trained.is_some() && evaluations.iter().all(|(key, _)| record.evaluations.contains_key(key));
-    if done { finish(folder, cell).map(Some) } else { Ok(None) }
-}
-
-/// The evaluations of a cell, with their keys.
-fn evaluations_by_key(
-    folder: &ExperimentFolder,
-    cell: &Cell,
-    text: &PreparedText,
-) -> Result<Vec<(String, CellEvaluation)>, PipelineError> {
-    let with_key = |evaluation: &CellEvaluation| {
-        let config = prepared(folder, &evaluation.config, text, &name(cell))?;
-        let evaluation = CellEvaluation { config, ..evaluation.clone() };
-        Ok((evaluation_key(&evaluation, folder.labels_hash.as_deref()), evaluation))
-    };
-    cell.evaluations.iter().map(with_key).collect()
 }
 
 /// A configuration with its text, vocabulary and name.
@@ -128,14 +140,14 @@ fn prepared(
     with_vocabulary(&run, &config)
 }
 
-/// The cell's name in the letters that a run's name may have, and at most 64 of them. A cut name keeps its seed. The folder's
-/// name is the key, so two cells may have the same name.
+/// The cell's name in the letters that a run's name may have. A cut name keeps its seed. The folder's name is the key, so two
+/// cells may have the same name.
 fn name(cell: &Cell) -> String {
     let seed = format!("-s{}", cell.seed);
     let parts: Vec<&str> = [&*cell.run, &*cell.router].into_iter().filter(|part| !part.is_empty()).collect();
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let plain = |c: char| if RunSection::is_name_letter(c) { c } else { '-' };
     let name: String = parts.join("-").trim_start_matches('.').chars().map(plain).collect();
-    format!("{name:.0$}{seed}", NAME_LETTERS - seed.len())
+    format!("{name:.0$}{seed}", RunSection::NAME_LETTERS - seed.len())
 }
 
 /// Seed, routing and training of a cell. Each step skips finished work, so an interrupted cell continues. Returns the

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use dipaco_routing::{ShardSet, ShardStatistics};
+use dipaco_shards::Tokenizer;
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -70,16 +71,11 @@ pub(crate) fn run(options: &InspectOptions) -> Result<(), CliError> {
     if options.json {
         return output::print_json(&inspection);
     }
-    let tokenizer = prepared::tokenizer(&run)?;
-    let decode = |tokens: &[u32]| Ok(tokenizer.decode(tokens)?.replace('\n', "⏎"));
-    output::print(&describe(&inspection, decode)?)
+    output::print(&describe(&inspection, &prepared::tokenizer(&run)?)?)
 }
 
-/// The text for people. `decode` gives an example's tokens as one line.
-fn describe(
-    inspection: &Inspection,
-    decode: impl Fn(&[u32]) -> Result<String, CliError>,
-) -> Result<String, CliError> {
+/// The text for people, with the words of the examples.
+fn describe(inspection: &Inspection, tokenizer: &Tokenizer) -> Result<String, CliError> {
     let mut text = format!("{}\n", inspection.statistics.to_string().trim_end());
     if let Some(gain) = inspection.token_gain {
         text += &format!(
@@ -88,12 +84,8 @@ fn describe(
     }
     for row in &inspection.statistics.rows {
         for example in &row.examples {
-            text += &format!(
-                "\npath {} · document {}\n  {}\n",
-                row.path,
-                example.document,
-                decode(&example.tokens)?
-            );
+            let words = tokenizer.decode(&example.tokens)?.replace('\n', "⏎");
+            text += &format!("\npath {} · document {}\n  {words}\n", row.path, example.document);
         }
     }
     for warning in &inspection.warnings {
