@@ -35,6 +35,7 @@ python_clients() { wait "$python" || { cat "$python_log"; false; }; }
 check "format" cargo fmt --all --check
 check "structure" scripts/measure-code.py --check
 check "plain language" scripts/measure-prose.py --check
+check "links of the pages" scripts/check-links.py
 check "licences and sources" scripts/deny.sh
 check "clippy" cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 check "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet

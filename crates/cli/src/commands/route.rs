@@ -21,7 +21,7 @@ pub(crate) enum RouteCommand {
     /// Compute a part of the features that the router is fitted on.
     #[command(after_help = FEATURES_EXAMPLES)]
     Features(FeaturesOptions),
-    /// Fit the router on features of the seed.
+    /// Fit the router on features of the documents.
     #[command(after_help = FIT_EXAMPLES)]
     Fit(FitOptions),
     /// Divide training and validation text among the paths.
