@@ -48,13 +48,6 @@ impl Service {
     }
 }
 
-/// Result of an attempt to connect to one address.
-enum Attempt {
-    Connected(Box<Client>),
-    /// The reason to try the next address.
-    Failed(String),
-}
-
 /// The header of a response, and the stream of its payload.
 struct ResponseStart<Resp> {
     response: Resp,
@@ -63,12 +56,14 @@ struct ResponseStart<Resp> {
 }
 
 impl Client {
-    /// Connects to the first answering address of the token, and waits until both ends have verified each other. Each
-    /// address has [`Limits::connect_timeout`].
+    /// Connects to the first address of the token at which a server of the run takes it, and waits until both ends have
+    /// verified each other. Each address has [`Limits::connect_timeout`].
     ///
     /// # Errors
-    /// [`NetError::Expired`], [`NetError::Revoked`], [`NetError::Busy`], [`NetError::Connect`] (no address answers), and
+    /// [`NetError::Expired`] and [`NetError::Revoked`] if the token has expired, or if a verified server says so.
     /// [`NetError::WrongToken`] or [`NetError::Version`] if the servers at all addresses are of another run or version.
+    /// [`NetError::Connect`] with what happened at each address. A token with one address gets the error of this address,
+    /// such as [`NetError::Busy`].
     pub async fn connect(token: &JoinToken, now: SystemTime, limits: Limits) -> Result<Self, NetError> {
         Self::connect_to(Service::Coordinator, token, now, limits).await
     }
@@ -87,42 +82,31 @@ impl Client {
         let mut config = quinn::ClientConfig::new(Arc::new(tls::client_config(token, now)?));
         config.transport_config(transport::transport(&limits, Accepts::Welcome)?);
 
-        let mut attempts = Vec::new();
-        // A coordinator that has moved leaves an address that anybody may use.
-        let mut foreign = None;
+        // A coordinator that has moved leaves an address that anybody may use, so an error there does not end the search.
+        let mut errors = Vec::new();
         for address in &token.addresses {
             let targets = match timeout(limits.connect_timeout, tokio::net::lookup_host(address)).await {
                 Ok(Ok(targets)) => targets.collect::<Vec<_>>(),
                 Ok(Err(error)) => {
-                    attempts.push(format!("{address} can't be resolved ({error})"));
+                    errors.push(unreached(token, format!("{address} can't be resolved ({error})")));
                     continue;
                 }
                 Err(_) => {
-                    attempts.push(format!("{address} was not resolved in time"));
+                    errors.push(unreached(token, format!("{address} was not resolved in time")));
                     continue;
                 }
             };
             for target in targets {
                 match Self::attempt(service, token, address, target, config.clone(), &limits).await {
-                    Ok(Attempt::Connected(client)) => return Ok(*client),
-                    Ok(Attempt::Failed(reason)) => attempts.push(format!("{address}: {reason}")),
-                    Err(error) if error.is_of_a_foreign_server() => {
-                        foreign.get_or_insert(error);
-                    }
-                    Err(error) => return Err(error),
+                    Ok(client) => return Ok(client),
+                    Err(error) => errors.push(error),
                 }
             }
         }
-        match foreign {
-            Some(error) if attempts.is_empty() => return Err(error),
-            Some(error) => attempts.push(error.to_string()),
-            None if attempts.is_empty() => attempts.push("the token names no address".to_owned()),
-            None => {}
-        }
-        Err(NetError::Connect { run_id: token.run_id.clone(), attempts: attempts.join(", ") })
+        Err(no_connection(token, errors))
     }
 
-    /// Tries one address. An error is final for all addresses, unless it tells of a foreign server.
+    /// Tries one address. An error says nothing about the other addresses, unless it is of the token itself.
     async fn attempt(
         service: Service,
         token: &JoinToken,
@@ -130,35 +114,27 @@ impl Client {
         target: SocketAddr,
         config: quinn::ClientConfig,
         limits: &Limits,
-    ) -> Result<Attempt, NetError> {
+    ) -> Result<Self, NetError> {
+        let failed = |reason: String| unreached(token, format!("{address}: {reason}"));
         let any = if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let mut endpoint_config = EndpointConfig::default();
         transport::set_datagram_size(&mut endpoint_config)?;
         let opened = transport::socket(SocketAddr::new(any, 0))
             .and_then(|socket| Endpoint::new(endpoint_config, None, socket, Arc::new(TokioRuntime)));
-        let endpoint = match opened {
-            Ok(endpoint) => endpoint,
-            Err(error) => return Ok(Attempt::Failed(format!("no UDP socket can be opened ({error})"))),
-        };
-        let connecting = match endpoint.connect_with(config, target, service.name()) {
-            Ok(connecting) => connecting,
-            Err(error) => return Ok(Attempt::Failed(error.to_string())),
-        };
+        let endpoint = opened.map_err(|error| failed(format!("no UDP socket can be opened ({error})")))?;
+        let connecting = endpoint
+            .connect_with(config, target, service.name())
+            .map_err(|error| failed(error.to_string()))?;
         let handshake = async {
-            let connection = connecting.await?;
+            let connection = connecting.await.map_err(|error| judge(token, address, false, error))?;
             // In TLS 1.3 the handshake ends here before the coordinator has verified the token's certificate. Only the
             // welcome shows that the coordinator accepted it.
-            let stream = connection.accept_uni().await?;
-            Ok::<_, ConnectionError>((connection, stream))
+            let stream = connection.accept_uni().await.map_err(|error| judge(token, address, true, error))?;
+            Ok::<_, NetError>((connection, stream))
         };
-        let (connection, mut stream) = match timeout(limits.connect_timeout, handshake).await {
-            Ok(Ok(connected)) => connected,
-            Ok(Err(error)) => return judge(token, address, error).map(Attempt::Failed),
-            Err(_) => {
-                let seconds = limits.connect_timeout.as_secs_f64();
-                return Ok(Attempt::Failed(format!("no answer within {seconds} s")));
-            }
-        };
+        let connected = timeout(limits.connect_timeout, handshake).await;
+        let (connection, mut stream) = connected
+            .map_err(|_| failed(format!("no answer within {} s", limits.connect_timeout.as_secs_f64())))??;
         let peer = format!("the coordinator at {address}");
         let transfer = Transfer { peer: &peer, part: "welcome", stall: limits.connect_timeout };
         let body = transfer.read_frame(&mut stream, limits.max_header_bytes).await?;
@@ -167,7 +143,7 @@ impl Client {
             return Err(wrong_token(token, address, format!("the coordinator leads run `{run_id}`")));
         }
         let (limits, counters) = (limits.clone(), Counters::default());
-        Ok(Attempt::Connected(Box::new(Self { endpoint, connection, peer, limits, counters })))
+        Ok(Self { endpoint, connection, peer, limits, counters })
     }
 
     /// Performs an operation: sends `request` and an optional payload, and waits at most `limit` for the response and
@@ -325,42 +301,70 @@ fn wrong_token(token: &JoinToken, address: &str, reason: String) -> NetError {
     NetError::WrongToken { address: address.to_owned(), run_id: token.run_id.clone(), reason }
 }
 
-/// Judges a failed handshake: an error if it is final for this address, otherwise the reason why it may pass.
-fn judge(token: &JoinToken, address: &str, error: ConnectionError) -> Result<String, NetError> {
+fn unreached(token: &JoinToken, attempts: String) -> NetError {
+    NetError::Connect { run_id: token.run_id.clone(), attempts }
+}
+
+/// The error of a token that connects nowhere, from the errors of all attempts.
+fn no_connection(token: &JoinToken, mut errors: Vec<NetError>) -> NetError {
+    if errors.is_empty() {
+        return unreached(token, "the token names no address".to_owned());
+    }
+    // A verified server has said so. The servers at the other addresses can't make the token valid.
+    let of_the_token =
+        |error: &NetError| matches!(error, NetError::Expired { .. } | NetError::Revoked { .. });
+    // Otherwise the coordinator may come back at one of several addresses, unless foreign servers have them all.
+    let first_counts = errors.len() == 1 || errors.iter().all(NetError::is_of_a_foreign_server);
+    let telling = errors.iter().position(of_the_token).or(first_counts.then_some(0));
+    if let Some(telling) = telling {
+        return errors.swap_remove(telling);
+    }
+    let attempts = errors.into_iter().map(|error| match error {
+        NetError::Connect { attempts, .. } => attempts,
+        error => error.to_string(),
+    });
+    unreached(token, attempts.collect::<Vec<_>>().join(", "))
+}
+
+/// The error of a failed handshake. Before the server is `verified` anybody may have sent the close, so it says nothing
+/// about the token: an honest server looks at the token only after its own verification.
+fn judge(token: &JoinToken, address: &str, verified: bool, error: ConnectionError) -> NetError {
     let version = || NetError::Version { address: address.to_owned() };
+    let peer = || format!("the coordinator at {address}");
+    let may_pass = |reason: String| unreached(token, format!("{address}: {reason}"));
     match error {
-        ConnectionError::VersionMismatch => Err(version()),
+        ConnectionError::VersionMismatch => version(),
         ConnectionError::TransportError(error) => match tls_alert(error.code) {
-            Some(alert::NO_APPLICATION_PROTOCOL | alert::PROTOCOL_VERSION) => Err(version()),
+            Some(alert::NO_APPLICATION_PROTOCOL | alert::PROTOCOL_VERSION) => version(),
             Some(alert::CERTIFICATE_EXPIRED) => {
                 let reason = "the coordinator's certificate has expired, or this machine's clock is wrong";
-                Err(wrong_token(token, address, reason.to_owned()))
+                wrong_token(token, address, reason.to_owned())
             }
             Some(_) => {
                 let reason = format!("its certificate is not of this run ({})", error.reason);
-                Err(wrong_token(token, address, reason))
+                wrong_token(token, address, reason)
             }
-            None => Ok(error.to_string()),
+            None => may_pass(error.to_string()),
         },
         ConnectionError::ConnectionClosed(close) => match tls_alert(close.error_code) {
-            Some(alert::NO_APPLICATION_PROTOCOL | alert::PROTOCOL_VERSION) => Err(version()),
-            Some(alert::CERTIFICATE_EXPIRED) => Err(token.expired()),
+            Some(alert::NO_APPLICATION_PROTOCOL | alert::PROTOCOL_VERSION) => version(),
+            Some(alert::CERTIFICATE_EXPIRED) if verified => token.expired(),
             Some(_) => {
                 let reason = "the coordinator does not accept the token's certificate";
-                Err(wrong_token(token, address, reason.to_owned()))
+                wrong_token(token, address, reason.to_owned())
             }
             None if close.error_code == quinn::TransportErrorCode::CONNECTION_REFUSED => {
-                Err(NetError::Busy { peer: format!("the coordinator at {address}") })
+                NetError::Busy { peer: peer() }
             }
-            None => Ok(close.to_string()),
+            None => may_pass(close.to_string()),
         },
         ConnectionError::ApplicationClosed(close) if close.error_code == code::BUSY => {
-            Err(NetError::Busy { peer: format!("the coordinator at {address}") })
+            NetError::Busy { peer: peer() }
         }
-        ConnectionError::ApplicationClosed(close) if close.error_code == code::REVOKED => {
-            Err(NetError::Revoked { peer: format!("the coordinator at {address}") })
+        ConnectionError::ApplicationClosed(close) if verified && close.error_code == code::REVOKED => {
+            NetError::Revoked { peer: peer() }
         }
-        other => Ok(other.to_string()),
+        other => may_pass(other.to_string()),
     }
 }
 
@@ -375,3 +379,6 @@ mod alert {
 fn tls_alert(code: quinn::TransportErrorCode) -> Option<u8> {
     u8::try_from(u64::from(code).checked_sub(0x100)?).ok()
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,12 +6,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::NetError;
 use crate::peer_connection::Shared;
-use crate::token_share::TokenShare;
+use crate::token_share::{PeerMemory, TokenShare};
 use crate::transport::code;
 use crate::wire::{self, PayloadHeader, Status, Transfer};
 
@@ -28,9 +27,8 @@ pub struct Exchange {
     receive: quinn::RecvStream,
     payload: Option<PayloadHeader>,
     answered: bool,
-    share: Arc<TokenShare>,
-    /// Memory of the header and of the piece, taken from the share of the peer's token.
-    memory: Vec<OwnedSemaphorePermit>,
+    /// Memory of the header and of the piece.
+    memory: PeerMemory,
 }
 
 impl std::fmt::Debug for Exchange {
@@ -47,7 +45,8 @@ impl Exchange {
         send: quinn::SendStream,
         receive: quinn::RecvStream,
     ) -> Self {
-        Self { peer, shared, send, receive, payload: None, answered: false, share, memory: Vec::new() }
+        let memory = PeerMemory::of(share);
+        Self { peer, shared, send, receive, payload: None, answered: false, memory }
     }
 
     /// Reads the request's header. Call it before [`Exchange::receive_payload`].
@@ -64,8 +63,8 @@ impl Exchange {
         let limits = &self.shared.limits;
         let transfer = Transfer { peer: &self.peer, part: "request header", stall: limits.header_timeout };
         let preamble = transfer.read_preamble(&mut self.receive, limits.max_header_bytes).await?;
-        let memory = timeout(limits.stall_timeout, self.share.headers.take(preamble.length.into())).await;
-        self.memory.extend(memory.map_err(|_| self.late("wait for memory", limits.stall_timeout))?);
+        let taken = timeout(limits.stall_timeout, self.memory.take_header(preamble.length.into())).await;
+        taken.map_err(|_| self.late("wait for memory", limits.stall_timeout))?;
         let body = transfer.read_body(&mut self.receive, preamble).await?;
         let (payload, rest) = transfer.take(&body)?;
         self.payload = payload;
@@ -73,9 +72,16 @@ impl Exchange {
     }
 
     /// Waits until there is memory for a piece of `bytes`, received or sent, in the share of the peer's token. The
-    /// memory is free again when the exchange ends.
+    /// memory is free again when the exchange ends, unless [`Exchange::take_memory`] has taken it.
     pub async fn reserve(&mut self, bytes: u64) {
-        self.memory.extend(self.share.pieces.take(bytes).await);
+        self.memory.take_piece(bytes).await;
+    }
+
+    /// Takes the memory of the request out of the exchange, for work with the request that may go on after the exchange. It
+    /// is free again when the result is dropped.
+    #[must_use = "a drop frees the memory"]
+    pub fn take_memory(&mut self) -> PeerMemory {
+        self.memory.split_off()
     }
 
     fn late(&self, what: &'static str, after: Duration) -> NetError {

@@ -74,6 +74,7 @@ pub use limits::Limits;
 pub use peer_connection::PeerConnection;
 pub use rare_warning::RareWarning;
 pub use server::{Server, TrafficSource};
-pub use tls::{COORDINATOR_NAME, HELPER_NAME, PROTOCOL};
+pub use tls::{COORDINATOR_NAME, HELPER_NAME, PROTOCOL, check_token_name};
 pub use token::{HelperToken, JoinToken};
+pub use token_share::PeerMemory;
 pub use traffic::Traffic;

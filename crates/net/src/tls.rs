@@ -78,6 +78,14 @@ pub(crate) fn peer_name(role: &str, name: &str) -> Result<String, NetError> {
     Ok(full)
 }
 
+/// Checks the name of a token.
+///
+/// # Errors
+/// [`NetError::Setting`] unless it has 1 to 40 lower-case letters, digits or (inside) `-`.
+pub fn check_token_name(name: &str) -> Result<(), NetError> {
+    peer_name("worker", name).map(drop)
+}
+
 /// Role and name in a verified certificate of a peer.
 pub(crate) fn role_and_name(certificate: &CertificateDer<'_>) -> Option<(String, String)> {
     let parsed = webpki::EndEntityCert::try_from(certificate).ok()?;

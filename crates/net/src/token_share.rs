@@ -4,7 +4,7 @@
 //! together. Another token has a share of its own.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -21,32 +21,29 @@ const FRAGMENTS_PER_STREAM: u64 = 32 << 10;
 /// A decoded header takes at most this many times its bytes.
 const DECODED: u64 = 4;
 
-/// The shares of all tokens with live connections.
+/// The shares of all tokens with live connections, or with memory that is still taken.
 #[derive(Debug, Default)]
 pub(crate) struct TokenShares {
-    by_token: Mutex<BTreeMap<String, Arc<TokenShare>>>,
+    by_token: Mutex<BTreeMap<String, Weak<TokenShare>>>,
 }
 
-/// The share of one token.
+/// The share of one token. It lasts as long as a connection or memory of the token: a new share while memory of an old one is
+/// taken would give the token more than its limit.
 #[derive(Debug)]
 pub(crate) struct TokenShare {
-    held: Mutex<Held>,
+    token: String,
+    shares: Arc<TokenShares>,
+    /// Bytes of receive windows that the token has left.
+    window_left: Mutex<u64>,
     /// Memory for headers of requests.
-    pub(crate) headers: ByteBudget,
+    headers: ByteBudget,
     /// Memory for pieces of transfers.
-    pub(crate) pieces: ByteBudget,
-}
-
-/// Connections of a token, and the receive windows that it has left.
-#[derive(Debug)]
-struct Held {
-    connections: usize,
-    window_left: u64,
+    pieces: ByteBudget,
 }
 
 /// Bytes that a token may have in memory at a time.
 #[derive(Debug)]
-pub(crate) struct ByteBudget {
+struct ByteBudget {
     units: u32,
     free: Arc<Semaphore>,
 }
@@ -54,10 +51,15 @@ pub(crate) struct ByteBudget {
 /// A connection's part in the share of its token. A drop gives it back.
 #[derive(Debug)]
 pub(crate) struct ShareOfConnection {
-    token: String,
-    shares: Arc<TokenShares>,
     share: Arc<TokenShare>,
     window: u64,
+}
+
+/// Memory that a peer has taken from the share of its token. A drop frees it.
+#[derive(Debug)]
+pub struct PeerMemory {
+    permits: Vec<OwnedSemaphorePermit>,
+    share: Arc<TokenShare>,
 }
 
 impl Limits {
@@ -76,38 +78,57 @@ impl Limits {
 impl TokenShares {
     /// Takes a connection's part in the share of `token`.
     pub(crate) fn join(self: &Arc<Self>, token: String, limits: &Limits) -> ShareOfConnection {
-        let mut by_token = self.by_token();
-        let share =
-            by_token.entry(token.clone()).or_insert_with(|| Arc::new(TokenShare::new(limits))).clone();
+        let share = self.share(token, limits);
         let window = share.take_window(limits);
-        ShareOfConnection { token, shares: self.clone(), share, window }
+        ShareOfConnection { share, window }
     }
 
-    fn by_token(&self) -> MutexGuard<'_, BTreeMap<String, Arc<TokenShare>>> {
+    fn share(self: &Arc<Self>, token: String, limits: &Limits) -> Arc<TokenShare> {
+        let mut by_token = self.by_token();
+        if let Some(share) = by_token.get(&token).and_then(Weak::upgrade) {
+            return share;
+        }
+        let share = Arc::new(TokenShare::new(token.clone(), self.clone(), limits));
+        by_token.insert(token, Arc::downgrade(&share));
+        share
+    }
+
+    fn by_token(&self) -> MutexGuard<'_, BTreeMap<String, Weak<TokenShare>>> {
         self.by_token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl TokenShare {
-    fn new(limits: &Limits) -> Self {
+    fn new(token: String, shares: Arc<TokenShares>, limits: &Limits) -> Self {
         Self {
-            held: Mutex::new(Held { connections: 0, window_left: limits.token_window_bytes.into() }),
+            token,
+            shares,
+            window_left: Mutex::new(limits.token_window_bytes.into()),
             headers: ByteBudget::new(limits.token_header_bytes),
             pieces: ByteBudget::new(limits.token_piece_bytes),
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn window_left(&self) -> MutexGuard<'_, u64> {
+        self.window_left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a connection and returns its receive window beyond the base, in bytes.
+    /// Takes the receive window of a connection beyond the base, and returns its bytes.
     fn take_window(&self, limits: &Limits) -> u64 {
-        let mut held = self.held();
-        let window = (held.window_left / WINDOW_PART).min(limits.stream_window_bytes.into());
-        held.connections += 1;
-        held.window_left -= window;
+        let mut left = self.window_left();
+        let window = (*left / WINDOW_PART).min(limits.stream_window_bytes.into());
+        *left -= window;
         window
+    }
+}
+
+impl Drop for TokenShare {
+    fn drop(&mut self) {
+        let mut by_token = self.shares.by_token();
+        // A connection may have begun another share since the last holder of this one let it go.
+        if by_token.get(&self.token).is_some_and(|share| share.strong_count() == 0) {
+            by_token.remove(&self.token);
+        }
     }
 }
 
@@ -118,7 +139,7 @@ impl ByteBudget {
     }
 
     /// Waits until this many bytes fit into memory. `None` only if the semaphore is closed, and nothing closes it.
-    pub(crate) async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+    async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         // Something larger than the budget has to wait for all of it.
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).clamp(1, self.units);
         self.free.clone().acquire_many_owned(units).await.ok()
@@ -138,17 +159,29 @@ impl ShareOfConnection {
 
 impl Drop for ShareOfConnection {
     fn drop(&mut self) {
-        // The map first, as in `join`: a share that is removed here gets no new connection meanwhile.
-        let mut by_token = self.shares.by_token();
-        let last = {
-            let mut held = self.share.held();
-            held.connections -= 1;
-            held.window_left += self.window;
-            held.connections == 0
-        };
-        if last {
-            by_token.remove(&self.token);
-        }
+        *self.share.window_left() += self.window;
+    }
+}
+
+impl PeerMemory {
+    /// No memory yet, in this share.
+    pub(crate) fn of(share: Arc<TokenShare>) -> Self {
+        Self { permits: Vec::new(), share }
+    }
+
+    /// Waits until there is memory for a header of so many bytes, and takes it.
+    pub(crate) async fn take_header(&mut self, bytes: u64) {
+        self.permits.extend(self.share.headers.take(bytes).await);
+    }
+
+    /// Waits until there is memory for a piece of so many bytes, and takes it.
+    pub(crate) async fn take_piece(&mut self, bytes: u64) {
+        self.permits.extend(self.share.pieces.take(bytes).await);
+    }
+
+    /// All of this memory. Nothing is left here.
+    pub(crate) fn split_off(&mut self) -> Self {
+        Self { permits: std::mem::take(&mut self.permits), share: self.share.clone() }
     }
 }
 

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use dipaco_net::{Client, JoinToken, Limits, NetError, PROTOCOL};
+use dipaco_net::{Client, JoinToken, Limits, NetError, PROTOCOL, PeerMemory};
 use quinn::Endpoint;
 use quinn::crypto::rustls::QuicClientConfig;
 use rustls::RootCertStore;
@@ -236,6 +236,39 @@ async fn a_payload_that_trickles_is_given_up() {
     };
     let ((), error) = tokio::join!(bring, serve);
     assert!(matches!(error, NetError::Timeout { .. }), "{error}");
+}
+
+/// Connects, sends a request and leaves. Returns whether there was memory for a piece at once, and the request's memory.
+async fn visit(run: &Run, token: &JoinToken, piece: u64) -> (bool, PeerMemory) {
+    let client = connect(token).await.unwrap();
+    let serve = async {
+        let peer = run.server.accept().await.unwrap();
+        let mut exchange = peer.accept_exchange().await.unwrap();
+        assert_eq!(exchange.request::<u8>().await.unwrap(), 3);
+        let at_once = tokio::time::timeout(Duration::ZERO, exchange.reserve(piece)).await.is_ok();
+        let memory = exchange.take_memory();
+        exchange.respond(&4_u8, None).await.unwrap();
+        (peer, at_once, memory)
+    };
+    let (answer, (peer, at_once, memory)) = tokio::join!(client.call::<u8, u8>(&3, None, 0, DAY), serve);
+    assert_eq!(answer.unwrap().0, 4);
+    drop((client, peer));
+    while run.server.peers() > 0 {
+        tokio::task::yield_now().await;
+    }
+    (at_once, memory)
+}
+
+#[tokio::test]
+async fn memory_that_outlives_its_connection_counts_against_the_next_one() {
+    let run = Run::new(Limits { token_piece_bytes: 8 << 10, ..Limits::default() });
+    let (copied, other) = (run.token("copied"), run.token("other"));
+    let (at_once, held) = visit(&run, &copied, 8 << 10).await;
+    assert!(at_once);
+    assert!(!visit(&run, &copied, 1).await.0);
+    assert!(visit(&run, &other, 8 << 10).await.0);
+    drop(held);
+    assert!(visit(&run, &copied, 8 << 10).await.0);
 }
 
 #[tokio::test]

@@ -4,13 +4,13 @@
 
 mod support;
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use dipaco_net::{Client, JoinToken, Limits, NetError, PROTOCOL, RunAuthority, Server};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn::{ConnectionError, Endpoint};
+use quinn::{ConnectionError, Endpoint, Incoming};
 use rustls::RootCertStore;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use support::{DAY, Run, loopback};
@@ -81,8 +81,17 @@ fn raw_client(authority: &[u8], protocol: &str, identity: Option<&JoinToken>) ->
     endpoint
 }
 
-/// A server with the certificate of `identity` and any protocol.
+/// A server with the certificate of `identity` and any protocol, which completes handshakes.
 fn raw_server(identity: &JoinToken, protocol: &str) -> Endpoint {
+    raw_server_that(identity, protocol, |incoming| async move { drop(incoming.await) })
+}
+
+/// A server with the certificate of `identity` and any protocol, which treats each handshake in this way.
+fn raw_server_that<F: Future<Output = ()> + Send + 'static>(
+    identity: &JoinToken,
+    protocol: &str,
+    treat: impl Fn(Incoming) -> F + Send + 'static,
+) -> Endpoint {
     let mut config = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
@@ -95,7 +104,7 @@ fn raw_server(identity: &JoinToken, protocol: &str) -> Endpoint {
     let listening = endpoint.clone();
     tokio::spawn(async move {
         while let Some(incoming) = listening.accept().await {
-            tokio::spawn(incoming.into_future());
+            tokio::spawn(treat(incoming));
         }
     });
     endpoint
@@ -181,6 +190,51 @@ async fn a_foreign_server_at_one_address_hides_no_other() {
     let error = connect(&token).await.unwrap_err();
     assert!(matches!(error, NetError::Connect { .. }), "{error}");
     assert!(error.to_string().contains("do not belong together"), "{error}");
+}
+
+/// The coordinator's certificate and key, in place of those of a token.
+fn coordinator(run: &Run) -> JoinToken {
+    let identity = run.authority.server(SystemTime::now(), DAY).unwrap();
+    // The bytes of an identity begin with these fields.
+    let (run_id, authority, certificate, key): (String, Vec<u8>, Vec<u8>, Vec<u8>) =
+        postcard::from_bytes(&postcard::to_stdvec(&identity).unwrap()).unwrap();
+    JoinToken { run_id, addresses: Vec::new(), authority, certificate, key, expires: u64::MAX }
+}
+
+#[tokio::test]
+async fn an_error_at_one_address_hides_no_other() {
+    let run = Run::new(Limits::default());
+    let token = run.token();
+    let refusing = raw_server_that(&token, PROTOCOL, |incoming| async move { incoming.refuse() });
+    let stopping = raw_server_that(&coordinator(&run), PROTOCOL, |incoming| async move {
+        let connection = incoming.await.unwrap();
+        let mut welcome = connection.open_uni().await.unwrap();
+        welcome.write_all(&[1]).await.unwrap(); // the first byte of a length
+        welcome.finish().unwrap();
+        connection.closed().await;
+    });
+    let revoking = run.authority.server(SystemTime::now(), DAY).unwrap();
+    let revoking = Server::bind(loopback(), &revoking, Limits::default()).unwrap();
+    revoking.revoke(["a".to_owned()].into());
+
+    let [refusing, stopping] = [refusing, stopping].map(|server| server.local_addr().unwrap());
+    let to = |addresses: &[SocketAddr]| {
+        let addresses = addresses.iter().map(ToString::to_string).collect();
+        JoinToken { addresses, ..token.clone() }
+    };
+    let (revoked, right) = (revoking.local_addr(), run.server.local_addr());
+    for first in [refusing, stopping, revoked] {
+        connect(&to(&[first, right])).await.unwrap();
+    }
+
+    let error = connect(&to(&[refusing, stopping])).await.unwrap_err();
+    let NetError::Connect { attempts, .. } = &error else { panic!("{error}") };
+    assert!(attempts.contains("limit of peers") && attempts.contains("its welcome"), "{attempts}");
+    let error = connect(&to(&[refusing, revoked, stopping])).await.unwrap_err();
+    assert!(matches!(error, NetError::Revoked { .. }), "{error}");
+    // The only address of a token has its own error.
+    assert!(matches!(connect(&to(&[refusing])).await, Err(NetError::Busy { .. })));
+    assert!(matches!(connect(&to(&[stopping])).await, Err(NetError::Abandoned { .. })));
 }
 
 #[tokio::test]

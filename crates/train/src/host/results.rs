@@ -84,9 +84,14 @@ pub(crate) async fn receive<R: ResultReceiver>(
             }
         },
     };
-    // A task of its own, which goes on when the connection breaks: a result that is stored must also be recorded.
-    let host = host.clone();
-    let accepted = tokio::spawn(async move { accept(&*host, piece, payload).await });
+    // A task of its own, which goes on when the connection breaks: a result that is stored must also be recorded. The payload's
+    // memory goes with it: otherwise a peer that connects again and again would fill the memory with pieces that wait.
+    let (host, memory) = (host.clone(), exchange.take_memory());
+    let accepted = tokio::spawn(async move {
+        let accepted = accept(&*host, piece, payload).await;
+        drop(memory);
+        accepted
+    });
     Ok(Some(joined(accepted.await)??))
 }
 

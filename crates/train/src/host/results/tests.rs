@@ -4,13 +4,18 @@ mod long_results;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
 
 use dipaco_config::RunConfig;
+use dipaco_net::{Client, Limits, RunAuthority, Server};
 use dipaco_path::MomentSpecs;
 use dipaco_protocol::ContentDigest;
 use dipaco_sync::{Fence, LeaseSecret, ProcessId};
 
 use super::*;
+
+/// An upper bound; no test waits for its end.
+const LONG: Duration = Duration::from_secs(60);
 
 /// A process whose leases expect every result.
 struct Host {
@@ -88,6 +93,67 @@ async fn an_upload_that_begins_after_the_end_of_its_lease_does_not_stay() {
         assert_eq!(matches!(answer, Response::Lost { .. }), ends, "{answer:?}");
         assert_eq!(host.intake.uploads.find(&piece).is_err(), ends);
     }
+}
+
+#[tokio::test]
+async fn a_piece_that_waits_counts_against_the_next_connection_of_its_token() {
+    let host = Arc::new(host(|_| ()));
+    let payload = Bytes::from(vec![0; 4096]);
+    let piece = state(payload.len() as u64);
+    let uploads = &host.intake.uploads;
+    let key = uploads.find(&piece).err().unwrap();
+    let upload = uploads.begin(key, &piece, AdmittedUpload::default());
+    // The upload is complete and in its check, so a further piece waits.
+    let outcome = uploads.add_piece(&upload, 0, payload.clone()).await.unwrap();
+    let PieceOutcome::Complete(mut complete) = outcome else { panic!("the result has one piece") };
+
+    let now = SystemTime::now();
+    let authority = RunAuthority::create("run", now).unwrap();
+    let identity = authority.server(now, LONG).unwrap();
+    let limits = Limits { token_piece_bytes: PIECE_BYTES as u32, ..Limits::default() };
+    let server = Server::bind("127.0.0.1:0".parse().unwrap(), &identity, limits).unwrap();
+    let addresses = vec![server.local_addr().to_string()];
+    let token = authority.issue("worker", "a", addresses, now, LONG).unwrap();
+
+    let client = Client::connect(&token, now, Limits::default()).await.unwrap();
+    let connection = server.accept().await.unwrap();
+    let peer = Peer { process: piece.claim.worker.clone(), role: Role::Worker, numerics: String::new() };
+    let begun = Arc::strong_count(&upload);
+    let arrive = async {
+        let mut exchange = connection.accept_exchange().await.unwrap();
+        exchange.request::<u8>().await.unwrap();
+        exchange.reserve(PIECE_BYTES).await;
+        receive(&mut exchange, &host, &peer, piece).await
+    };
+    let waits = async {
+        while Arc::strong_count(&upload) == begun {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        answer = client.call::<u8, u8>(&1, Some(payload), 0, LONG) => panic!("{answer:?}"),
+        received = arrive => panic!("{received:?}"),
+        () = waits => {}
+    }
+    drop((client, connection));
+    while server.peers() > 0 {
+        tokio::task::yield_now().await;
+    }
+
+    let client = Client::connect(&token, now, Limits::default()).await.unwrap();
+    let connection = server.accept().await.unwrap();
+    let serve = async {
+        let mut exchange = connection.accept_exchange().await.unwrap();
+        exchange.request::<u8>().await.unwrap();
+        let at_once = tokio::time::timeout(Duration::ZERO, exchange.reserve(PIECE_BYTES)).await;
+        assert!(at_once.is_err(), "the memory of the waiting piece is free");
+        complete.finish(Response::Done);
+        drop(complete);
+        tokio::time::timeout(LONG, exchange.reserve(PIECE_BYTES)).await.unwrap();
+        exchange.respond(&2_u8, None).await.unwrap();
+    };
+    let (answer, ()) = tokio::join!(client.call::<u8, u8>(&1, None, 0, LONG), serve);
+    assert_eq!(answer.unwrap().0, 2);
 }
 
 #[test]
