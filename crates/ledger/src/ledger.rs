@@ -304,7 +304,8 @@ impl Ledger {
         released
     }
 
-    /// Ends the leases whose deadline has passed, and deletes their results. Returns the leases.
+    /// Ends the leases whose deadline has passed, and deletes their results. Returns the leases. Grace periods that have ended
+    /// are deadlines no more: whoever takes outer steps must ask for orders after this call.
     pub fn expire(&mut self, now: Duration) -> Vec<Lease> {
         let expired = self.state.expire(now);
         for lease in &expired {

@@ -62,6 +62,21 @@ fn orders_that_do_not_fit_an_answer_come_with_the_next() {
 }
 
 #[test]
+fn early_orders_that_do_not_fit_an_answer_come_with_the_next() {
+    let mut ledger = take_over(start_of(1_500, 2));
+    let fence = ledger.own_fence();
+    let first = lease(&mut ledger, "a");
+    train(&mut ledger, &first);
+    // Each names all paths through its module, and two name more than 2,000 contributions.
+    for level in [0, 1] {
+        let answer = ledger.orders(NOW, fence).unwrap().orders;
+        let named = answer.iter().map(|order| (order.fragment.module.level, order.due, order.shares.len()));
+        assert_eq!(named.collect::<Vec<_>>(), [(level, false, 1_500)]);
+    }
+    assert!(ledger.orders(NOW, fence).unwrap().orders.is_empty());
+}
+
+#[test]
 fn a_fragment_keeps_its_last_changes() {
     let mut ledger = take_over_with(start_of(1, 1), Schedule::new(3, 1, 0, vec![90]).unwrap());
     let fence = ledger.own_fence();

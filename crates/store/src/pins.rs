@@ -64,12 +64,15 @@ impl RunStore {
                 Err(error) => return Err(error),
             };
             match serde_json::from_slice::<Pin>(&content) {
-                Ok(Pin { ends, objects }) if SystemTime::UNIX_EPOCH + Duration::from_secs(ends) > now => {
-                    pinned.extend(objects);
-                }
+                Ok(Pin { ends, objects }) if is_after(ends, now) => pinned.extend(objects),
                 _ => self.delete(&pin.name).await?,
             }
         }
         Ok(pinned)
     }
+}
+
+/// True if a time in seconds since 1970-01-01 UTC is later than `now`. A damaged pin may name one that no clock shows.
+fn is_after(seconds: u64, now: SystemTime) -> bool {
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).is_some_and(|time| time > now)
 }

@@ -90,8 +90,9 @@ impl Holders {
         if let Some(heard) = self.heard.remove(worker) {
             self.silent_since.remove(&(heard, worker.clone()));
             self.tokens.take(&worker.token);
+            // Only of a worker that was known is there anything else to forget. Others may come and go without end.
+            self.forgotten.push(worker.clone());
         }
-        self.forgotten.push(worker.clone());
         let held: Vec<_> = self.said.remove(worker).into_iter().flatten().collect();
         self.drop_holder(worker, &held);
         held
@@ -218,6 +219,18 @@ mod tests {
         holders.trained(&named("b"), path);
         holders.asks(Duration::ZERO, &named("a"), &[path]);
         assert_eq!(holders.other(path, &named("a")), Some(&named("b")));
+    }
+
+    #[test]
+    fn only_a_worker_that_was_known_is_noted_as_forgotten() {
+        let mut holders = Holders::default();
+        holders.asks(Duration::ZERO, &named("a"), &[PathId(3)]);
+        for instance in 1..4 {
+            // It joins and leaves, and asks for nothing.
+            holders.forget_worker(&ProcessId { instance, ..named("a") });
+            holders.forget_worker(&named("a"));
+        }
+        assert_eq!(holders.take_forgotten(), [named("a")]);
     }
 
     #[test]

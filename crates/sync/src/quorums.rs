@@ -31,14 +31,19 @@ impl Quorums {
 
     /// The fragments that have changed since the last call, and those whose latest time has come since.
     pub(crate) fn take_news(&mut self, now: Duration) -> BTreeSet<FragmentId> {
-        let mut news = std::mem::take(&mut self.changed);
+        self.pass_ends(now);
+        std::mem::take(&mut self.changed)
+    }
+
+    /// Notes that the latest times up to `now` have come: their fragments are news to the next look, and nobody is woken for
+    /// these times again.
+    pub(crate) fn pass_ends(&mut self, now: Duration) {
         while let Some(&(until, fragment)) = self.ends.first()
             && until <= now
         {
             self.ends.pop_first();
-            news.insert(fragment);
+            self.changed.insert(fragment);
         }
-        news
     }
 
     /// Begins to gather the quorum of a fragment if none gathers. Returns the time at which it began.
@@ -51,11 +56,14 @@ impl Quorums {
         self.gathering.get(&fragment)?.until
     }
 
-    /// Sets the latest time of a fragment's step, because the quorum that gathers is complete.
-    pub(crate) fn complete(&mut self, fragment: FragmentId, until: Duration) {
+    /// Sets the latest time of a fragment's step, because a look has found that the quorum that gathers is complete.
+    pub(crate) fn complete(&mut self, fragment: FragmentId, now: Duration, until: Duration) {
         if let Some(gathering) = self.gathering.get_mut(&fragment) {
             gathering.until = Some(until);
-            self.ends.insert((until, fragment));
+            // Otherwise the step is due in this look. It may be taken much later, and nobody needs to be woken meanwhile.
+            if until > now {
+                self.ends.insert((until, fragment));
+            }
         }
     }
 
@@ -93,7 +101,7 @@ mod tests {
         assert_eq!(quorums.begin(a, at(0)), at(0));
         assert_eq!(quorums.begin(a, at(3)), at(0));
         assert_eq!((quorums.until(a), quorums.next_end()), (None, None));
-        quorums.complete(a, at(5));
+        quorums.complete(a, at(3), at(5));
         assert_eq!((quorums.until(a), quorums.next_end()), (Some(at(5)), Some(at(5))));
         assert_eq!(quorums.take_news(at(4)), [].into());
         assert_eq!(quorums.take_news(at(5)), [a].into());
@@ -103,8 +111,26 @@ mod tests {
         assert_eq!((quorums.until(a), quorums.take_news(at(6))), (None, [a].into()));
         // A step may be taken before its latest time, because all paths have contributed.
         quorums.begin(b, at(6));
-        quorums.complete(b, at(9));
+        quorums.complete(b, at(6), at(9));
         quorums.stepped(b);
         assert_eq!((quorums.next_end(), quorums.take_news(at(9))), (None, [b].into()));
+    }
+
+    #[test]
+    fn a_time_that_has_come_wakes_nobody_again_and_stays_news() {
+        let [a, b] = [0, 1].map(|index| FragmentId { module: ModuleId { level: 0, index: 0 }, index });
+        let mut quorums = Quorums::default();
+        for (fragment, until) in [(a, at(5)), (b, at(7))] {
+            quorums.begin(fragment, at(0));
+            quorums.complete(fragment, at(0), until);
+        }
+        quorums.pass_ends(at(5));
+        assert_eq!((quorums.until(a), quorums.next_end()), (Some(at(5)), Some(at(7))));
+        assert_eq!((quorums.take_news(at(6)), quorums.take_news(at(6))), ([a].into(), [].into()));
+        // A step that is due in the look that completes its quorum.
+        quorums.stepped(a);
+        quorums.begin(a, at(6));
+        quorums.complete(a, at(6), at(6));
+        assert_eq!((quorums.until(a), quorums.next_end()), (Some(at(6)), Some(at(7))));
     }
 }

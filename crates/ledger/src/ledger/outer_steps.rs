@@ -85,17 +85,18 @@ impl Ledger {
             ordered.push(step);
         }
         for fragment in self.owners.open().news_of(fence) {
-            if shares > MOST_SHARES {
-                break;
-            }
             self.state.note_looks(1);
-            heard.push(fragment);
             if !self.owners.open().is_due(fragment)
                 && let Some(order) = builder.early(fragment)?
             {
+                if shares > 0 && shares + order.shares.len() > MOST_SHARES {
+                    // Its news stay unheard.
+                    break;
+                }
                 shares += order.shares.len();
                 orders.orders.push(order);
             }
+            heard.push(fragment);
         }
         self.owners.tell(fence, ordered, heard);
         Ok(orders)

@@ -85,8 +85,11 @@ impl RunState {
 
     /// Ends all leases that were silent or stood still for too long, and returns them. A worker whose lease stood still leaves
     /// the path to others. A worker whose lease was silent is forgotten until it asks again.
+    ///
+    /// Grace periods that have ended are deadlines no more: whoever takes outer steps must look for due steps after this call.
     pub fn expire(&mut self, now: Duration) -> Vec<Lease> {
         self.now = self.now.max(now);
+        self.quorums.pass_ends(now);
         let gone = self.leases.expire(now);
         for lease in &gone {
             if lease.stands_still <= now {

@@ -102,7 +102,7 @@ impl RunState {
         let until = self.quorums.until(fragment).unwrap_or_else(|| {
             self.grace.quorum(now.saturating_sub(since));
             let until = now.saturating_add(window).max(earliest);
-            self.quorums.complete(fragment, until);
+            self.quorums.complete(fragment, now, until);
             until
         });
         there.len() == possible || now >= until

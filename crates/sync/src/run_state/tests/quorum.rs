@@ -35,6 +35,29 @@ fn a_quorum_waits_for_its_grace_and_no_longer() {
 }
 
 #[test]
+fn a_grace_period_that_has_ended_wakes_nobody_again() {
+    let (worker, both) = (ProcessId::local("w"), [fragment(0, 0, 0), fragment(1, 0, 0)]);
+    let other_lease = Some(at(1000));
+    // Without a grace period a step is due at once, and stays under way until it is recorded.
+    let mut rounds = quorum(1, 0, false);
+    let [a, _other] = [(); 2].map(|()| lease(rounds.grant(at(0), &request(&worker, &[]))));
+    assert!(matches!(commit(&mut rounds, &a), Commit::Accepted(_)));
+    assert_eq!(rounds.take_due(at(10)), both);
+    assert_eq!(rounds.next_deadline(), other_lease);
+    // The time comes while nobody takes due steps.
+    let mut rounds = quorum(1, 30, false);
+    let [a, _other] = [(); 2].map(|()| lease(rounds.grant(at(0), &request(&worker, &[]))));
+    assert!(matches!(commit(&mut rounds, &a), Commit::Accepted(_)));
+    assert!(rounds.take_due(at(10)).is_empty());
+    assert!(rounds.expire(at(39)).is_empty());
+    assert_eq!(rounds.next_deadline(), Some(at(40)));
+    assert!(rounds.expire(at(40)).is_empty());
+    assert_eq!(rounds.next_deadline(), other_lease);
+    assert_eq!(rounds.take_due(at(50)), both, "the steps are due all the same");
+    assert_eq!(rounds.next_deadline(), other_lease);
+}
+
+#[test]
 fn a_quorum_is_smaller_when_fewer_are_left() {
     let mut rounds = quorum(2, 0, false);
     let dead = lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[PathId(0)])));

@@ -235,8 +235,9 @@ impl CoordinatorRequests {
 
     /// Ends leases and grace periods of outer steps whose time is over.
     pub(crate) fn on_deadline(&self) -> Result<(), CoordinatorError> {
-        self.notify_synchronizers();
         self.expire_leases()?;
+        // Not before: the call above also passes grace periods that have just ended, and no deadline is left for them.
+        self.notify_synchronizers();
         let before = self.now().checked_sub(self.standstill);
         let overdue = before.map(|before| self.ledger().overdue(before)).unwrap_or_default();
         for synchronizer in overdue {
