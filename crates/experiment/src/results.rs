@@ -71,7 +71,7 @@ pub struct Facts {
     pub steps: u64,
     /// Number of tokens of an inner step, including padding.
     pub step_tokens: u64,
-    /// Seconds of all rounds together.
+    /// Seconds from the start of the training to the end of its last round, repeated rounds included; 0 if unknown.
     pub seconds: f64,
     /// Bytes exchanged between workers and coordinator, including headers and acknowledgements; `None` if the training was
     /// interrupted.
@@ -194,7 +194,13 @@ impl Facts {
     /// Number of tokens that the inner steps of all paths read, including padding.
     #[must_use]
     pub fn tokens(&self) -> u64 {
-        u64::from(self.paths).saturating_mul(self.steps).saturating_mul(self.step_tokens)
+        self.tokens_at(self.steps)
+    }
+
+    /// The same up to a number of inner steps of each path.
+    #[must_use]
+    pub fn tokens_at(&self, steps: u64) -> u64 {
+        u64::from(self.paths).saturating_mul(steps).saturating_mul(self.step_tokens)
     }
 
     /// Number of passes of the training over the smallest shard; `None` if unknown.

@@ -90,14 +90,14 @@ pub enum Event {
         /// Round, counted from 0.
         round: u64,
     },
-    /// Every path has taken the inner steps of a round.
+    /// Every path has taken the inner steps of a round, or passed over them: it rests, or is in quarantine.
     RoundCompleted {
         /// Round, counted from 0.
         round: u64,
-        /// Mean training loss over the paths, nats per token.
+        /// Mean training loss over the round's leases under this coordinator, nats per token; NaN without any.
         #[serde(deserialize_with = "nan_if_null")]
         loss: f64,
-        /// Seconds since the round's first lease.
+        /// Seconds since the first of these leases.
         seconds: f64,
         /// Bytes on the wire since the coordinator began. [`Events`](crate::Events) fills them in; older files have none.
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -44,7 +44,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::coordinator::leftovers::Leftovers;
 use crate::coordinator::manifest_writer::ManifestWriter;
 use crate::coordinator::requests::{CoordinatorRequests, ObjectChecks, WaitingRequests};
-use crate::coordinator::run_progress::RunProgress;
+use crate::coordinator::run_progress::{Reached, RunProgress};
 use crate::coordinator::take_over::{ledger_plan, read_store};
 use crate::coordinator::written_changes::WrittenChanges;
 use crate::host::{LinkIssuer, ResultIntake, Revocations, Uploads, VerifiedGradients, serve_peers};
@@ -176,6 +176,8 @@ pub async fn coordinate(
     // writer's last write holds every change, and nothing is written after this function returns.
     requests.ledger().close();
     writer.stop().await?;
+    // A request may have changed the ledger and not told of it yet.
+    requests.note_progress()?;
     requests.progress.event(Event::CoordinatorStopped { wire_bytes: wire_bytes(traffic) })?;
     let time = requests.progress.worker_time();
     let ledger = requests.ledger();
@@ -239,8 +241,8 @@ impl RunningCoordinator {
         let layout = Layout::of_plan(&plan, &topology)?;
         let steps_before = inner_steps_taken(&ledger);
         let total = u64::from(topology.paths()) * plan.total_steps();
-        let steps: Vec<u64> = ledger.state().progress().paths.values().map(|path| path.steps).collect();
-        let progress = RunProgress::new(&progress, events, &steps, plan.train.inner_steps, total);
+        let (inner_steps, reached) = (plan.train.inner_steps, Reached::of(&ledger));
+        let progress = RunProgress::new(&progress, events, inner_steps, reached, steps_before, total);
         let ledger = Arc::new(Mutex::new(ledger));
         let written = Arc::<WrittenChanges>::default();
         let mut manifest_writer = ManifestWriter {

@@ -8,6 +8,7 @@ use dipaco_optim::Optimizer;
 use dipaco_path::{MomentSpecs, PathState};
 use dipaco_protocol::WorkerPlan;
 use dipaco_topology::PathId;
+use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
 
@@ -54,6 +55,19 @@ async fn the_number_of_paths_may_change_during_the_run() {
     let bits = run.weights().await;
     assert_eq!(Run::trained(config, 1).await.weights().await, bits);
     assert_ne!(Run::trained(sampled(), 1).await.weights().await, bits);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_round_is_told_with_the_losses_of_the_paths_that_trained() {
+    let run = Run::seeded(sampled()).await;
+    let (coordinator, token) = run.coordinator(run.events(), CancellationToken::new()).await;
+    let worker = run.spawn_worker(&token, "alone");
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+    let told = run.completed_rounds();
+    assert!(told.iter().all(|(_, loss)| loss.is_finite()), "{told:?}");
+    let rounds: Vec<u64> = told.into_iter().map(|(round, _)| round).collect();
+    assert_eq!(rounds, (0..u64::from(ROUNDS)).collect::<Vec<_>>());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

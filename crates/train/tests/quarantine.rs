@@ -38,12 +38,14 @@ async fn a_path_that_diverges_for_two_workers_is_left_out_of_the_run() {
     assert_eq!(record.workers, ["first", "second"]);
     assert_eq!(record.reason, "its training diverged after inner step 0");
 
-    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let (coordinator, token) = run.coordinator(run.events(), CancellationToken::new()).await;
     let worker = run.spawn_worker(&token, "honest");
     assert!(coordinator.await.unwrap().unwrap().finished);
     worker.await.unwrap().unwrap();
     let training = run.manifest().await.training.unwrap();
     assert_eq!(training.paths[0].quarantine, Some(record));
+    let rounds: Vec<u64> = run.completed_rounds().into_iter().map(|(round, _)| round).collect();
+    assert_eq!(rounds, [0, 1, 2], "no round waits for the path");
     for (path, record) in training.paths.iter().enumerate() {
         let expected = if path == 0 { 0 } else { 12 };
         assert!(record.counted.iter().all(|counted| counted.steps == expected), "path {path}: {record:?}");

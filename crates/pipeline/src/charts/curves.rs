@@ -81,6 +81,12 @@ impl RunCurves {
     pub fn cost_at(&self, step: f64) -> Option<TrainingCost> {
         self.costs.range((step as u64)..).next().map(|(_, cost)| *cost)
     }
+
+    /// Cost of the training up to its last complete round; `None` when the events do not tell.
+    #[must_use]
+    pub fn cost(&self) -> Option<TrainingCost> {
+        self.costs.last_key_value().map(|(_, cost)| *cost)
+    }
 }
 
 /// Losses of the paths by inner step.

@@ -21,7 +21,7 @@ pub(super) fn facts(run: &RunDirectory, config: &RunConfig, phase: u32) -> Resul
             * parameters(&level_specs(&config.model, &topology, level)) as u64
     });
     let shards = ShardSet::open(&run.routing(phase).train())?;
-    let (seconds, heldout) = time_and_losses(run)?;
+    let curves = RunCurves::read(run, config)?;
     Ok(Facts {
         paths: topology.paths(),
         modules: (0..topology.levels()).map(|level| topology.modules_in(level)).sum(),
@@ -29,15 +29,15 @@ pub(super) fn facts(run: &RunDirectory, config: &RunConfig, phase: u32) -> Resul
         all_parameters: all.sum(),
         steps: u64::from(config.train.rounds) * config.train.inner_steps,
         step_tokens: config.train.batch as u64 * config.train.sequence_tokens as u64,
-        seconds,
+        seconds: seconds(&curves),
         wire_bytes: None,
         shards: Some(Shards {
             documents: shards.shards().iter().map(|shard| shard.documents).collect(),
             tokens: shards.shards().iter().map(|shard| shard.tokens).collect(),
         }),
         token_gain: dipaco_routing::token_gain(&shards, config.routing.prefix_tokens)?,
-        heldout,
-        validation: validation(&RunCurves::read(run, config)?),
+        heldout: heldout(run)?,
+        validation: validation(&curves),
     })
 }
 
@@ -51,18 +51,19 @@ fn validation(curves: &RunCurves) -> Vec<ValidationPoint> {
     curves.validation.iter().map(point).collect()
 }
 
-/// Seconds of all rounds, and the held-out losses, from the run's events.
-fn time_and_losses(run: &RunDirectory) -> Result<(f64, Option<Heldout>), PipelineError> {
-    // A round that was repeated after an interruption counts once.
-    let mut rounds: BTreeMap<u64, f64> = BTreeMap::new();
+/// Seconds from the start of the training to the end of its last round; 0 when the events do not tell. Rounds overlap, so
+/// their seconds together are more.
+fn seconds(curves: &RunCurves) -> f64 {
+    curves.cost().map_or(0.0, |cost| cost.seconds)
+}
+
+/// The held-out losses from the run's events.
+fn heldout(run: &RunDirectory) -> Result<Option<Heldout>, PipelineError> {
     let mut losses: BTreeMap<PathId, (f64, f64)> = BTreeMap::new();
     for record in read_events(&run.events())? {
         // A process that was killed may leave half a line.
         let Ok(record) = record else { continue };
         match record.event {
-            Event::RoundCompleted { round, seconds, .. } => {
-                rounds.insert(round, seconds);
-            }
             // The held-out documents change with the phase, so losses of two phases can not be compared.
             Event::PhaseStarted { .. } => losses.clear(),
             Event::PathCompleted { path, heldout_loss: Some(loss), .. } => {
@@ -72,18 +73,57 @@ fn time_and_losses(run: &RunDirectory) -> Result<(f64, Option<Heldout>), Pipelin
             _ => {}
         }
     }
-    let heldout = (!losses.is_empty()).then(|| Heldout {
+    Ok((!losses.is_empty()).then(|| Heldout {
         best: losses.values().map(|(best, _)| *best).collect(),
         last: losses.values().map(|(_, last)| *last).collect(),
-    });
-    Ok((rounds.values().sum(), heldout))
+    }))
 }
 
 #[cfg(test)]
 mod tests {
-    use dipaco_telemetry::Events;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::{Duration, SystemTime};
+
+    use dipaco_telemetry::{Events, RunClock, WireBytes};
 
     use super::*;
+
+    /// A clock on which each event comes a second after the one before it.
+    struct Ticking(AtomicU64);
+
+    impl RunClock for Ticking {
+        fn elapsed(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn now(&self) -> SystemTime {
+            SystemTime::UNIX_EPOCH + Duration::from_secs(self.0.fetch_add(1, Ordering::Relaxed))
+        }
+    }
+
+    #[test]
+    fn the_time_in_which_rounds_overlap_counts_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path());
+        let events = Events::with_clock(&run.events(), Box::new(Ticking(AtomicU64::new(0)))).unwrap();
+        let events = events.with_wire_bytes(Arc::new(WireBytes::default));
+        events.write(Event::CoordinatorStarted { rounds: 0 }).unwrap();
+        for (round, seconds) in [(0, 1.0), (1, 1.5), (2, 2.0)] {
+            events.write(Event::RoundCompleted { round, loss: 4.0, seconds, wire_bytes: None }).unwrap();
+        }
+        events.write(Event::CoordinatorStopped { wire_bytes: WireBytes::default() }).unwrap();
+        assert!((seconds(&RunCurves::read(&run, &RunConfig::default()).unwrap()) - 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn events_without_the_start_of_a_coordinator_tell_no_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path());
+        let events = Events::create(&run.events()).unwrap();
+        events.write(Event::RoundCompleted { round: 0, loss: 4.0, seconds: 1.0, wire_bytes: None }).unwrap();
+        assert!(seconds(&RunCurves::read(&run, &RunConfig::default()).unwrap()).abs() < 1e-9);
+    }
 
     #[test]
     fn measurements_during_training_are_facts() {

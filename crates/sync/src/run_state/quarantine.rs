@@ -76,6 +76,12 @@ impl RunState {
         }
     }
 
+    /// Inner steps that the paths have taken together, those in which they were passed over included. Kept paths take none.
+    #[must_use]
+    pub fn steps_taken(&self) -> u64 {
+        self.places.taken()
+    }
+
     /// True if nobody carries out the task of a path that has taken so many inner steps.
     pub(super) fn is_idle(&self, path: PathId, steps: u64, task: LeaseTask) -> bool {
         self.is_quarantined(path) || task == LeaseTask::Train && self.plan.schedule.rests_after(path, steps)

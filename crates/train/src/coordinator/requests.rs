@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::blocking::joined;
 use crate::coordinator::error::CoordinatorError;
-use crate::coordinator::run_progress::RunProgress;
+use crate::coordinator::run_progress::{Reached, RunProgress};
 use crate::coordinator::written_changes::WrittenChanges;
 use crate::host::{
     Admission, AdmittedUpload, Answer, LinkIssuer, OTHER_ROLE, Peer, Reception, Registration, RequestHandler,
@@ -294,6 +294,13 @@ impl CoordinatorRequests {
         self.contributed.send_modify(|count| *count += 1);
     }
 
+    /// Shows how far the paths are, and tells of the rounds that are complete. Each change that may move paths on is followed
+    /// by this: also an outer step or a quarantine, because paths that nobody trains are passed over.
+    pub(crate) fn note_progress(&self) -> Result<(), CoordinatorError> {
+        let reached = Reached::of(&self.ledger());
+        Ok(self.progress.moved_on(reached)?)
+    }
+
     /// Drops the incomplete uploads of a lease that has ended.
     fn drop_ended_uploads(&self, worker: &ProcessId, path: PathId, fence: Fence) {
         self.intake.uploads.drop_lease(worker, path, fence);
@@ -308,6 +315,7 @@ impl CoordinatorRequests {
     pub(crate) async fn begin_phase(&self, shards: Vec<ShardRecord>) -> Result<(), CoordinatorError> {
         self.change(|ledger| ledger.begin_phase(shards))?;
         self.on_disk().await?;
+        self.note_progress()?;
         self.changed.notify_waiters();
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dipaco_ledger::Ledger;
 use dipaco_sync::Fence;
 use dipaco_telemetry::{Event, Events, Progress, ProgressUnit, Task};
 use dipaco_topology::PathId;
@@ -17,7 +18,24 @@ pub(crate) struct RunProgress {
     events: Events,
     task: Task,
     counters: Mutex<ProgressCounters>,
+    /// Held while events of complete rounds are written, so that they stand in the file in the order of the rounds.
+    ordered: Mutex<()>,
     peer_events: Mutex<EventBudget>,
+}
+
+/// How far the paths of a run are, those that nobody trains included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reached {
+    /// Rounds that all paths have completed.
+    pub(crate) rounds: u64,
+    /// Inner steps that all paths but the kept ones have taken together.
+    pub(crate) steps: u64,
+}
+
+impl Reached {
+    pub(crate) fn of(ledger: &Ledger) -> Self {
+        Self { rounds: ledger.rounds_done().into(), steps: ledger.state().steps_taken() }
+    }
 }
 
 /// Events that peers cause before one of them must wait for the next second.
@@ -56,7 +74,9 @@ impl EventBudget {
 
 #[derive(Debug)]
 struct ProgressCounters {
-    /// Inner steps of completed leases.
+    /// Inner steps of kept paths.
+    kept: u64,
+    /// Inner steps that all paths have taken, without those of leases that are out.
     committed: u64,
     /// Inner steps done in leases that are out.
     running: BTreeMap<PathId, (Fence, u64)>,
@@ -82,21 +102,29 @@ pub(crate) struct WorkerTime {
     pub(crate) waited: f64,
 }
 
+impl ProgressCounters {
+    /// Notes that all paths but the kept ones have taken so many inner steps. A late word takes none back.
+    fn reach(&mut self, steps: u64) {
+        self.committed = self.committed.max(self.kept.saturating_add(steps));
+    }
+}
+
 impl RunProgress {
-    /// Continues with paths that have taken `steps` inner steps of `total` inner steps of all paths together; a round
-    /// has `inner_steps` of each path.
+    /// Continues from `reached` with paths that have taken `committed` inner steps of `total` inner steps of all paths
+    /// together; a round has `inner_steps` of each path.
     pub(crate) fn new(
         progress: &Progress,
         events: Events,
-        steps: &[u64],
         inner_steps: u64,
+        reached: Reached,
+        committed: u64,
         total: u64,
     ) -> Self {
-        let committed = steps.iter().sum();
         let task = progress.task("train", Some(total), ProgressUnit::Count("steps"));
         task.resume_at(committed);
-        let tally = RoundTally::new(inner_steps, steps, Instant::now());
+        let tally = RoundTally::new(inner_steps, reached.rounds);
         let counters = ProgressCounters {
+            kept: committed.saturating_sub(reached.steps),
             committed,
             running: BTreeMap::new(),
             losses: BTreeMap::new(),
@@ -106,7 +134,7 @@ impl RunProgress {
             show_at: Instant::now(),
         };
         let peer_events = Mutex::new(EventBudget::new(Instant::now()));
-        Self { events, task, counters: Mutex::new(counters), peer_events }
+        Self { events, task, counters: Mutex::new(counters), ordered: Mutex::default(), peer_events }
     }
 
     /// Writes an event that a peer can cause at will, unless peers have caused too many.
@@ -175,15 +203,25 @@ impl RunProgress {
         });
     }
 
-    /// Notes that a path has completed its inner steps `from` to `to`.
-    pub(crate) fn committed(&self, path: PathId, from: u64, to: u64, loss: f64) -> Result<(), TrainError> {
-        let mut event = None;
+    /// Notes that a path has completed a lease up to inner step `to`, and that all paths have taken `steps` inner steps
+    /// together ([`Reached::steps`]). Called while the ledger is locked, so that nobody finds the round complete before its
+    /// loss is here. Shows nothing for that reason.
+    pub(crate) fn committed(&self, path: PathId, to: u64, loss: f64, steps: u64) {
+        let mut counters = self.counters();
+        counters.running.remove(&path);
+        counters.tally.committed(to, loss);
+        counters.reach(steps);
+    }
+
+    /// Notes how far the paths are, and writes the events of the rounds that are complete now.
+    pub(crate) fn moved_on(&self, reached: Reached) -> Result<(), TrainError> {
+        let _ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = Vec::new();
         self.update(|counters| {
-            counters.running.remove(&path);
-            event = counters.tally.committed(path, to, loss, Instant::now());
-            counters.committed += to - from;
+            counters.reach(reached.steps);
+            events = counters.tally.completes(reached.rounds, Instant::now());
         });
-        event.map_or(Ok(()), |event| self.event(event))
+        events.into_iter().try_for_each(|event| self.event(event))
     }
 
     /// Adds the time of a worker for a lease.
@@ -219,7 +257,35 @@ impl RunProgress {
 
 #[cfg(test)]
 mod tests {
+    use dipaco_telemetry::read_events;
+
     use super::*;
+
+    #[test]
+    fn rounds_end_and_the_bar_fills_although_nobody_trains_some_paths() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("metrics.jsonl");
+        let (begin, events) = (Reached { rounds: 0, steps: 0 }, Events::create(&file).unwrap());
+        // Two rounds of ten inner steps of two paths, and a kept path.
+        let progress = RunProgress::new(&Progress::hidden(), events, 10, begin, 20, 60);
+        let committed = |expected| assert_eq!(progress.counters().committed, expected);
+        progress.running(PathId(0), Fence(1), 10, None);
+        // The second path is passed over twice: at once, and after an outer step.
+        progress.committed(PathId(0), 10, 5.0, 20);
+        assert!(progress.counters().running.is_empty());
+        committed(40);
+        progress.moved_on(Reached { rounds: 1, steps: 30 }).unwrap();
+        committed(50);
+        progress.committed(PathId(0), 20, 4.0, 40);
+        progress.moved_on(Reached { rounds: 2, steps: 40 }).unwrap();
+        progress.moved_on(Reached { rounds: 1, steps: 30 }).unwrap();
+        committed(60);
+        let rounds = read_events(&file).unwrap().map(|record| match record.unwrap().event {
+            Event::RoundCompleted { round, loss, .. } => (round, loss),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(rounds.collect::<Vec<_>>(), [(0, 5.0), (1, 4.0)]);
+    }
 
     #[test]
     fn a_flood_of_events_is_an_event_a_second() {

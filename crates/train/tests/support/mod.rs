@@ -17,7 +17,7 @@ use dipaco_protocol::SYNCHRONIZER;
 use dipaco_shards::{TokenFileInfo, TokenFileWriter, TokenSet};
 use dipaco_store::{RunManifest, RunStore, ShardRecord};
 use dipaco_sync::FragmentId;
-use dipaco_telemetry::{Events, Progress, RunClock};
+use dipaco_telemetry::{Event, EventRecord, Events, Progress, RunClock, read_events};
 use dipaco_topology::{ModuleId, Topology};
 use dipaco_train::{
     CoordinatorError, CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, SeedOptions,
@@ -286,6 +286,21 @@ impl Run {
             observe: None,
         };
         tokio::spawn(synchronize(options, server, CancellationToken::new()))
+    }
+
+    /// The event file of the run.
+    pub(crate) fn events(&self) -> Events {
+        Events::create(&self.folder.path().join("metrics.jsonl")).unwrap()
+    }
+
+    /// The rounds of which the event file tells the end, in its order, each with its mean loss.
+    pub(crate) fn completed_rounds(&self) -> Vec<(u64, f64)> {
+        let records = read_events(&self.folder.path().join("metrics.jsonl")).unwrap();
+        let of_round = |record: EventRecord| match record.event {
+            Event::RoundCompleted { round, loss, .. } => Some((round, loss)),
+            _ => None,
+        };
+        records.filter_map(|record| of_round(record.unwrap())).collect()
     }
 
     /// An event file that triggers `reached` with the `number`th event after its first, with which a coordinator starts.

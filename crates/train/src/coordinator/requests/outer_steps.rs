@@ -86,6 +86,7 @@ impl CoordinatorRequests {
             outer_gradient_norm: done.norm,
             cosine: done.cosine,
         })?;
+        self.note_progress()?;
         self.changed.notify_waiters();
         self.notify_synchronizers();
         Ok(true)

@@ -160,6 +160,7 @@ impl CoordinatorRequests {
         let path = claim.key.path;
         tracing::error!(%path, step, ?workers, reason, back_to, "a path goes into quarantine: nobody trains it any more");
         self.progress.event(Event::PathQuarantined { path, step, workers, reason })?;
+        self.note_progress()?;
         // Its modules need not wait for it any more.
         self.notify_synchronizers();
         self.changed.notify_waiters();
@@ -174,7 +175,16 @@ impl CoordinatorRequests {
     ) -> Result<Answer, CoordinatorError> {
         let LeaseKey { path, fence, .. } = claim.key;
         let worker = &claim.worker.name;
-        let completed = self.count(|ledger| ledger.complete_lease(self.now(), claim, &report))?;
+        let loss = report.loss.unwrap_or(f64::NAN);
+        let completed = self.count(|ledger| {
+            let completed = ledger.complete_lease(self.now(), claim, &report);
+            if let Ok(LeaseCompletion::Accepted { lease, .. }) = &completed
+                && lease.task == LeaseTask::Train
+            {
+                self.progress.committed(path, lease.to, loss, ledger.state().steps_taken());
+            }
+            completed
+        })?;
         // A duplicate waits too: the write of its first request may still be under way.
         self.on_disk().await?;
         match completed {
@@ -199,9 +209,8 @@ impl CoordinatorRequests {
                 self.progress.add_linked(report.linked_bytes);
                 let round = self.round(lease.from);
                 let [seconds, waited_seconds] = [report.seconds, report.waited_seconds].map(possible_time);
+                self.note_progress()?;
                 if lease.task == LeaseTask::Train {
-                    let loss = report.loss.unwrap_or(f64::NAN);
-                    self.progress.committed(path, lease.from, lease.to, loss)?;
                     self.progress.add_time(seconds, waited_seconds);
                     self.notify_synchronizers();
                 }
@@ -209,7 +218,7 @@ impl CoordinatorRequests {
                     path,
                     round,
                     worker: worker.clone(),
-                    loss: report.loss.unwrap_or(f64::NAN),
+                    loss,
                     heldout_loss: report.held_out_loss,
                     best,
                     seconds,
