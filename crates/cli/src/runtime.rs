@@ -6,21 +6,28 @@ use tokio::runtime::Runtime;
 
 use crate::error::CliError;
 use crate::memory;
-use dipaco_pipeline::PipelineError;
+use dipaco_pipeline::{PipelineError, pins_ended};
 
 /// Threads of the event loop. Arithmetic runs on threads of its own.
 const THREADS: usize = 2;
 
 /// Runs the asynchronous part of a command to its end.
 pub(crate) fn run<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
-    start()?.block_on(work)
+    start()?.block_on(with_pins_ended(work))
 }
 
 /// [`run`] for commands whose blocking steps only read: at the end it waits for none of them.
 pub(crate) fn run_detached<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     let runtime = start()?;
-    let result = runtime.block_on(work);
+    let result = runtime.block_on(with_pins_ended(work));
     runtime.shutdown_background();
+    result
+}
+
+/// Runs the work, and then waits until the store has no pin of the weights that it has dropped: the process may end next.
+async fn with_pins_ended<T>(work: impl Future<Output = T>) -> T {
+    let result = work.await;
+    pins_ended().await;
     result
 }
 

@@ -57,8 +57,11 @@ impl Shared {
                 if state.scheduler.contains(first.id) {
                     return Some((first.path, Arc::clone(&first.generation)));
                 }
-                // Its caller went away.
-                state.unloaded.pop_front();
+                // Its caller went away, and it may hold the last weights of a generation.
+                let gone = state.unloaded.pop_front();
+                drop(state);
+                drop(gone);
+                state = self.lock();
                 continue;
             }
             state = self.wait(state);

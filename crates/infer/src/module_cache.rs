@@ -4,7 +4,7 @@
 //! room, and the module that was used longest ago goes first. Room for all modules of a path is taken at once, and who waits
 //! for room holds nothing. So no two paths can wait for each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use dipaco_model::PackedModule;
@@ -140,6 +140,12 @@ impl ModuleCache {
         self.change.notify_all();
         // Freed outside of the lock.
         drop(freed);
+    }
+
+    /// True if there are no modules but these: neither in memory, nor of a generation that may load them.
+    pub(crate) fn has_only(&self, keys: &BTreeSet<ModuleKey>) -> bool {
+        let state = self.lock();
+        state.entries.keys().chain(state.named.keys()).all(|key| keys.contains(key))
     }
 
     /// True if these modules fit beside those that are in memory.

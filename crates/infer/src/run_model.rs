@@ -1,5 +1,6 @@
 //! The paths of a run and their router as a model.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dipaco_model::{ModelConfig, ModelError, PackedModule, StepPages, StepSequence, Stepper};
@@ -203,6 +204,15 @@ impl RunModel {
     #[must_use]
     pub fn newest(&self) -> Arc<RunPaths> {
         Arc::clone(&lock(&self.newest))
+    }
+
+    /// True if all sequences with older modules than the newest have ended: no other module is in memory, and none can be
+    /// loaded any more. Then [`Self::replace`] leaves at most two versions of each module.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        let newest = self.newest();
+        let keys: BTreeSet<ModuleKey> = newest.paths.iter().flat_map(|path| &path.modules).copied().collect();
+        newest.cache.has_only(&keys)
     }
 
     /// Gives new sequences other paths. Sequences that were submitted before keep theirs.

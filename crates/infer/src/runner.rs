@@ -12,7 +12,8 @@ use crate::running::{Next, Running, failed};
 use crate::scheduler::{Plan, PlannedRows, SequenceId};
 use crate::shared::{Shared, guarded};
 use crate::{
-    EngineError, Executor, FinishReason, GenerationEvent, Outcome, PageCopy, SequenceRows, StepSummary,
+    EngineError, Executor, FinishReason, GenerationEvent, Outcome, PageCopy, RequestSummary, SequenceRows,
+    StepSummary,
 };
 
 /// Runs steps until the engine ends.
@@ -119,19 +120,31 @@ impl Shared {
     fn next_plan(&self, all: &mut BTreeMap<SequenceId, Running>) -> Option<Plan> {
         let mut state = self.lock();
         loop {
+            let mut gone = Vec::new();
             for (id, outcome) in std::mem::take(&mut state.cancelled) {
                 if let Some(running) = all.remove(&id) {
                     state.scheduler.remove(id);
-                    self.count(running, outcome);
+                    self.count(&running, outcome);
+                    gone.push(running);
                 }
             }
+            if !gone.is_empty() {
+                // Callers need not wait while the last weights of a generation are freed.
+                drop(state);
+                drop(gone);
+                state = self.lock();
+                continue;
+            }
             if self.abort.is_cancelled() {
-                for (id, running) in std::mem::take(all) {
+                let ended = std::mem::take(all);
+                for (&id, running) in &ended {
                     state.scheduler.remove(id);
                     let _ = running.job.send(Err(self.stopped()));
                     self.count(running, Outcome::ShuttingDown);
                 }
                 self.changed(&state);
+                drop(state);
+                drop(ended);
                 return None;
             }
             let late = |running: &Running| running.job.is_late();
@@ -239,17 +252,22 @@ impl Shared {
         state.scheduler.remove(id);
         // A caller that went away may have given the reason.
         let reason = state.cancelled.iter().find(|cancelled| cancelled.0 == id).map(|cancelled| cancelled.1);
-        let job = self.count(running, reason.unwrap_or(outcome));
+        self.count(&running, reason.unwrap_or(outcome));
+        let (mut others, mut waiting) = (Vec::new(), Vec::new());
         if end.is_err() {
-            let others = all.extract_if(.., |_, other| other.job.submission == job.submission);
-            for (id, other) in others {
+            let submission = running.job.submission;
+            for (id, other) in all.extract_if(.., |_, other| other.job.submission == submission) {
                 state.scheduler.remove(id);
-                self.count(other, Outcome::Abort);
+                self.count(&other, Outcome::Abort);
+                others.push(other);
             }
-            self.abandon_waiting(&mut state, job.submission);
+            waiting = self.abandon_waiting(&mut state, submission);
         }
         self.changed(&state);
         drop(state);
+        // Freed outside of the lock, and before the caller learns of the end.
+        drop((others, waiting));
+        let job = running.into_job();
         // Sent after the counts are updated, so that a caller with its answer also finds the request in the counts. Sending
         // fails only when the caller is gone.
         let _ = match end {
@@ -259,12 +277,9 @@ impl Shared {
         };
     }
 
-    /// Counts a sequence that ended.
-    fn count(&self, running: Running, outcome: Outcome) -> crate::job::Job {
-        let mut summary = running.summary;
-        summary.outcome = outcome;
-        summary.total = running.job.arrived.elapsed();
-        self.observer.finished(&summary);
-        running.job
+    /// Counts a sequence that ended. Drop it outside of the lock: it may hold the last weights of a generation.
+    fn count(&self, running: &Running, outcome: Outcome) {
+        let total = running.job.arrived.elapsed();
+        self.observer.finished(&RequestSummary { outcome, total, ..running.summary.clone() });
     }
 }

@@ -97,6 +97,11 @@ impl Running {
         self.served = Some(served);
     }
 
+    /// Gives up the modules of a sequence that ended.
+    pub(crate) fn into_job(self) -> Job {
+        self.job
+    }
+
     /// The positions of planned rows whose logits the sequence needs.
     pub(crate) fn wanted(&self, rows: &PlannedRows) -> Positions {
         let end = rows.start + rows.tokens.len();

@@ -168,23 +168,29 @@ impl Shared {
         let Some(job) = state.waiting.remove(&id) else { return };
         state.scheduler.remove(id);
         self.observer.finished(&job.summary(outcome));
+        let mut others = Vec::new();
         if let Some(Err(_)) = end {
-            self.abandon_waiting(&mut state, job.submission);
+            others = self.abandon_waiting(&mut state, job.submission);
         }
         self.changed(&state);
         drop(state);
+        drop(others);
         if let Some(end) = end {
             // Sending fails only when the caller is gone.
             let _ = job.send(end.map(GenerationEvent::Finished));
         }
     }
 
-    /// Ends the sequences of a submission that have not left the queue, after another one failed.
-    pub(crate) fn abandon_waiting(&self, state: &mut SharedState, submission: u64) {
+    /// Ends the sequences of a submission that have not left the queue, after another one failed. Returns them, to be dropped
+    /// outside of the lock: they may hold the last weights of a generation.
+    pub(crate) fn abandon_waiting(&self, state: &mut SharedState, submission: u64) -> Vec<Job> {
+        let mut abandoned = Vec::new();
         for (id, job) in state.waiting.extract_if(.., |_, job| job.submission == submission) {
             state.scheduler.remove(id);
             self.observer.finished(&job.summary(Outcome::Abort));
+            abandoned.push(job);
         }
+        abandoned
     }
 }
 

@@ -71,17 +71,22 @@ impl Submission {
     fn cancel(&mut self, outcome: Outcome) {
         self.unfinished = 0;
         let mut state = self.shared.lock();
+        let mut waiting = Vec::new();
         for &id in &self.sequences {
             // A waiting sequence frees its place in the queue now, not at its turn.
             if let Some(job) = state.waiting.remove(&id) {
                 state.scheduler.remove(id);
                 self.shared.observer.finished(&job.summary(outcome));
+                waiting.push(job);
             } else {
                 state.cancelled.push((id, outcome));
             }
         }
         self.events.close();
         self.shared.changed(&state);
+        // Freed outside of the lock: they may hold the last weights of a generation.
+        drop(state);
+        drop(waiting);
     }
 }
 

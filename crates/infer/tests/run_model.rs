@@ -7,14 +7,15 @@ mod fake;
 mod grid;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use dipaco_infer::{
     Engine, EngineError, GenerateRequest, GenerationEvent, ModuleCache, RoutedModel, RunModel, RunPaths,
     SamplingParams, SequenceEvent,
 };
-use dipaco_model::{Device, ModelError, Module, Path, TokenBatch, TokenError, TokenRows};
+use dipaco_model::{Device, ModelError, Module, PackedModule, Path, TokenBatch, TokenError, TokenRows};
 use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 use fake::VOCAB;
 use grid::{config, engine, keys, levels, model, packed, part};
@@ -184,6 +185,77 @@ async fn a_sequence_keeps_the_weights_of_its_submission_and_old_ones_are_freed()
     // The engine drops a sequence before it sends the last event.
     assert!(old.iter().all(|module| module.upgrade().is_none()), "modules of old rounds stay in memory");
     assert_eq!((cache.memory().modules, cache.memory().evictions), (4, 0));
+}
+
+/// Weights at whose end another thread asks the engine something. Tells whether it got its answer meanwhile.
+struct AskedAtTheEnd {
+    engine: Arc<OnceLock<Weak<Engine>>>,
+    answered: Sender<bool>,
+}
+
+impl AskedAtTheEnd {
+    fn load(&self, path: PathId, level: u16) -> PackedModule {
+        packed(&levels(), levels().modules_of(path)[usize::from(level)], 0)
+    }
+}
+
+impl Drop for AskedAtTheEnd {
+    fn drop(&mut self) {
+        let engine = self.engine.get().and_then(Weak::upgrade);
+        let (done, answer) = channel();
+        std::thread::spawn(move || {
+            drop(engine.map(|engine| engine.waiting_by_path()));
+            let _ = done.send(());
+        });
+        let _ = self.answered.send(answer.recv_timeout(Duration::from_secs(10)).is_ok());
+    }
+}
+
+/// The caller of the last sequence with old weights goes away, so they end on the thread of the steps.
+#[tokio::test]
+async fn nobody_waits_for_the_engine_while_old_weights_end() {
+    let (answered, answers) = channel();
+    let place = Arc::<OnceLock<Weak<Engine>>>::default();
+    let old = AskedAtTheEnd { engine: Arc::clone(&place), answered };
+    let cache = ModuleCache::new(None);
+    let load = move |path, level| Ok(old.load(path, level));
+    let first = RunPaths::new("first", &cache, keys(&levels(), 0), Box::new(load));
+    let model = Arc::into_inner(model(first)).unwrap().with_token_router(Box::new(|_| Ok(PathId(0))));
+    let model = Arc::new(model);
+    let engine = Arc::new(engine(&model, 4));
+    place.set(Arc::downgrade(&engine)).unwrap();
+    // A chunk longer than the context: the sequence keeps its weights to its end, and asks for no other path.
+    let request =
+        GenerateRequest { path: Some(PathId(0)), max_tokens: 290, route_every: Some(1000), ..request(0) };
+    let request = GenerateRequest { prompt: [1, 2, 3].into(), ..request };
+    let mut submission = engine.submit(vec![request], Duration::from_secs(600)).unwrap();
+    while !matches!(submission.next().await.unwrap().unwrap().event, GenerationEvent::Token { .. }) {}
+    model.replace(paths(model.topology(), &cache, &Loads::default(), 1));
+    drop(submission);
+    assert!(
+        answers.recv_timeout(Duration::from_secs(60)).unwrap(),
+        "the engine is locked while old weights end"
+    );
+}
+
+#[test]
+fn older_weights_count_until_nobody_has_or_can_load_a_module_of_theirs() {
+    let cache = ModuleCache::new(None);
+    let new = |round| paths(&levels(), &cache, &Loads::default(), round);
+    let model = model(new(0));
+    // As a sequence that may change its path, and as one that keeps it.
+    let (older, path) = (model.newest(), model.newest().path(PathId(1)).unwrap());
+    assert!(model.is_settled());
+    model.replace(new(1));
+    assert!(!model.is_settled(), "other modules of the first round can be loaded");
+    drop(older);
+    assert!(!model.is_settled(), "a path of the first round is in memory");
+    drop(path);
+    assert!(model.is_settled());
+    let same = new(1);
+    assert!(model.is_settled(), "the same modules are no older ones");
+    drop(same);
+    assert!(model.is_settled());
 }
 
 #[test]

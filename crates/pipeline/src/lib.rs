@@ -84,6 +84,7 @@ pub use export_error::ExportError;
 pub use extend_error::ExtendError;
 pub use imported_files::{ExportedFiles, ImportedFolder, chat_template_in};
 pub use label_error::LabelError;
+pub use pinned::pins_ended;
 pub use pretrained_error::PretrainedError;
 pub use run::{Run, save_config, saved_run};
 pub use run_directory::{RoutingFolder, RunDirectory};

@@ -29,7 +29,7 @@ pub struct RouterModels {
 /// The most memory of a server in bytes, part by part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServeMemory {
-    /// Modules: all of the run, or as many as `serve.memory` allows; twice all of them with `serve.reload_seconds`.
+    /// Modules: all of the run, twice with `serve.reload_seconds`, or as many as `serve.memory` allows.
     pub modules: usize,
     /// Pages of keys and values.
     pub pages: usize,
@@ -72,12 +72,9 @@ impl ServeMemory {
         let sizes = module_sizes(config, topology)?;
         let distinct: BTreeSet<ModuleKey> = paths.iter().flat_map(|path| &path.modules).copied().collect();
         let all = total(distinct.iter().map(|key| size_of_key(&sizes, key)));
-        let modules = match serve.memory() {
-            Some(limit) => limit.min(all),
-            // The weights of the next round are loaded beside those that running sequences use.
-            None if serve.reload_seconds > 0.0 => all.saturating_mul(2),
-            None => all,
-        };
+        // The weights of the next round are loaded beside those of one round that sequences use, and of no second one.
+        let rounds = if serve.reload_seconds > 0.0 { 2 } else { 1 };
+        let modules = all.saturating_mul(rounds).min(serve.memory().unwrap_or(usize::MAX));
         let stepper = Stepper::new(model, topology)?;
         let engine = engine_config(serve);
         let reroutes = routers.transformer || serve.reroute_by == RerouteBy::Features;
@@ -229,7 +226,12 @@ mod tests {
         assert_eq!(all.routers, path);
 
         assert_eq!(memory(|config| config.serve.memory = 1000, SEED).modules, 1000);
-        assert_eq!(memory(|config| config.serve.reload_seconds = 1.0, SEED).modules, 2 * all.modules);
+        for (limit, expected) in [(0, 2 * all.modules), (1000, 1000), (usize::MAX, 2 * all.modules)] {
+            let change = |config: &mut RunConfig| {
+                (config.serve.memory, config.serve.reload_seconds) = (limit, 1.0);
+            };
+            assert_eq!(memory(change, SEED).modules, expected);
+        }
         let rounded = memory(|config| config.serve.format = dipaco_server::WeightType::Q8_0, SEED);
         assert!(rounded.modules * 3 < all.modules, "{rounded}");
         let none = RouterModels { seed: false, transformer: false };

@@ -16,7 +16,7 @@ use dipaco_topology::{ModuleId, PathId, Topology, TopologyConfig};
 use crate::error::PipelineError;
 use crate::pinned::{PinnedManifest, ReaderPin};
 use crate::run_directory::RunDirectory;
-use crate::store::existing_store;
+use crate::store::{existing_store, manifest_in};
 
 /// Which version of its modules a path is composed of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +88,28 @@ impl Weights {
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
+        Self::of_manifest(store, manifest, pin, config, version)
+    }
+
+    /// [`Weights::open`] without a pin, to look at what the manifest says: nothing is written into the store, and a training
+    /// may delete the weights at any time.
+    pub(crate) async fn unpinned(
+        run: &RunDirectory,
+        config: &RunConfig,
+        version: Version,
+    ) -> Result<Self, PipelineError> {
+        let store = existing_store(run)?.ok_or(PipelineError::NoSeed)?;
+        let manifest = manifest_in(&store).await?.ok_or(PipelineError::NoSeed)?;
+        Self::of_manifest(store, manifest, None, config, version)
+    }
+
+    fn of_manifest(
+        store: RunStore,
+        manifest: RunManifest,
+        pin: Option<ReaderPin>,
+        config: &RunConfig,
+        version: Version,
+    ) -> Result<Self, PipelineError> {
         let topology = Topology::new(&config.topology, config.model.blocks)?;
         Ok(Self {
             layout: Layout::new(&config.model, &topology, &config.sync)?,

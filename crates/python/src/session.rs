@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dipaco_infer::{Engine, GenerateRequest, Route, SequenceEvent};
-use dipaco_pipeline::{PipelineError, Run, Version, Weights, prepared, serve};
+use dipaco_pipeline::{PipelineError, Run, Version, Weights, pins_ended, prepared, serve};
 use dipaco_shards::Tokenizer;
 use dipaco_topology::Topology;
 use tokio::runtime::{Builder, Runtime};
@@ -26,7 +26,6 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// A run and its opened parts. Functions block.
 pub(crate) struct Session {
-    // The engine holds weights, whose end needs the runtime. So it is dropped first.
     engine: Mutex<Option<Arc<Engine>>>,
     pub(crate) run: Run,
     pub(crate) topology: Topology,
@@ -34,6 +33,14 @@ pub(crate) struct Session {
     version: Version,
     runtime: Runtime,
     process: u32,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // The engine holds weights, whose pin a task of the runtime removes.
+        *self.engine.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+        self.runtime.block_on(pins_ended());
+    }
 }
 
 impl Session {

@@ -224,6 +224,19 @@ impl StoreError {
         }
     }
 
+    /// True if the store does not let this process do this: the rights are missing, or the file system is read-only. Another
+    /// attempt has the same result.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        match self {
+            Self::Remote { cause, .. } => *cause == RemoteCause::Credentials,
+            Self::Io { source, .. } => {
+                is_of(source, &[io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem])
+            }
+            _ => false,
+        }
+    }
+
     /// The error of a request to a remote store. An object that can't be read because it is absent is missing; nothing
     /// else of a store can be absent but its bucket.
     pub(crate) fn remote(what: &'static str, object: &str, store: &str, source: object_store::Error) -> Self {
@@ -339,6 +352,23 @@ mod tests {
             assert!(error.to_string().contains("no space left in /run while writing `modules/0/0/1`"));
         }
         assert!(matches!(from_os(5), StoreError::Io { .. }));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn missing_rights_and_a_read_only_file_system_differ_from_failures_that_pass() {
+        for code in [1, 13, 30] {
+            assert!(from_os(code).is_denied(), "{:?}", from_os(code));
+        }
+        for code in [5, 20, 28, 122] {
+            assert!(!from_os(code).is_denied(), "{:?}", from_os(code));
+        }
+        let remote = |source| StoreError::remote("write", "readers/1", "s3://run", source);
+        let (path, why) = ("readers/1".to_owned(), "no".into());
+        assert!(remote(object_store::Error::PermissionDenied { path, source: why }).is_denied());
+        assert!(
+            !remote(object_store::Error::Generic { store: "S3", source: "slow down".into() }).is_denied()
+        );
     }
 
     #[test]
