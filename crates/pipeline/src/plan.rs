@@ -69,6 +69,7 @@ pub fn plan(
         learning_rate: config.train.adamw.learning_rate,
         overlap: config.routing.overlap,
         corpus_tokens,
+        trained_share: (1.0 - config.routing.router_share) * (1.0 - config.train.holdout_fraction),
         workers,
         measured,
     }))

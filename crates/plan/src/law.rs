@@ -26,7 +26,7 @@ const WITHIN: f64 = 1.21;
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 pub enum OutOfRange {
     /// The number of parameters.
-    #[error("the law holds for 35M to 10B parameters, and this path has {0:.0}")]
+    #[error("the law was fitted to 35M to 2.4B parameters and checked up to 10B, and this path has {:.1}M", .0 / 1e6)]
     Parameters(f64),
     /// The number of replicas.
     #[error("the law holds for 1 to 8 replicas, and {0} paths go through this module")]

@@ -258,17 +258,20 @@ mod tests {
         MeasuredRun { size, loss: perplexity.ln() }
     }
 
-    /// Perplexities of `docs/results/quality.md`: means of three seeds where it has them; seed 1 of 256 paths and of 6,400 steps.
+    /// Perplexities of `docs/results/quality.md`, means of three seeds, but for 64 paths after 1,600 steps.
     fn measured() -> Vec<MeasuredRun> {
         let table = [
             (1, 400, 168.26),
-            (4, 400, 133.19),
-            (16, 400, 88.09),
+            (4, 400, 123.56),
+            (16, 400, 88.36),
             (64, 400, 78.94),
-            (256, 400, 66.83),
+            (256, 400, 66.50),
             (1, 1600, 82.94),
-            (16, 1600, 50.24),
-            (1, 6400, 51.23),
+            (4, 1600, 67.93),
+            (16, 1600, 50.19),
+            (1, 6400, 50.95),
+            (4, 6400, 43.26),
+            (16, 6400, 33.12),
         ];
         table.into_iter().map(|(paths, steps, perplexity)| run(paths, steps, perplexity)).collect()
     }
@@ -301,7 +304,7 @@ mod tests {
         let law = MeasuredLaw::fit(&measured()).unwrap();
         // Not among the runs of the fit.
         let prediction = law.predict(run(64, 1600, 1.0).size).unwrap();
-        let measured = 43.45f64.ln();
+        let measured = 44.01f64.ln();
         assert!((prediction.loss / measured - 1.0).abs() < 0.02, "{prediction:?} for {measured}");
         assert!((prediction.loss_at_least..prediction.loss_at_most).contains(&measured));
         assert_eq!(law.quantities[0].exponent, None);

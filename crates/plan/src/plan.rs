@@ -8,6 +8,8 @@ use crate::time::{TimePlan, WorkerFleet};
 
 /// Share of the seed in the steps of the paper: 24,000 of 88,000 (arXiv:2403.10616 figure 8).
 const SEED_SHARE: f64 = 24.0 / 88.0;
+/// Factor between the tokens per parameter of a run and of the law within which its losses are shown without a warning.
+const NEAR: f64 = 1.5;
 /// Number of outer steps of the papers, about: 128 in arXiv:2311.08105, 427 in arXiv:2403.10616.
 const FEW_ROUNDS: u64 = 100;
 /// Epochs of a shard above which repeated text counts for less.
@@ -51,6 +53,8 @@ pub struct Setting {
     pub overlap: usize,
     /// Training tokens of the corpus; absent if they are not known.
     pub corpus_tokens: Option<u64>,
+    /// Share of them that paths train on. Documents that are reserved for routers or held out are not in it.
+    pub trained_share: f64,
     /// The workers; absent if their speed is not known.
     pub workers: Option<WorkerFleet>,
     /// The law of runs that the user has measured.
@@ -142,7 +146,8 @@ impl Plan {
             rounds: setting.rounds,
         };
         let shard = setting.corpus_tokens.map(|tokens| {
-            let tokens = tokens as f64 * setting.overlap as f64 / setting.paths.max(1) as f64;
+            let tokens =
+                tokens as f64 * setting.trained_share * setting.overlap as f64 / setting.paths.max(1) as f64;
             ShardPlan { tokens, epochs: path_tokens as f64 / tokens.max(1.0) }
         });
         let levels: Vec<LevelPlan> =
@@ -201,10 +206,10 @@ impl Plan {
         }
         let per_parameter = self.training.tokens_per_parameter;
         if self.levels.iter().any(|level| level.prediction.is_some())
-            && !(TOKENS_PER_PARAMETER / 4.0..=TOKENS_PER_PARAMETER * 16.0).contains(&per_parameter)
+            && !(TOKENS_PER_PARAMETER / NEAR..=TOKENS_PER_PARAMETER * NEAR).contains(&per_parameter)
         {
             warnings.push(format!(
-                "the predicted losses are for {TOKENS_PER_PARAMETER} tokens per parameter; this run has {per_parameter:.1} per path"
+                "the losses are those of {TOKENS_PER_PARAMETER} tokens per parameter, and this run has {per_parameter:.1} per path: the law says nothing about its loss"
             ));
         }
         warnings
@@ -271,6 +276,7 @@ mod tests {
             learning_rate: 4e-4,
             overlap: 1,
             corpus_tokens: Some(156_000_000_000),
+            trained_share: 1.0,
             workers: None,
             measured: None,
         }
@@ -282,6 +288,7 @@ mod tests {
         assert!((plan.training.seed_share - 0.27).abs() < 0.01);
         assert!((plan.training.tokens_per_parameter - 222.0).abs() < 1.0);
         assert!((plan.shard.unwrap().epochs - 13.8).abs() < 0.1);
+        assert!(plan.warnings.iter().any(|text| text.contains("this run has 222") && text.contains("law")));
         assert!(
             plan.warnings.iter().any(|text| text.contains("13.8 times") && text.contains("--early-stopping"))
         );
@@ -298,10 +305,16 @@ mod tests {
     }
 
     #[test]
+    fn documents_that_no_path_trains_on_make_the_shards_smaller() {
+        let plan = Plan::new(&Setting { trained_share: 0.125, ..paper() });
+        assert!((plan.shard.unwrap().epochs - 13.8 * 8.0).abs() < 0.8);
+    }
+
+    #[test]
     fn a_tiny_path_gets_no_prediction() {
         let plan = Plan::new(&Setting { parameters: 1_400_000, ..paper() });
         assert!(plan.levels.iter().all(|level| level.prediction.is_none()));
-        assert!(plan.levels[0].refused.as_ref().unwrap().contains("35M to 10B"), "{:?}", plan.levels[0]);
+        assert!(plan.levels[0].refused.as_ref().unwrap().contains("35M to 2.4B"), "{:?}", plan.levels[0]);
         assert_eq!(plan.dense, None);
         assert!(!plan.warnings.iter().any(|text| text.contains("law")), "{:?}", plan.warnings);
     }
@@ -320,6 +333,7 @@ mod tests {
         let time = plan.time.unwrap();
         // A step of a path takes a second, and each worker has four paths.
         assert_eq!((time.paths_per_worker, time.training_seconds), (4, 427.0 * 150.0 * 4.0));
+        assert!((time.worker_hours - 427.0 * 150.0 * 64.0 / 3600.0).abs() < 1e-6);
         // 40 s down and 40 s up in each round.
         assert!((time.transfer_seconds.unwrap() - 427.0 * 80.0).abs() < 1e-6);
         assert_eq!(time.inner_steps_for_90_percent, Some(180.0));

@@ -36,6 +36,8 @@ pub struct TimePlan {
     pub paths_per_worker: u64,
     /// Seconds of the inner steps of all rounds.
     pub training_seconds: f64,
+    /// Hours that all workers together take for these steps.
+    pub worker_hours: f64,
     /// Seconds of the transfers of all rounds, if training hides none of them; absent without a link.
     pub transfer_seconds: Option<f64>,
     /// Smallest H with which the busiest worker trains for 90 % of the time although no transfer overlaps with training.
@@ -60,6 +62,7 @@ impl TimePlan {
         Self {
             paths_per_worker,
             training_seconds: rounds as f64 * inner_steps as f64 * all_paths,
+            worker_hours: paths as f64 * rounds as f64 * inner_steps as f64 * step / 3600.0,
             transfer_seconds: transfer.map(|seconds| seconds * rounds as f64),
             inner_steps_for_90_percent: transfer
                 .map(|seconds| (TRAINING_PER_TRANSFER * seconds / all_paths).ceil()),

@@ -18,12 +18,13 @@ use crate::run_options::RunOptions;
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   dipaco plan --config configs/paper/8x8.toml --corpus-tokens 156000000000
-  dipaco plan --run runs/mine --workers 8 --speed 12000 --down 100 --up 20
+  dipaco plan --run runs/mine --workers 8 --speed 12000 --down 100 --up 20 --price 0.4
   dipaco plan --config my.toml --json
   dipaco plan --config my.toml --measured out/steps-400.json --measured out/steps-1600.json
 
 The scaling laws are those of arXiv:2503.09799. They were fitted to dense models of 35M to 2.4B parameters with up to 8
-replicas. Paths through a module are taken as replicas, which is an extrapolation. Outside of its data the law says nothing.
+replicas, and checked up to 10B. Paths through a module are taken as replicas, which is an extrapolation. For other sizes the
+command predicts nothing. Its losses are those after 20 tokens per parameter.
 --measured fits a law to runs of your own, on your text: loss by parameters, paths and training tokens of a path.";
 
 #[derive(Debug, Args)]
@@ -45,6 +46,9 @@ pub(crate) struct PlanOptions {
     /// Bandwidth from each worker in Mbit/s.
     #[arg(long, requires = "down", value_name = "MBIT", value_parser = positive)]
     up: Option<f64>,
+    /// Price of an hour of a worker, in any currency: the plan has the cost of the inner steps.
+    #[arg(long, requires = "speed", value_name = "PRICE", value_parser = positive)]
+    price: Option<f64>,
     /// Results of an experiment (NAME.json), to whose runs a law of the loss is fitted; may be given several times.
     #[arg(long, value_name = "FILE")]
     measured: Vec<PathBuf>,
@@ -63,7 +67,9 @@ fn positive(text: &str) -> Result<f64, String> {
 
 /// Prints the plan of a run. Starts nothing and writes nothing.
 pub(crate) fn run(options: &PlanOptions) -> Result<(), CliError> {
-    let (run, config) = options.run.open()?;
+    // Without --run it plans a run that need not exist.
+    let (run, config) =
+        if options.run.run.is_some() { options.run.open_existing()? } else { options.run.open()? };
     let sized = of_run(&run, &config)?;
     let sizes = DryRun::new(&sized.config, sized.source, options.workers as usize, 1, None)?;
     let link = options.down.zip(options.up).map(|(down, up)| WorkerLink { down: down * 1e6, up: up * 1e6 });
@@ -75,13 +81,14 @@ pub(crate) fn run(options: &PlanOptions) -> Result<(), CliError> {
         measured_runs: options.measured_run.clone(),
     };
     let plan = plan(&run, &sized.config, &sizes, inputs)?;
+    let cost = options.price.zip(plan.time.as_ref()).map(|(price, time)| price * time.worker_hours);
     if options.json {
-        return output::print_json(&serde_json::json!({ "sizes": sizes, "plan": plan }));
+        return output::print_json(&serde_json::json!({ "sizes": sizes, "plan": plan, "cost": cost }));
     }
-    output::print(&describe(&sizes, &plan))
+    output::print(&describe(&sizes, &plan, cost))
 }
 
-fn describe(sizes: &DryRun, plan: &Plan) -> String {
+fn describe(sizes: &DryRun, plan: &Plan, cost: Option<f64>) -> String {
     let mut text = format!(
         "run {}: {} paths of {} parameters, {} in all modules\n\n",
         sizes.run,
@@ -119,7 +126,7 @@ fn describe(sizes: &DryRun, plan: &Plan) -> String {
         let _ = writeln!(text, "\nno prediction: {refused}");
     }
     text += &plan.measured.as_ref().map_or_else(String::new, describe_measured);
-    text += &plan.time.as_ref().map_or_else(String::new, |time| describe_time(sizes, time));
+    text += &plan.time.as_ref().map_or_else(String::new, |time| describe_time(sizes, time, cost));
     for warning in &plan.warnings {
         let _ = write!(text, "\nwarning: {warning}");
     }
@@ -156,7 +163,7 @@ fn describe_measured(measured: &MeasuredPlan) -> String {
     text
 }
 
-fn describe_time(sizes: &DryRun, time: &TimePlan) -> String {
+fn describe_time(sizes: &DryRun, time: &TimePlan, cost: Option<f64>) -> String {
     // A time beyond the clock's range is shown as the longest one.
     let shown =
         |seconds: f64| human::remaining(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
@@ -166,6 +173,9 @@ fn describe_time(sizes: &DryRun, time: &TimePlan) -> String {
         counted(sizes.workers as u64, "worker"),
         counted(time.paths_per_worker, "path"),
     );
+    let _ = write!(text, "{:.1} worker-hours of inner steps in all", time.worker_hours);
+    text += &cost.map_or_else(String::new, |cost| format!(", at a cost of {cost:.2}"));
+    text.push('\n');
     if let (Some(transfers), Some(steps)) = (time.transfer_seconds, time.inner_steps_for_90_percent) {
         let _ = writeln!(
             text,
@@ -192,7 +202,7 @@ fn levels(plan: &Plan) -> String {
         ("advised", right),
         ("inner rate by the law", right),
         ("tokens of a step", right),
-        ("loss", right),
+        ("loss after 20 tokens per parameter", right),
     ]);
     for (number, level) in plan.levels.iter().enumerate() {
         let law = level.prediction.as_ref();
