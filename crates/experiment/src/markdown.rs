@@ -123,6 +123,32 @@ fn write_domains(f: &mut fmt::Formatter<'_>, rows: &[&TableRow]) -> fmt::Result 
     Ok(())
 }
 
+/// The table of perplexities during training: a line for each measurement of the first seed of each run that has several.
+fn write_curves(f: &mut fmt::Formatter<'_>, rows: &[&TableRow]) -> fmt::Result {
+    writeln!(
+        f,
+        "\nPerplexity during training, on each path's validation documents, of the first seed.\n\n\
+         | run | seed | inner steps | tokens of all paths | seconds | MB on the wire | perplexity |\n\
+         |---|--:|--:|--:|--:|--:|--:|"
+    )?;
+    for row in rows {
+        let seed = row.perplexities.first().map_or_else(String::new, |(seed, _)| seed.to_string());
+        for point in &row.facts.validation {
+            let cells = [
+                escape(&row.of_run()),
+                seed.clone(),
+                point.steps.to_string(),
+                human::count(row.facts.tokens_at(point.steps) as f64),
+                seconds(point.seconds.unwrap_or_default()),
+                point.wire_bytes.map_or_else(String::new, megabytes),
+                format!("{:.2}", point.loss.exp()),
+            ];
+            writeln!(f, "| {} |", cells.join(" | "))?;
+        }
+    }
+    Ok(())
+}
+
 /// Escapes the characters that would end a cell of a table.
 fn escape(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
@@ -166,6 +192,15 @@ impl fmt::Display for ExperimentTable {
         let with_domains: Vec<&TableRow> = self.rows.iter().filter(|row| !row.domains.is_empty()).collect();
         if !with_domains.is_empty() {
             write_domains(f, &with_domains)?;
+        }
+        let mut with_curves: Vec<&TableRow> = Vec::new();
+        for row in self.rows.iter().filter(|row| row.facts.validation.len() > 1) {
+            if !with_curves.iter().any(|known| known.of_run() == row.of_run()) {
+                with_curves.push(row);
+            }
+        }
+        if !with_curves.is_empty() {
+            write_curves(f, &with_curves)?;
         }
         if !self.sweeps.is_empty() {
             write_sweeps(f, &self.sweeps)?;

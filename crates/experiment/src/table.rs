@@ -154,9 +154,18 @@ impl TableRow {
     /// Name for people: `4 × 4 · k-means · routed once`.
     #[must_use]
     pub fn label(&self) -> String {
-        let parts = [&self.run, &self.router, &self.evaluation].map(String::as_str);
-        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
+        named(&[&self.run, &self.router, &self.evaluation])
     }
+
+    /// The same without the evaluation: `4 × 4 · k-means`.
+    #[must_use]
+    pub fn of_run(&self) -> String {
+        named(&[&self.run, &self.router])
+    }
+}
+
+fn named(parts: &[&str]) -> String {
+    parts.iter().copied().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::results::{DocumentDifference, DomainMeasurement, Heldout, Shards};
+use crate::results::{DocumentDifference, DomainMeasurement, Heldout, Shards, ValidationPoint};
 use crate::sweep::SweptValue;
 
 fn cell(run: &str, router: &str, seed: u64, perplexities: &[(&str, f64)]) -> CellResult {
@@ -160,4 +160,23 @@ fn results_are_read_back() {
     assert_eq!(serde_json::from_str::<Results>(&text).unwrap(), results);
     let table = ExperimentTable::of(&results);
     assert_eq!(table.sweeps, results.sweeps, "the table as JSON has them too");
+}
+
+#[test]
+fn perplexities_during_training_stand_once_for_each_run() {
+    let mut results = results();
+    assert!(!ExperimentTable::of(&results).to_string().contains("during training"));
+    let point = |steps, loss: f64, seconds, wire_bytes| ValidationPoint { steps, loss, seconds, wire_bytes };
+    results.cells[1].facts.validation =
+        vec![point(50, 5.0, Some(2.5), Some(3_000_000)), point(100, 4.0, None, None)];
+    let text = ExperimentTable::of(&results).to_string();
+    let lines: Vec<_> = text.lines().skip_while(|line| !line.contains("during training")).skip(4).collect();
+    assert_eq!(
+        lines[..2],
+        [
+            "| 2x2 · k-means | 1 | 50 | 1.0k | 2.5 | 3 | 148.41 |",
+            "| 2x2 · k-means | 1 | 100 | 2.0k |  |  | 54.60 |"
+        ]
+    );
+    assert_eq!(text.matches("| 2x2 · k-means | 1 | 50 |").count(), 1, "two evaluations, one training");
 }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_experiment::{ExperimentTable, Results, TableRow, ValidationPoint};
+use dipaco_experiment::{ExperimentTable, Facts, Results, TableRow, ValidationPoint};
 use dipaco_plot::{Axis, DotChart, DotMark, DotRow, Line, LineChart};
 
 use super::by_domain::by_domain;
 use super::chart::{Chart, joined};
 
 /// Charts of an experiment: the perplexities of all rows of its table, differences from the baseline by domain if the text has
-/// labels, perplexity against the number of paths if it varies, and perplexity during training, against steps and against
+/// labels, perplexity against the number of paths if it varies, and perplexity during training, against steps, tokens, seconds and
 /// bytes, if it was measured.
 pub fn of_results(results: &Results) -> Vec<Chart> {
     let table = ExperimentTable::of(results);
@@ -23,12 +23,7 @@ pub fn of_results(results: &Results) -> Vec<Chart> {
     if let Some(chart) = against_paths(&table) {
         charts.push(Chart::lines(format!("{}-paths", table.name), &chart));
     }
-    let steps = |point: &ValidationPoint| Some(point.steps as f64);
-    let megabytes = |point: &ValidationPoint| point.wire_bytes.map(|bytes| bytes as f64 / 1e6);
-    for (name, axis, at) in [
-        ("curves", "inner steps of each path", &steps as &dyn Fn(&ValidationPoint) -> Option<f64>),
-        ("bytes", "MB between workers and coordinator", &megabytes),
-    ] {
+    for (name, axis, at) in TRAINING_AXES {
         if let Some(chart) = during_training(results, axis, at) {
             charts.push(Chart::lines(format!("{}-{name}", table.name), &chart));
         }
@@ -36,17 +31,26 @@ pub fn of_results(results: &Results) -> Vec<Chart> {
     charts
 }
 
+/// The place of a measurement during training on an axis; `None` if unknown.
+type Place = fn(&Facts, &ValidationPoint) -> Option<f64>;
+
+/// Each chart of a training: the end of its file's name, its axis, and the place of a measurement.
+const TRAINING_AXES: [(&str, &str, Place); 4] = [
+    ("curves", "inner steps of each path", |_, point| Some(point.steps as f64)),
+    ("tokens", "tokens of all paths", |facts, point| Some(facts.tokens_at(point.steps) as f64)),
+    ("seconds", "seconds of training", |_, point| point.seconds),
+    ("bytes", "MB between workers and coordinator", |_, point| {
+        point.wire_bytes.map(|bytes| bytes as f64 / 1e6)
+    }),
+];
+
 /// A line for each cell that was measured during training, in one colour for each run. Seeds have lines of their own, because
 /// each run measures as often as it finds time.
-fn during_training(
-    results: &Results,
-    axis: &str,
-    at: impl Fn(&ValidationPoint) -> Option<f64>,
-) -> Option<LineChart> {
+fn during_training(results: &Results, axis: &str, at: Place) -> Option<LineChart> {
     let mut runs: Vec<String> = Vec::new();
     let mut lines = Vec::new();
     for cell in &results.cells {
-        let point = |point: &ValidationPoint| Some((at(point)?, point.loss.exp()));
+        let point = |point: &ValidationPoint| Some((at(&cell.facts, point)?, point.loss.exp()));
         let points: Vec<_> = cell.facts.validation.iter().filter_map(point).collect();
         if points.len() < 2 {
             continue;
@@ -143,7 +147,7 @@ fn against_paths(table: &ExperimentTable) -> Option<LineChart> {
 
 #[cfg(test)]
 mod tests {
-    use dipaco_experiment::{CellResult, Facts};
+    use dipaco_experiment::CellResult;
 
     use super::*;
     use crate::charts::testing::results;
@@ -155,7 +159,8 @@ mod tests {
             seconds: None,
             wire_bytes: (run == "b").then_some(steps * 1_000_000),
         };
-        let facts = Facts { validation: losses.iter().map(point).collect(), ..Facts::default() };
+        let validation = losses.iter().map(point).collect();
+        let facts = Facts { paths: 4, step_tokens: 100, validation, ..Facts::default() };
         let (run, router, key) = (run.to_owned(), String::new(), String::new());
         CellResult { run, router, seed, key, facts, measurements: Vec::new() }
     }
@@ -171,14 +176,18 @@ mod tests {
                 cell("alone", 1, &[(10, 2.0)]),
             ],
         );
-        let chart = during_training(&results, "steps", |point| Some(point.steps as f64)).unwrap();
+        let chart = during_training(&results, "steps", |_, point| Some(point.steps as f64)).unwrap();
         let names: Vec<_> = chart.lines.iter().map(|line| (line.name.as_str(), line.colour)).collect();
         assert_eq!(names, [("a", 0), ("b", 1), ("", 1)]);
         assert_eq!(chart.lines[1].points, [(10.0, 2f64.exp()), (30.0, 1.0)]);
-        // The bytes of the first run are not known.
+        // The bytes of the first run are not known, and no seconds.
         let files: Vec<_> = of_results(&results).into_iter().map(|chart| chart.name).collect();
-        assert_eq!(files, ["n-curves", "n-bytes"]);
-        let bytes = during_training(&results, "MB", |point| point.wire_bytes.map(|b| b as f64)).unwrap();
-        assert_eq!(bytes.lines.len(), 2);
+        assert_eq!(files, ["n-curves", "n-tokens", "n-bytes"]);
+        let lines = |name: &str| {
+            let (_, axis, at) = *TRAINING_AXES.iter().find(|axis| axis.0 == name).unwrap();
+            during_training(&results, axis, at).unwrap().lines
+        };
+        assert_eq!(lines("bytes").len(), 2);
+        assert_eq!(lines("tokens")[1].points, [(4_000.0, 2f64.exp()), (12_000.0, 1.0)]);
     }
 }
