@@ -46,6 +46,14 @@ pub enum PrepareWork {
     Part(WorkPart),
 }
 
+/// Looks whether the inputs exist, and reads nothing.
+///
+/// # Errors
+/// An input does not exist or can't be listed.
+pub fn check_inputs(inputs: &[PathBuf], validation_inputs: &[PathBuf]) -> Result<(), ShardsError> {
+    Inputs::list(inputs, validation_inputs).map(drop)
+}
+
 /// Turns text into `tokenizer.json`, the token sets `train.json` and `validation.json` (with a validation split or
 /// validation inputs), `report.json` and `manifest.json` in the folder `out`.
 ///

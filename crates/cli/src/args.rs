@@ -12,7 +12,7 @@ const EXAMPLES: &str = "\
 Examples:
   dipaco quickstart                                    from text to a served model, in minutes
   dipaco doctor                                        check this machine
-  dipaco config show --config configs/tiny.toml        see what will run
+  dipaco config show --config my.toml                  see what will run
   dipaco config check --config my.toml --set train.rounds=20
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 another
@@ -60,7 +60,7 @@ pub(crate) enum Command {
     /// Train paths for a coordinator.
     #[command(after_help = commands::worker::EXAMPLES)]
     Worker(commands::worker::WorkerArguments),
-    /// Print job scripts that train a run on a cluster.
+    /// Write job scripts that train a run on a cluster.
     #[command(subcommand)]
     Launch(commands::launch::LaunchCommand),
     /// Issue and revoke the tokens with which workers join a run.
@@ -87,19 +87,19 @@ pub(crate) enum Command {
     /// Write the events of a run as curves for TensorBoard.
     #[command(after_help = commands::tensorboard::EXAMPLES)]
     Tensorboard(commands::tensorboard::TensorboardOptions),
-    /// Simulate large runs: bandwidth between sites, goodput under failures, learners of different speeds.
+    /// Simulate large runs: bandwidth, failures, learners of different speeds, servers of many paths; and small runs under faults.
     #[command(subcommand)]
     Simulate(commands::simulate::SimulateCommand),
     /// Serve a trained run over HTTP.
     #[command(after_help = commands::serve::EXAMPLES)]
     Serve(commands::serve::ServeOptions),
-    /// Write a path as a Hugging Face Llama checkpoint.
+    /// Write a path as a Hugging Face checkpoint or a GGUF file.
     #[command(after_help = commands::export::EXAMPLES)]
     Export(commands::export::ExportOptions),
     /// Show the progress of a run.
     #[command(after_help = commands::status::EXAMPLES)]
     Status(commands::status::StatusOptions),
-    /// Measure how fast this machine trains.
+    /// Measure training steps, leases, transfers, coordinators and servers on this machine.
     #[command(subcommand)]
     Bench(commands::bench::BenchCommand),
     /// Show, check or explain the configuration.
@@ -123,19 +123,23 @@ pub(crate) enum Command {
     },
 }
 
+/// Heading of [`GlobalOptions`] in the help of each command.
+const EVERY_COMMAND: &str = "Options of every command";
+
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GlobalOptions {
     /// Show no progress; given twice, also no logs.
-    #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "verbose", help_heading = EVERY_COMMAND)]
     pub(crate) quiet: u8,
     /// Show more logs; may be given up to three times. RUST_LOG sets the level of each package.
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    #[arg(short, long, global = true, action = ArgAction::Count, help_heading = EVERY_COMMAND)]
     pub(crate) verbose: u8,
     /// Format of logs and progress on standard error.
     #[arg(
         long,
         global = true,
+        help_heading = EVERY_COMMAND,
         env = "DIPACO_LOG_FORMAT",
         value_enum,
         default_value_t,

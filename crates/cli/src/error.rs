@@ -19,7 +19,8 @@ const FAILURE: u8 = 1;
 pub(crate) const USAGE: u8 = 2;
 /// Exit code of a coordinator whose run another coordinator has taken over.
 const REPLACED: u8 = 3;
-/// Exit code of a process that can't reach its coordinator and may be started again later: EX_TEMPFAIL of sysexits.h.
+/// Exit code of a process that may be started again later: it can't reach its coordinator, or another command has the run.
+/// EX_TEMPFAIL of sysexits.h.
 const COME_BACK_LATER: u8 = 75;
 /// Exit code of an interrupted command, as shells have it for SIGINT.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -148,7 +149,7 @@ impl CliError {
             Self::Interrupted => INTERRUPTED,
             Self::Step(step) if step.is_configuration() => USAGE,
             Self::Step(step) if step.is_replaced() => REPLACED,
-            Self::Step(step) if step.is_unreachable() => COME_BACK_LATER,
+            Self::Step(step) if step.is_unreachable() || step.is_busy() => COME_BACK_LATER,
             Self::Experiment(error) if error.is_configuration() => USAGE,
             Self::Step(_)
             | Self::Bench(_)

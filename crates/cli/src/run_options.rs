@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_config::{Pretrained, RunConfig, Sources};
+use dipaco_config::{Pretrained, Resolved, RunConfig, RunSection, Sources};
 
 use crate::error::CliError;
 use crate::runtime;
@@ -42,7 +42,7 @@ impl RunOptions {
         };
         let saved = self.run.as_ref().map(|run| RunDirectory::new(run).config()).filter(|file| file.exists());
         let file = self.config.clone().or(saved);
-        let mut config = RunConfig::load(&sources(file))?.config;
+        let mut config = self.named(RunConfig::load(&sources(file))?);
         let root = self.run.clone().unwrap_or_else(|| config.run.directory());
         // The saved directory is wrong in a copied run, and --run is right.
         config.run.directory = None;
@@ -55,14 +55,32 @@ impl RunOptions {
         Ok((run.with_places(&config.run), config))
     }
 
+    /// The configuration. A run of `--run` that nothing names has the name of its directory.
+    fn named(&self, resolved: Resolved) -> RunConfig {
+        let Resolved { mut config, origins } = resolved;
+        if !origins.contains_key("run.name")
+            && let Some(name) = self.run.as_deref().and_then(RunSection::name_of)
+        {
+            config.run.name = name;
+        }
+        config
+    }
+
+    /// The same as [`open`](Self::open) for a run that exists. A run whose store is elsewhere needs no directory here.
+    pub(crate) fn open_existing(&self) -> Result<(RunDirectory, RunConfig), CliError> {
+        let (run, config) = self.open()?;
+        if config.run.store.is_none() {
+            check_exists(&run)?;
+        }
+        Ok((run, config))
+    }
+
     /// The same for commands that change a prepared run. The resolved configuration is saved with the run; the returned
     /// one has the vocabulary of the run's tokenizer. A directory without a run is left as it is, and so is the saved
     /// configuration of a training that began with other settings.
     pub(crate) fn open_prepared(&self) -> Result<(RunDirectory, RunConfig), CliError> {
         let (run, config) = self.open()?;
-        if !run.root().exists() && !run.tokenizer().exists() {
-            return Err(PipelineError::NoRun { folder: run.root().to_owned() }.into());
-        }
+        check_exists(&run)?;
         let sized = with_vocabulary(&run, &config)?;
         runtime::run(async { Ok(check_settings(&run, &sized).await?) })?;
         save_config(&run, &config)?;
@@ -75,4 +93,12 @@ impl RunOptions {
         save_config(&run, &config)?;
         Ok((run, config))
     }
+}
+
+/// A run has a directory, or at least prepared text elsewhere (`run.data`).
+fn check_exists(run: &RunDirectory) -> Result<(), PipelineError> {
+    if run.root().exists() || run.tokenizer().exists() {
+        return Ok(());
+    }
+    Err(PipelineError::NoRun { folder: run.root().to_owned() })
 }

@@ -54,10 +54,74 @@ fn a_run_that_does_not_exist_is_not_begun_by_a_later_step() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("typo");
     let run = run.to_str().unwrap();
-    for step in [&["seed"][..], &["route", "fit"], &["route", "assign"], &["train"]] {
-        let (code, out, err) = dipaco(&[step, &["--run", run]].concat());
+    let steps: &[&[&str]] = &[
+        &["seed"],
+        &["route", "fit"],
+        &["route", "assign"],
+        &["route", "inspect"],
+        &["train"],
+        &["evaluate"],
+        &["export", "--seed", "--out", "out"],
+        &["serve"],
+        &["status"],
+        &["status", "--json"],
+        &["status", "--complete"],
+        &["status", "--watch"],
+        &["tensorboard"],
+        &["token", "revoke", "gpu-3"],
+    ];
+    for step in steps {
+        let (code, out, err) = dipaco(&[*step, &["--run", run]].concat());
         assert_eq!(code, 2, "{step:?}: {out}{err}");
         assert!(err.contains("there is no run in") && err.contains("dipaco prepare"), "{err}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{step:?} creates nothing");
     }
+}
+
+#[test]
+fn a_run_without_a_name_has_that_of_its_directory_and_a_mistyped_file_begins_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("my run");
+    let run = run.to_str().unwrap();
+    let (code, _, err) = dipaco(&["prepare", "--run", run, "no-such-file.jsonl"]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("no-such-file.jsonl"), "{err}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+
+    let text = format!("{FIXTURES}/corpus");
+    let small = ["--set", "prepare.vocab_size=300", "--tokenizer-only"];
+    let name = |run: &str| {
+        let config: toml::Table = fs::read_to_string(format!("{run}/config.toml")).unwrap().parse().unwrap();
+        config["run"]["name"].as_str().unwrap().to_owned()
+    };
+    let (code, out, err) = dipaco(&[&["prepare", "--run", run, &text], &small[..]].concat());
+    assert_eq!((code, name(run)), (0, "my-run".to_owned()), "{out}{err}");
+
+    // A name that somebody gave stays, also when the directory is renamed.
+    let named = folder.path().join("b");
+    let named = named.to_str().unwrap();
+    let given = ["prepare", "--run", named, &text, "--set", "run.name=a"];
+    let (code, out, err) = dipaco(&[&given, &small[..]].concat());
+    assert_eq!((code, name(named)), (0, "a".to_owned()), "{out}{err}");
+    let moved = folder.path().join("c");
+    let moved = moved.to_str().unwrap();
+    fs::rename(run, moved).unwrap();
+    let (code, out, err) = dipaco(&[&["prepare", "--run", moved, &text], &small[..]].concat());
+    assert_eq!((code, name(moved)), (0, "my-run".to_owned()), "{out}{err}");
+}
+
+#[test]
+fn the_status_of_a_run_without_a_training_is_json_if_json_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    fs::create_dir(&run).unwrap();
+    let run = run.to_str().unwrap();
+    let (code, out, err) = dipaco(&["status", "--run", run, "--json"]);
+    assert_eq!((code, out.trim()), (0, "{}"), "{err}");
+    let (code, out, err) = dipaco(&["status", "--run", run, "--data", "--json"]);
+    assert_eq!((code, out.as_str()), (1, ""), "{err}");
+    let (code, out, _) = dipaco(&["status", "--run", run]);
+    assert!(code == 0 && out.contains("nothing has been trained yet"), "{out}");
+    let (code, _, err) = dipaco(&["token", "revoke", "GPU-3", "--run", run]);
+    assert!(code == 1 && err.contains("lower-case"), "{err}");
 }

@@ -30,8 +30,9 @@ mod resolve;
 mod run_config;
 mod write;
 
-/// Element of `[[routing.phases]]`.
+/// Value of `train.optimizer` and `seed_model.optimizer`.
 pub use dipaco_optim::Optimizer;
+/// Element of `[[routing.phases]]`.
 pub use dipaco_routing::PhaseConfig;
 pub use error::{ConfigError, Problem};
 pub use keys::{KeyDoc, SECTIONS, key_doc, keys};

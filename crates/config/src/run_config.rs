@@ -2,7 +2,7 @@
 //!
 //! Each field is one key. [`keys()`](crate::keys()) has the documentation of all keys, so the fields only name theirs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dipaco_model::{Dtype, ModelConfig};
 use dipaco_optim::{AdamWConfig, Optimizer, ScheduleConfig};
@@ -109,6 +109,16 @@ impl RunSection {
     #[must_use]
     pub fn is_name_letter(letter: char) -> bool {
         letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.')
+    }
+
+    /// The name of a run in a folder: the folder's own, with `-` in place of letters that a name can't have. Nothing if the
+    /// path ends without a name.
+    #[must_use]
+    pub fn name_of(folder: &Path) -> Option<String> {
+        let of_folder = folder.file_name()?.to_string_lossy();
+        let letters = of_folder.chars().map(|letter| if Self::is_name_letter(letter) { letter } else { '-' });
+        let name: String = letters.skip_while(|&letter| letter == '.').take(Self::NAME_LETTERS).collect();
+        (!name.is_empty()).then_some(name)
     }
 
     /// The directory of the run: `run.directory`, or `runs/<name>`.

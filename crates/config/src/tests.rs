@@ -289,6 +289,8 @@ fn the_configurations_of_the_paper_have_its_sizes() {
         assert_eq!((routing.router_share, routing.phases.len()), (0.005, 1), "{name}");
         assert_eq!(routing.overlap, if name == "16x16" { 2 } else { 1 }, "{name}");
         assert_eq!(config.transformer_router.steps, 2_000, "{name}");
+        // Clusters keep the numbers that k-means gave them.
+        assert!(!routing.arrange, "{name}");
     }
 }
 

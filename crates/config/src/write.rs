@@ -129,7 +129,8 @@ pub fn reference() -> String {
          Later sources win: defaults, the file of `--config`, environment variables such as\n\
          `DIPACO__TRAIN__ROUNDS=3`, then `--set train.rounds=3`.\n\
          Unknown keys are refused. `dipaco config show` prints the resulting configuration, and `dipaco config check`\n\
-         reports its errors. Every run keeps its configuration in `config.toml`.\n\n\
+         reports its errors. Every run keeps its configuration in `config.toml` of its directory. Without `--config` a command\n\
+         takes that file; with it, that file is not read.\n\n\
          A key marked * influences the result and can't change when a run is resumed.\n",
     );
     for &(section, text) in SECTIONS {

@@ -353,6 +353,11 @@ impl PipelineError {
         }
     }
 
+    /// Returns whether another command works on the run or folder. Starting this one later helps.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::RunBusy { .. } | Self::FolderBusy { .. })
+    }
+
     /// Returns whether another coordinator has taken the run over. Starting this one again would take the run back.
     pub fn is_replaced(&self) -> bool {
         let (Self::Coordinator(CoordinatorError::Core(core)) | Self::Train(core)) = self else {
@@ -371,8 +376,6 @@ impl PipelineError {
             | Self::NoRun { .. }
             | Self::NoSuchPath { .. }
             | Self::Extend(ExtendError::Itself { .. } | ExtendError::Setting { .. })
-            | Self::FolderBusy { .. }
-            | Self::RunBusy { .. }
             | Self::ServeMemory(_)
             | Self::Model(dipaco_model::ModelError::Config { .. })
             | Self::Routing(dipaco_routing::RoutingError::Config { .. })

@@ -97,9 +97,13 @@ pub async fn synchronize(
     let bound = server.local_addr();
     let address =
         advertise.map_or_else(|| bound.to_string(), |address| with_bound_port(&address, bound.port()));
-    if listen.ip().is_unspecified() && address == bound.to_string() {
+    let elsewhere = !token.addresses.iter().all(|address| is_loopback(address));
+    if address == bound.to_string()
+        && (listen.ip().is_unspecified() || listen.ip().is_loopback() && elsewhere)
+    {
         tracing::warn!(
-            "workers on other machines can't join by {address}: give the address of this machine with --advertise"
+            "workers on other machines can't join by {address}: listen on an address of this machine with --listen, and name \
+             it with --advertise"
         );
     }
     tracing::info!(%address, modules = modules.len(), "listening for workers");
@@ -117,4 +121,10 @@ pub async fn synchronize(
         observe: Some(Box::new(move |live| monitor.watch(live))),
     };
     Ok(dipaco_train::synchronize(options, server, cancel).await?)
+}
+
+/// Returns whether an address `host:port` is of the machine itself.
+fn is_loopback(address: &str) -> bool {
+    let numeric = address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback());
+    numeric || address.starts_with("localhost:")
 }

@@ -29,7 +29,7 @@ Examples:
   dipaco config show --config my.toml --changed        only what differs from them, and who says so";
 const CHECK_EXAMPLES: &str = "\
 Examples:
-  dipaco config check --config configs/small.toml --set train.rounds=20";
+  dipaco config check --config my.toml --set train.rounds=20";
 const KEYS_EXAMPLES: &str = "\
 Examples:
   dipaco config keys train                             the keys of a section

@@ -129,7 +129,7 @@ fn rows(comparison: Comparison, documents: bool) -> Vec<Row> {
 
 pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open()?;
+    let (run, config) = options.run.open_existing()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let mut config = vocabulary::with_vocabulary(&run, &config)?;
     if let Some(candidates) = options.rank {
@@ -251,7 +251,7 @@ async fn open_dense(
     rank_candidates: usize,
 ) -> Result<(RunDirectory, dipaco_config::RunConfig, Weights), CliError> {
     let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
-    let (run, config) = options.open()?;
+    let (run, config) = options.open_existing()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let mut config = vocabulary::with_vocabulary(&run, &config)?;
     config.evaluation.rank_candidates = rank_candidates;

@@ -40,7 +40,7 @@ made once. The configuration of a cell is what the file says; environment variab
 const TABLE_EXAMPLES: &str = "\
 Examples:
   dipaco experiment table configs/experiments/headline.toml --out runs/experiments
-  dipaco experiment table docs/results/headline.json         a file of results, wherever it lies";
+  dipaco experiment table runs/experiments/headline.json     a file of results, wherever it lies";
 
 /// Options of `dipaco experiment run`.
 #[derive(Debug, Args)]

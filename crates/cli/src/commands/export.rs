@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use dipaco_model::WeightFormat;
 use dipaco_pipeline::export::{CARD_FILE, CHECKPOINT_FILE, Exported};
 use dipaco_topology::PathId;
@@ -21,17 +21,21 @@ Examples:
 
 /// Options of `dipaco export`.
 #[derive(Debug, Args)]
+#[command(
+    group = ArgGroup::new("model").args(["path", "seed"]).required(true),
+    group = ArgGroup::new("files").args(["out", "gguf"]).required(true).multiple(true)
+)]
 pub(crate) struct ExportOptions {
     #[command(flatten)]
     run: RunOptions,
     /// Number of the path, from 0.
-    #[arg(long, value_name = "N", required_unless_present = "seed")]
+    #[arg(long, value_name = "N")]
     path: Option<PathId>,
     /// Export the seed instead of a path.
-    #[arg(long, conflicts_with_all = ["path", "early_stopping"])]
+    #[arg(long, conflicts_with = "early_stopping")]
     seed: bool,
     /// Folder to write a Hugging Face checkpoint to. It must not hold another checkpoint or a README.md.
-    #[arg(long, value_name = "DIR", required_unless_present = "gguf")]
+    #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// GGUF file to write, with the tokenizer inside. It must not exist.
     #[arg(long, value_name = "FILE")]
@@ -78,7 +82,7 @@ impl From<FormatOption> for WeightFormat {
 }
 
 pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
-    let (run, config) = options.run.open()?;
+    let (run, config) = options.run.open_existing()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
     let of_folder =

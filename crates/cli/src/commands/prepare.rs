@@ -58,6 +58,8 @@ impl PrepareOptions {
 
 pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
+    // A mistyped name of a file leaves no run behind.
+    dipaco_shards::check_inputs(&options.inputs, &options.validation)?;
     let (run, config) = options.run.open_to_write()?;
     let prepared = prepare_part(
         &run,

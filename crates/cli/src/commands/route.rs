@@ -242,7 +242,7 @@ fn print_division(division: &Division, json: bool) -> Result<(), CliError> {
 
 fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open()?;
+    let (run, config) = options.run.open_existing()?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
     let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part);
     let device = options.device.choice();
@@ -266,7 +266,7 @@ fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
 
 fn refit(options: &RefitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open()?;
+    let (run, config) = options.run.open_existing()?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
     let (flag, progress, device) = (interrupt.flag(), progress.clone(), options.device.choice());
     let (router, division) = interrupt.judge(runtime::run(async {

@@ -45,7 +45,7 @@ pub(crate) struct ServeOptions {
 
 pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open()?;
+    let (run, config) = options.run.open_existing()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
     let version = if options.early_stopping { Version::Best } else { Version::Current };

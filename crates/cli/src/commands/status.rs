@@ -51,8 +51,9 @@ pub(crate) struct StatusOptions {
 /// The output of `--json`.
 #[derive(Serialize)]
 struct Report<'a> {
+    /// Without a manifest the object is empty.
     #[serde(flatten)]
-    manifest: &'a RunManifest,
+    manifest: Option<&'a RunManifest>,
     /// Absent before the training begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     progress: Option<ShownProgress>,
@@ -71,7 +72,7 @@ fn follow(run: &RunDirectory, tail: &mut EventTail, history: &mut RunHistory) ->
 }
 
 pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
-    let (run, config) = options.run.open()?;
+    let (run, config) = options.run.open_existing()?;
     if options.watch {
         return watch::run(&run, &config);
     }
@@ -82,7 +83,13 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
         return if complete { Ok(()) } else { Err(CliError::Incomplete { run: run.root().to_owned() }) };
     }
     let Some(manifest) = manifest else {
-        return output::print(&nothing(&run));
+        return match options {
+            StatusOptions { data: true, .. } => Err(PipelineError::NotTrained.into()),
+            StatusOptions { json: true, .. } => {
+                output::print_json(&Report { manifest: None, progress: None })
+            }
+            _ => output::print(&nothing(&run)),
+        };
     };
     if options.data {
         let training = manifest.training.as_ref().ok_or(PipelineError::NotTrained)?;
@@ -96,7 +103,7 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
     let history = history(&run)?;
     if options.json {
         let progress = manifest.training.as_ref().map(|training| ShownProgress::new(training, &history));
-        return output::print_json(&Report { manifest: &manifest, progress });
+        return output::print_json(&Report { manifest: Some(&manifest), progress });
     }
     output::print(&describe(&history, &config, &manifest))
 }

@@ -30,7 +30,7 @@ pub(crate) struct TensorboardOptions {
 }
 
 pub(crate) fn run(options: &TensorboardOptions) -> Result<(), CliError> {
-    let (run, _) = options.run.open()?;
+    let (run, _) = options.run.open_existing()?;
     if !run.events().exists() {
         return Err(PipelineError::NoRun { folder: run.root().to_owned() }.into());
     }

@@ -46,7 +46,7 @@ Examples:
 /// Options of `dipaco token contributions`.
 #[derive(Debug, Args)]
 pub(crate) struct ContributionsOptions {
-    /// Name of the token; \"worker\" is the name of join.token.
+    /// Name of the token; "worker" is the name of join.token.
     name: String,
     #[command(flatten)]
     run: RunOptions,
@@ -79,7 +79,7 @@ pub(crate) struct IssueOptions {
 /// Options of `dipaco token revoke`.
 #[derive(Debug, Args)]
 pub(crate) struct RevokeOptions {
-    /// Name of the token; \"worker\" is the name of join.token.
+    /// Name of the token; "worker" is the name of join.token.
     name: String,
     #[command(flatten)]
     run: RunOptions,
@@ -94,7 +94,7 @@ pub(crate) fn run(command: &TokenCommand) -> Result<(), CliError> {
 }
 
 fn issue(options: &IssueOptions) -> Result<(), CliError> {
-    let (run, _) = options.run.open()?;
+    let (run, _) = options.run.open_existing()?;
     let revocations = Revocations::of(&run.revoked());
     if revocations.names()?.contains(&options.name) {
         return Err(CliError::Usage {
@@ -132,7 +132,8 @@ fn issue(options: &IssueOptions) -> Result<(), CliError> {
 }
 
 fn revoke(options: &RevokeOptions) -> Result<(), CliError> {
-    let (run, _) = options.run.open()?;
+    let (run, _) = options.run.open_existing()?;
+    dipaco_net::check_token_name(&options.name)?;
     let new = Revocations::of(&run.revoked()).revoke(&options.name)?;
     let name = &options.name;
     output::print(&if new {
@@ -143,7 +144,7 @@ fn revoke(options: &RevokeOptions) -> Result<(), CliError> {
 }
 
 fn contributions(options: &ContributionsOptions) -> Result<(), CliError> {
-    let (run, config) = options.run.open()?;
+    let (run, config) = options.run.open_existing()?;
     let found = runtime::run(async { Ok(contributions_of_token(&run, &config, &options.name).await?) })?;
     if options.json { output::print_json(&found) } else { output::print(&describe(&found, &run)) }
 }

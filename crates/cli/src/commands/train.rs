@@ -24,7 +24,7 @@ Examples:
   dipaco train --run runs/tiny --workers 2             coordinator here, two worker processes on this machine
   dipaco train --run runs/tiny --resume                continue after an interruption
   dipaco train --run runs/tiny --http 9440             watch it at http://127.0.0.1:9440/
-  dipaco train --config configs/small.toml --dry-run   sizes, memory, traffic and speed, before anything is started";
+  dipaco train --config my.toml --dry-run              sizes, memory, traffic and speed, before anything is started";
 pub(crate) const COORDINATOR_EXAMPLES: &str = "\
 Examples:
   dipaco coordinator --run runs/big --listen 0.0.0.0:7440 --advertise host.example:7440

@@ -3,7 +3,12 @@
 use super::{KeyDoc, free, key};
 
 pub(super) const KEYS: &[KeyDoc] = &[
-    free("run.name", "text", "Name of the run and of the served model: letters, digits, `-`, `_` and `.`."),
+    free(
+        "run.name",
+        "text",
+        "Name of the run and of the served model: letters, digits, `-`, `_` and `.`. A run that begins with `--run` and \
+         without this key has the name of its directory.",
+    ),
     key(
         "run.seed",
         "number",

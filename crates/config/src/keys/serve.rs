@@ -150,7 +150,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.api_keys",
         "path",
-        "File with API keys, one a line; lines that begin with `#` are comments. With it, every request except `/health` \
+        "File with API keys, one a line; lines that begin with `#` are comments. With it, every request except those for the state of the server (`/health`, `/v1/health`, `/ready`, `/ping`) \
          needs the header `Authorization: Bearer KEY`. The server reads a changed file again. Keys of \
          the environment variable `DIPACO_API_KEYS` count besides. Without both, everyone who can reach the address is served.",
     ),

@@ -29,7 +29,7 @@ Examples:
   dipaco bench step --size s                           4 blocks of width 256, f32, all cores
   dipaco bench step --size l --dtype bf16 --json       the paper's path
   dipaco bench step --size l --dtype bf16 --batch 16 --device cuda
-  dipaco bench step --config configs/small.toml        the step of your own run
+  dipaco bench step --config my.toml                   the step of your own run
 
 Sizes:
   s   4 blocks, D 256, V  4096, 8 x  256 tokens

@@ -49,7 +49,7 @@ struct Inspection {
 }
 
 pub(crate) fn run(options: &InspectOptions) -> Result<(), CliError> {
-    let (run, config) = options.run.open()?;
+    let (run, config) = options.run.open_existing()?;
     let phase = match options.phase {
         Some(phase) => phase,
         None => runtime::run(async { Ok(phases::current(&run).await?) })?,

@@ -48,7 +48,7 @@ pub(crate) struct ServingOptions {
     /// Generated tokens of a request.
     #[arg(long, value_name = "TOKENS", default_value_t = 64)]
     generated: usize,
-    /// Tokens of a step, as serve.step_tokens.
+    /// Tokens of a step, as serve.step_tokens, which is 128 by default.
     #[arg(long, value_name = "TOKENS", default_value_t = 64)]
     step_tokens: usize,
     /// Bytes of weights that the processor reads from memory in a second.
