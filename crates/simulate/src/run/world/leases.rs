@@ -4,8 +4,11 @@ use dipaco_sync::{
     Commit, Fence, Grant, LeaseClaim, LeaseError, LeaseOutcome, LeaseRequest, LeaseSecret, ScheduledSend,
 };
 
-use super::{RunEnd, RunWorld};
+use super::{RunEnd, RunEvent, RunWorld};
 use crate::SimulateError;
+
+/// Shortest time between two events, in seconds: that of the events' clock.
+const CLOCK_TICK: f64 = 1e-9;
 
 impl RunWorld<'_> {
     /// A learner asks for a lease, if it is free.
@@ -80,6 +83,13 @@ impl RunWorld<'_> {
 
     pub(super) fn complete(&mut self, number: usize, fence: Fence) -> Result<(), SimulateError> {
         let Some(claim) = self.claim(number, fence) else { return Ok(()) };
+        let earlier = self.learners[number].uploading.as_ref().filter(|held| held.lease.fence != fence);
+        if let Some(earlier) = earlier {
+            // Leases complete in their order. This one has sent nothing, so it would overtake the results of the one before it.
+            let pause = earlier.arrived - self.now.as_secs_f64();
+            self.after(pause.max(CLOCK_TICK), RunEvent::Finished(number, fence));
+            return Ok(());
+        }
         let seconds = self.learners[number].lease(fence).map_or(0.0, |held| held.seconds);
         let done = LeaseOutcome { seconds, ..LeaseOutcome::default() };
         if let Commit::Refused(error) = self.run_state.commit(self.now, &claim, &done) {
