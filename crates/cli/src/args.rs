@@ -16,8 +16,8 @@ Examples:
   dipaco config check --config my.toml --set train.rounds=20
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 another
-coordinator has taken the run over, 75 the coordinator is out of reach (come back
-later), 130 interrupted.
+coordinator has taken the run over, 75 come back later (the coordinator is out of
+reach, or another command has the run), 130 interrupted.
 Data goes to standard output, everything else to standard error.";
 
 /// Trains and serves a modular language model: many small paths through shared modules, kept in sync over slow networks.
