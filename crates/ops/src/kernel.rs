@@ -65,12 +65,12 @@ pub fn rope(x: &mut [f32], table: &RopeTable, width: usize, offset: usize) {
     );
 }
 
-/// `y = silu(gate) · up`, element by element.
+/// `y = silu(gate) · up`, element by element. All three have the same length, N · F.
 pub fn swiglu(gate: &[f32], up: &[f32], y: &mut [f32]) {
     crate::swiglu::forward(gate, up, y);
 }
 
-/// `a += b`, element by element.
+/// `a += b`, element by element, of the same length.
 pub fn add_assign(a: &mut [f32], b: &[f32]) {
     vector::dispatch(
         #[inline(always)]
@@ -90,13 +90,13 @@ pub fn embedding(weight: &[f32], tokens: &[u32], width: usize, y: &mut [f32]) {
     crate::embedding::copy_rows(weight, tokens, width, y);
 }
 
-/// `ln Σ exp(x)` of one row of logits.
+/// `ln Σ exp(x)` of one row of V logits.
 #[must_use]
 pub fn log_sum_exp(row: &[f32]) -> f32 {
     crate::head::log_sum_exp(row)
 }
 
-/// `Σ exp(x - shift)` of one row, for a shift of at least its largest element.
+/// `Σ exp(x - shift)` of one row of V logits, for a shift of at least its largest element.
 #[must_use]
 pub fn sum_exp(row: &[f32], shift: f32) -> f32 {
     vector::dispatch_with(
@@ -105,7 +105,7 @@ pub fn sum_exp(row: &[f32], shift: f32) -> f32 {
     )
 }
 
-/// `y = exp((x - shift) / scale)`, element by element, for a shift of at least the largest element.
+/// `y = exp((x - shift) / scale)`, element by element of a row of V, for a shift of at least the largest element.
 pub fn exp_scaled(x: &[f32], shift: f32, scale: f32, y: &mut [f32]) {
     vector::dispatch_with(
         #[inline(always)]

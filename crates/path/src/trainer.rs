@@ -35,8 +35,8 @@ impl Trainer {
     /// Composes a trainable path from its modules, one per level, on a device.
     ///
     /// # Errors
-    /// When modules, state and model do not fit together, or the device can't take the path. A GPU takes no path with
-    /// frozen levels, nor Muon.
+    /// When modules, state and model do not fit together, or the device can't take the path. A GPU takes neither
+    /// Muon nor `outer.optimizer = "adamw"`.
     pub fn new(
         device: &TrainDevice,
         model: &ModelConfig,
