@@ -44,7 +44,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::coordinator::leftovers::Leftovers;
 use crate::coordinator::manifest_writer::ManifestWriter;
 use crate::coordinator::requests::{CoordinatorRequests, ObjectChecks, WaitingRequests};
-use crate::coordinator::run_progress::{Reached, RunProgress};
+use crate::coordinator::run_progress::{RunProgress, RunReach};
 use crate::coordinator::take_over::{ledger_plan, read_store};
 use crate::coordinator::written_changes::WrittenChanges;
 use crate::host::{LinkIssuer, ResultIntake, Revocations, Uploads, VerifiedGradients, serve_peers};
@@ -241,7 +241,7 @@ impl RunningCoordinator {
         let layout = Layout::of_plan(&plan, &topology)?;
         let steps_before = inner_steps_taken(&ledger);
         let total = u64::from(topology.paths()) * plan.total_steps();
-        let (inner_steps, reached) = (plan.train.inner_steps, Reached::of(&ledger));
+        let (inner_steps, reached) = (plan.train.inner_steps, RunReach::of(&ledger));
         let progress = RunProgress::new(&progress, events, inner_steps, reached, steps_before, total);
         let ledger = Arc::new(Mutex::new(ledger));
         let written = Arc::<WrittenChanges>::default();

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::blocking::joined;
 use crate::coordinator::error::CoordinatorError;
-use crate::coordinator::run_progress::{Reached, RunProgress};
+use crate::coordinator::run_progress::{RunProgress, RunReach};
 use crate::coordinator::written_changes::WrittenChanges;
 use crate::host::{
     Admission, AdmittedUpload, Answer, LinkIssuer, OTHER_ROLE, Peer, Reception, Registration, RequestHandler,
@@ -297,7 +297,7 @@ impl CoordinatorRequests {
     /// Shows how far the paths are, and tells of the rounds that are complete. Each change that may move paths on is followed
     /// by this: also an outer step or a quarantine, because paths that nobody trains are passed over.
     pub(crate) fn note_progress(&self) -> Result<(), CoordinatorError> {
-        let reached = Reached::of(&self.ledger());
+        let reached = RunReach::of(&self.ledger());
         Ok(self.progress.moved_on(reached)?)
     }
 

@@ -25,14 +25,14 @@ pub(crate) struct RunProgress {
 
 /// How far the paths of a run are, those that nobody trains included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reached {
+pub(crate) struct RunReach {
     /// Rounds that all paths have completed.
     pub(crate) rounds: u64,
     /// Inner steps that all paths but the kept ones have taken together.
     pub(crate) steps: u64,
 }
 
-impl Reached {
+impl RunReach {
     pub(crate) fn of(ledger: &Ledger) -> Self {
         Self { rounds: ledger.rounds_done().into(), steps: ledger.state().steps_taken() }
     }
@@ -116,7 +116,7 @@ impl RunProgress {
         progress: &Progress,
         events: Events,
         inner_steps: u64,
-        reached: Reached,
+        reached: RunReach,
         committed: u64,
         total: u64,
     ) -> Self {
@@ -204,7 +204,7 @@ impl RunProgress {
     }
 
     /// Notes that a path has completed a lease up to inner step `to`, and that all paths have taken `steps` inner steps
-    /// together ([`Reached::steps`]). Called while the ledger is locked, so that nobody finds the round complete before its
+    /// together ([`RunReach::steps`]). Called while the ledger is locked, so that nobody finds the round complete before its
     /// loss is here. Shows nothing for that reason.
     pub(crate) fn committed(&self, path: PathId, to: u64, loss: f64, steps: u64) {
         let mut counters = self.counters();
@@ -214,7 +214,7 @@ impl RunProgress {
     }
 
     /// Notes how far the paths are, and writes the events of the rounds that are complete now.
-    pub(crate) fn moved_on(&self, reached: Reached) -> Result<(), TrainError> {
+    pub(crate) fn moved_on(&self, reached: RunReach) -> Result<(), TrainError> {
         let _ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
         let mut events = Vec::new();
         self.update(|counters| {
@@ -265,7 +265,7 @@ mod tests {
     fn rounds_end_and_the_bar_fills_although_nobody_trains_some_paths() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("metrics.jsonl");
-        let (begin, events) = (Reached { rounds: 0, steps: 0 }, Events::create(&file).unwrap());
+        let (begin, events) = (RunReach { rounds: 0, steps: 0 }, Events::create(&file).unwrap());
         // Two rounds of ten inner steps of two paths, and a kept path.
         let progress = RunProgress::new(&Progress::hidden(), events, 10, begin, 20, 60);
         let committed = |expected| assert_eq!(progress.counters().committed, expected);
@@ -274,11 +274,11 @@ mod tests {
         progress.committed(PathId(0), 10, 5.0, 20);
         assert!(progress.counters().running.is_empty());
         committed(40);
-        progress.moved_on(Reached { rounds: 1, steps: 30 }).unwrap();
+        progress.moved_on(RunReach { rounds: 1, steps: 30 }).unwrap();
         committed(50);
         progress.committed(PathId(0), 20, 4.0, 40);
-        progress.moved_on(Reached { rounds: 2, steps: 40 }).unwrap();
-        progress.moved_on(Reached { rounds: 1, steps: 30 }).unwrap();
+        progress.moved_on(RunReach { rounds: 2, steps: 40 }).unwrap();
+        progress.moved_on(RunReach { rounds: 1, steps: 30 }).unwrap();
         committed(60);
         let rounds = read_events(&file).unwrap().map(|record| match record.unwrap().event {
             Event::RoundCompleted { round, loss, .. } => (round, loss),
