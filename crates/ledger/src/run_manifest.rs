@@ -147,7 +147,7 @@ impl SeedRecord {
 }
 
 /// The training of the paths.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainingRecord {
     /// Hash of the configuration and the seed, on which the weights depend besides the shards.

@@ -142,16 +142,10 @@ mod tests {
         };
         let module = |module| ModuleRecord { module, fragments: vec![fragment(module)] };
         let training = TrainingRecord {
-            origin: String::new(),
             rounds: 2,
             inner_steps: 1,
-            boundaries: Vec::new(),
-            phase: 0,
-            shards: Vec::new(),
             modules: topology.module_ids().map(module).collect(),
-            paths: Vec::new(),
-            numerics: None,
-            numerics_token: None,
+            ..TrainingRecord::default()
         };
         RunManifest { training: Some(training), ..RunManifest::new("run".to_owned()) }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dipaco_monitor::SynchronizerMonitor;
 use dipaco_net::{Clock, HelperToken, Limits, NetError, Server};
 use dipaco_topology::ModuleId;
-use dipaco_train::client::{NextIdentity, TokenPlace, TokenSource};
+use dipaco_train::client::{NextIdentity, TokenPlace, TokenSource, is_loopback};
 use dipaco_train::{SynchronizerOptions, SynchronizerSummary};
 use tokio_util::sync::CancellationToken;
 
@@ -97,7 +97,8 @@ pub async fn synchronize(
     let bound = server.local_addr();
     let address =
         advertise.map_or_else(|| bound.to_string(), |address| with_bound_port(&address, bound.port()));
-    let elsewhere = !token.addresses.iter().all(|address| is_loopback(address));
+    let here = |address: &String| address.rsplit_once(':').is_some_and(|(host, _)| is_loopback(host));
+    let elsewhere = !token.addresses.iter().all(here);
     if address == bound.to_string()
         && (listen.ip().is_unspecified() || listen.ip().is_loopback() && elsewhere)
     {
@@ -121,10 +122,4 @@ pub async fn synchronize(
         observe: Some(Box::new(move |live| monitor.watch(live))),
     };
     Ok(dipaco_train::synchronize(options, server, cancel).await?)
-}
-
-/// Returns whether an address `host:port` is of the machine itself.
-fn is_loopback(address: &str) -> bool {
-    let numeric = address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback());
-    numeric || address.starts_with("localhost:")
 }

@@ -52,16 +52,11 @@ impl TrainedRun {
             ..PathRecord::default()
         };
         let training = TrainingRecord {
-            origin: String::new(),
             rounds: 2,
             inner_steps: 1,
-            boundaries: Vec::new(),
-            phase: 0,
-            shards: Vec::new(),
             modules,
             paths: vec![path; topology.paths() as usize],
-            numerics: None,
-            numerics_token: None,
+            ..TrainingRecord::default()
         };
         let manifest = RunManifest { training: Some(training), ..RunManifest::new("run".to_owned()) };
         store.replace(&manifest, ManifestSequence::NONE).await.unwrap();

@@ -19,5 +19,5 @@ pub use error::ClientError;
 pub(crate) use session::{GOODBYE_TIMEOUT, instance};
 pub use session::{Identity, LONG_CALL_TIMEOUT, LeaseOffer, NextIdentity, SHORT_CALL_TIMEOUT, Session};
 pub use token_source::{TokenPlace, TokenPlaceError, TokenSource};
-pub use token_url::{TokenUrl, TokenUrlError};
+pub use token_url::{TokenUrl, TokenUrlError, is_loopback};
 pub use transfer::{Moved, Transfer, expect_done};

@@ -91,10 +91,8 @@ pub(crate) fn run(options: &QuickstartOptions, progress: &Progress) -> Result<()
 
 fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) -> Result<(), CliError> {
     let begun = Instant::now();
-    if options.data.is_empty() {
-        // Before a model is downloaded.
-        crate_text::files()?;
-    }
+    // Before a model is downloaded: without text there is nothing to do.
+    let text = if options.data.is_empty() { crate_text::files()? } else { options.data.clone() };
     let default = if options.from.is_some() { "runs/quickstart-from" } else { "runs/quickstart" };
     let root = options.run.clone().unwrap_or_else(|| PathBuf::from(default));
     let models = root.parent().unwrap_or(&root).join("models");
@@ -107,7 +105,7 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
     if let Some(model) = model {
         quickstart.import(&model)?;
     }
-    quickstart.prepare(options)?;
+    quickstart.prepare(options, text)?;
     quickstart.config = vocabulary::with_vocabulary(&quickstart.run, &quickstart.config)?;
     quickstart.seed_and_route()?;
     quickstart.train(options.workers)?;
@@ -183,20 +181,19 @@ impl Quickstart<'_> {
         Ok(())
     }
 
-    fn prepare(&self, options: &QuickstartOptions) -> Result<(), CliError> {
+    /// Prepares `text`: the files of `--data`, or those of the crates, of which a pretrained model gets the English.
+    fn prepare(&self, options: &QuickstartOptions, mut text: Vec<PathBuf>) -> Result<(), CliError> {
         let imported = self.run.imported().root().exists();
-        let inputs = match (&*options.data, imported) {
-            ([], false) => crate_text::files()?,
-            ([], true) => crate_text::english()?,
-            (data, _) => data.to_vec(),
-        };
+        if imported && options.data.is_empty() {
+            text.retain(|file| crate_text::is_english(file));
+        }
         let how = if imported { "tokens of the model's tokenizer" } else { "a tokenizer, then tokens" };
         self.say(&format!("preparing the text: {how}"))?;
         let flag = self.interrupt.flag();
         let report = dipaco_pipeline::prepare::prepare(
             &self.run,
             &self.config,
-            &inputs,
+            &text,
             &options.validation,
             self.progress,
             &flag,

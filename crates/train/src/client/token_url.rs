@@ -163,8 +163,9 @@ impl fmt::Debug for TokenUrl {
     }
 }
 
-/// True if a request to this host stays on the machine.
-fn is_loopback(host: &str) -> bool {
+/// True if a request to this host, a name or an IP address, stays on the machine.
+#[must_use]
+pub fn is_loopback(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost")
         || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())

@@ -1,7 +1,7 @@
 //! The quickstart's own text: the sources of this program's dependencies, which every build puts on the disk.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::error::CliError;
 
@@ -21,11 +21,9 @@ pub(crate) fn files() -> Result<Vec<PathBuf>, CliError> {
     if files.is_empty() { Err(CliError::NoCrates { folder: source }) } else { Ok(files) }
 }
 
-/// The Markdown among these files, about 4 MB of English.
-pub(crate) fn english() -> Result<Vec<PathBuf>, CliError> {
-    let mut files = files()?;
-    files.retain(|file| file.extension().is_some_and(|extension| extension == "md"));
-    Ok(files)
+/// True for the Markdown among these files, about 4 MB of English.
+pub(crate) fn is_english(file: &Path) -> bool {
+    file.extension().is_some_and(|extension| extension == "md")
 }
 
 /// Cargo's folder of downloads.
