@@ -1,4 +1,4 @@
-//! A server and a validation beside a training: both take up new rounds.
+//! A server and a validation beside a training: both take up new rounds, and the last one.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,6 +104,21 @@ fn a_server_and_a_validation_beside_a_training_take_up_new_rounds_and_no_answer_
     train.signal(Signal::INT);
     let _ = train.finish().failed(130, &[]);
     validation_is_shown(&run);
+}
+
+#[test]
+fn the_last_round_of_a_training_is_validated_and_agrees_with_the_evaluation() {
+    let run = untrained();
+    // So short that no round has its turn before the end.
+    let settings = "--set train.rounds=3 --set train.inner_steps=1 --set train.validate_every=100 \
+                    --set train.validation_documents=5";
+    let _ = run.train(&format!("--workers 2 {settings}")).finish().succeeded();
+    let [last] = &validations(&run)[..] else { panic!("{:?}", validations(&run)) };
+    assert_eq!((&last["rounds"], &last["steps"]), (&json!(3), &json!(3)));
+    let evaluated = run.dipaco("evaluate --no-seed --json --set evaluation.max_documents=5").succeeded().json();
+    let perplexity = evaluated[0]["perplexity"].as_f64().unwrap();
+    assert!((last["loss"].as_f64().unwrap().exp() / perplexity - 1.0).abs() < 1e-9, "{last} {evaluated}");
+    assert_eq!(last["bits_per_byte"], evaluated[0]["bits_per_byte"]);
 }
 
 #[test]

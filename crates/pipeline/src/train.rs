@@ -27,7 +27,7 @@ use crate::route::shard_records;
 use crate::run_directory::RunDirectory;
 use crate::run_lock::RunLock;
 use crate::store::{manifest, manifest_in, open_store_of_long_work};
-use crate::validation::validate_in_turn;
+use crate::validation::Validation;
 use crate::watch::watch;
 use crate::workers::{WorkerSetup, Workers};
 
@@ -123,13 +123,23 @@ pub async fn train(
         threads: threads_per_worker(config, local),
         device: options.device,
     })?;
-    let validates = config.train.validate_every > 0 && run.validation_tokens().exists();
-    let result = tokio::select! {
-        result = coordinate(setup, server, cancel) => result.map_err(PipelineError::from),
+    let mut validation = Validation::begin(run, config)?;
+    let mut result = tokio::select! {
+        result = coordinate(setup, server, cancel.clone()) => result.map_err(PipelineError::from),
         result = workers.watch() => result,
-        Err(error) = validate_in_turn(run, config), if validates => Err(error),
+        Err(error) = validate_in_turn(validation.as_mut()) => Err(error),
     };
     workers.stop().await;
+    let finished = result.as_ref().is_ok_and(|summary| summary.finished);
+    if let Some(validation) = validation.as_mut().filter(|_| finished) {
+        tokio::select! {
+            // The workers have ended, so their cores and GPUs are free.
+            measured = validation.of_last_round(options.device, progress) => {
+                result = measured.and(result);
+            }
+            () = cancel.cancelled() => {}
+        }
+    }
     watching.cancel();
     if let Some(board) = board {
         // It logs its own errors.
@@ -138,6 +148,14 @@ pub async fn train(
     let summary = result?;
     warn_of_rising_losses(&store, config).await?;
     Ok(summary)
+}
+
+/// Runs [`Validation::in_turn`]. Without a validation it never returns.
+async fn validate_in_turn(validation: Option<&mut Validation<'_>>) -> Result<(), PipelineError> {
+    match validation {
+        Some(validation) => validation.in_turn().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn warn_of_rising_losses(store: &RunStore, config: &RunConfig) -> Result<(), PipelineError> {

@@ -1,15 +1,16 @@
-//! Validation during training: the routed model on the run's validation text, every few rounds. Training does not wait.
+//! Validation during training: the routed model on the run's validation text, every few rounds and after the last. Training
+//! does not wait.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
 use dipaco_eval::Evaluation;
-use dipaco_path::TrainDevice;
 use dipaco_store::{PathRecord, RunManifest, TrainingRecord};
 use dipaco_telemetry::{Event, Events, Progress};
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::device::{self, DeviceChoice, TrainDevice};
 use crate::error::PipelineError;
 use crate::evaluate::{EvaluatedRun, Subject, evaluate};
 use crate::phases::StopWhenDropped;
@@ -20,46 +21,110 @@ use crate::weights::{Version, Weights};
 /// Time between two looks at the manifest.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Measures the routed model when another `train.validate_every` rounds are complete, and records the result as an event.
-/// Returns only when the event file can't be written. Each path reads its own validation shard, on one thread, so that the
-/// workers of this machine keep theirs.
-pub(crate) async fn validate_in_turn(run: &RunDirectory, config: &RunConfig) -> Result<(), PipelineError> {
-    let begun = Instant::now();
-    let events = Events::create(&run.events())?;
-    let mut validated = 0;
-    let mut looks = tokio::time::interval(LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        looks.tick().await;
-        // A look only reads the manifest. Opening the weights also writes a pin into the store.
-        match manifest(run).await {
-            Ok(Some(RunManifest { training: Some(training), .. }))
-                if due(&training, config.train.validate_every, validated).is_some() => {}
-            Ok(_) => continue,
-            Err(error) => {
-                tracing::warn!(%error, "the manifest can't be read for validation");
-                continue;
-            }
+/// Measures the routed model during a training, and records each result as an event. Each path reads its own validation shard.
+pub(crate) struct Validation<'a> {
+    run: &'a RunDirectory,
+    config: &'a RunConfig,
+    events: Events,
+    begun: Instant,
+    /// Complete rounds at the last measurement.
+    validated: u32,
+}
+
+/// Where a measurement runs, and what it shows.
+struct Means {
+    threads: usize,
+    device: TrainDevice,
+    progress: Progress,
+}
+
+impl<'a> Validation<'a> {
+    /// The validation of a training that begins now. `None` if its settings want none, or the run has no validation text.
+    pub(crate) fn begin(run: &'a RunDirectory, config: &'a RunConfig) -> Result<Option<Self>, PipelineError> {
+        if config.train.validate_every == 0 || !run.validation_tokens().exists() {
+            return Ok(None);
         }
-        let weights = match Weights::open(run, config, Version::Current).await {
-            Ok(weights) => weights,
+        let events = Events::create(&run.events())?;
+        Ok(Some(Self { run, config, events, begun: Instant::now(), validated: 0 }))
+    }
+
+    /// Measures when another `train.validate_every` rounds are complete. Returns only when the event file can't be written.
+    /// It takes one thread, so that the workers of this machine keep theirs.
+    pub(crate) async fn in_turn(&mut self) -> Result<(), PipelineError> {
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            looks.tick().await;
+            // A look only reads the manifest. Opening the weights also writes a pin into the store.
+            match manifest(self.run).await {
+                Ok(Some(RunManifest { training: Some(training), .. })) if self.due(&training).is_some() => {}
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, "the manifest can't be read for validation");
+                    continue;
+                }
+            }
+            let Some((training, weights)) = self.open().await else { continue };
+            let Some(round) = self.due(&training) else { continue };
+            // Workers may have the GPUs.
+            let means = Means { threads: 1, device: TrainDevice::Cpu, progress: Progress::hidden() };
+            self.validate(&training, round, weights, means).await?;
+        }
+    }
+
+    /// Measures the last round of a training that is complete, on all cores of this machine and on `device`.
+    pub(crate) async fn of_last_round(
+        &mut self,
+        device: DeviceChoice,
+        progress: &Progress,
+    ) -> Result<(), PipelineError> {
+        let device = match device::open(device) {
+            Ok(device) => device,
             Err(error) => {
-                tracing::warn!(%error, "the weights can't be read for validation");
-                continue;
+                tracing::warn!(%error, "no validation of the last round");
+                return Ok(());
             }
         };
-        let Some(training) = weights.manifest().training.clone() else { continue };
-        let Some(round) = due(&training, config.train.validate_every, validated) else { continue };
-        validated = round;
-        match measure(run, config, weights).await {
-            Ok(found) => events.write(validated_event(&training, round, &found, begun.elapsed()))?,
+        let Some((training, weights)) = self.open().await else { return Ok(()) };
+        let means = Means { threads: 0, device, progress: progress.clone() };
+        self.validate(&training, training.rounds_done(), weights, means).await
+    }
+
+    fn due(&self, training: &TrainingRecord) -> Option<u32> {
+        due(training, self.config.train.validate_every, self.validated)
+    }
+
+    /// The current weights, and the training that they are of. What fails is logged.
+    async fn open(&self) -> Option<(TrainingRecord, Weights)> {
+        match Weights::open(self.run, self.config, Version::Current).await {
+            Ok(weights) => weights.manifest().training.clone().map(|training| (training, weights)),
+            Err(error) => {
+                tracing::warn!(%error, "the weights can't be read for validation");
+                None
+            }
+        }
+    }
+
+    async fn validate(
+        &mut self,
+        training: &TrainingRecord,
+        round: u32,
+        weights: Weights,
+        means: Means,
+    ) -> Result<(), PipelineError> {
+        self.validated = round;
+        match measure(self.run, self.config, weights, means).await {
+            Ok(found) => {
+                self.events.write(validated_event(training, round, &found, self.begun.elapsed()))?;
+            }
             Err(error) => tracing::warn!(round, %error, "no validation of this round"),
         }
+        Ok(())
     }
 }
 
 /// The number of complete rounds, if they are to be validated and are not yet: the last validation was after `validated`
-/// rounds. The end of the run is left to `dipaco evaluate`.
+/// rounds. The last round has its own measurement.
 fn due(training: &TrainingRecord, every: u32, validated: u32) -> Option<u32> {
     let rounds = training.rounds_done();
     let turn = |rounds: u32| rounds.checked_div(every).unwrap_or(0);
@@ -70,6 +135,7 @@ async fn measure(
     run: &RunDirectory,
     config: &RunConfig,
     weights: Weights,
+    means: Means,
 ) -> Result<Evaluation, PipelineError> {
     let (run, mut config) = (run.clone(), config.clone());
     config.evaluation.max_documents = config.train.validation_documents;
@@ -77,14 +143,12 @@ async fn measure(
     let stop = StopWhenDropped(Arc::default());
     let cancel = stop.0.clone();
     let work = move || {
-        let threads = rayon::ThreadPoolBuilder::new().num_threads(1).build();
-        let threads = threads.map_err(|source| PipelineError::Threads { threads: 1, source })?;
-        let hidden = Progress::hidden();
+        let Means { threads, device, progress } = means;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+        let pool = pool.map_err(|source| PipelineError::Threads { threads, source })?;
         let routed = Subject::Routed(config.evaluation.route);
-        // Workers may have the GPUs.
-        let device = TrainDevice::Cpu;
         let evaluated = EvaluatedRun { run: &run, config: &config, weights: &weights, device: &device };
-        threads.install(|| evaluate(evaluated, routed, None, &hidden, &cancel))
+        pool.install(|| evaluate(evaluated, routed, None, &progress, &cancel))
     };
     tokio::task::spawn_blocking(work).await.map_err(|source| PipelineError::Task { source })?
 }

@@ -48,8 +48,8 @@ pub(crate) struct ServingOptions {
     /// Generated tokens of a request.
     #[arg(long, value_name = "TOKENS", default_value_t = 64)]
     generated: usize,
-    /// Tokens of a step, as serve.step_tokens, which is 128 by default.
-    #[arg(long, value_name = "TOKENS", default_value_t = 64)]
+    /// Tokens of a step, as serve.step_tokens.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     step_tokens: usize,
     /// Bytes of weights that the processor reads from memory in a second.
     #[arg(long, value_name = "BYTES", default_value_t = 16e9)]
