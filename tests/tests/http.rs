@@ -189,9 +189,10 @@ fn a_run_with_a_chat_template_answers_chats() {
     assert_eq!(chat["choices"][0]["message"]["content"], plain["choices"][0]["text"], "{chat}");
     assert_eq!(chat["usage"], plain["usage"]);
     std::fs::write(&template, "{% for %}").unwrap();
-    let _ = trained()
+    let failed = trained()
         .dipaco(&format!("serve --address 127.0.0.1:0 {set}"))
-        .failed(1, &["chat template", "Jinja"]);
+        .failed(1, &["chat template", "Jinja", "serve.chat_template"]);
+    assert!(!failed.stderr.contains("loading e2e"), "it loads nothing before: {}", failed.stderr);
 }
 
 fn answer_after(first: &[u8], mut stream: std::net::TcpStream) -> String {

@@ -30,6 +30,12 @@ pub trait TextCodec: Send + Sync {
     /// becomes the empty string.
     fn token_text(&self, token: u32) -> String;
 
+    /// Returns the bytes of a single token, which may be a special token. A token that is a part of a character has the bytes
+    /// of that part. By default they are those of [`token_text`](Self::token_text), for tokens that are whole characters.
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
+        self.token_text(token).into_bytes()
+    }
+
     /// Returns a decoder for the tokens that follow `after`. It returns text as soon as a character is complete, and never
     /// the text of `after` itself. A character that begins in `after` and does not end there belongs to what follows.
     ///

@@ -8,7 +8,7 @@ use dipaco_topology::PathId;
 
 use crate::running::failed;
 use crate::scheduler::SequenceId;
-use crate::shared::{Asked, Question, Routed, Shared, Unrouted, guarded};
+use crate::shared::{Asked, Question, Routed, Shared, SharedState, Unrouted, guarded};
 use crate::{EngineError, FinishReason, Finished, GenerationEvent, Outcome, Route, ServedPath};
 
 /// Sequences that are routed together.
@@ -53,10 +53,11 @@ pub(crate) fn run(shared: &Shared) {
             // Sending fails only when the caller is gone.
             let _ = answer.send(known(&cache, &failures, &prefix));
         }
-        let found: Vec<Found> =
+        let found: Vec<Option<Found>> =
             sequences.iter().map(|sequence| find(shared, &cache, &failures, sequence)).collect();
         for (sequence, found) in sequences.into_iter().zip(found) {
             let Unrouted { id, asked, generation } = sequence;
+            let Some(found) = found else { continue };
             let took = (!matches!(asked, Asked::Pinned(_))).then(|| began.elapsed());
             let last = if let Asked::Chunk(_, last) = asked { last } else { None };
             match (found, last) {
@@ -106,23 +107,25 @@ fn route_new(
     failures
 }
 
+/// The path of a sequence; `None` if the sequence has ended.
 fn find(
     shared: &Shared,
     cache: &RouteCache,
     failures: &BTreeMap<Arc<[u32]>, EngineError>,
     sequence: &Unrouted,
-) -> Found {
-    match &sequence.asked {
+) -> Option<Found> {
+    Some(match &sequence.asked {
         Asked::Pinned(path) => Ok((*path, None)),
         Asked::Chunk(tokens, _) => {
+            // Its caller may have gone away during the passes of the chunks before it.
+            if !shared.lock().scheduler.contains(sequence.id) {
+                return None;
+            }
             let reroute = || shared.model.reroute(tokens).map_err(failed("choosing the path of a chunk"));
-            Ok((guarded(reroute)?, None))
+            guarded(reroute).map(|path| (path, None))
         }
-        Asked::Prefix(prefix) => {
-            let route = known(cache, failures, prefix)?;
-            Ok((route.path, Some(route)))
-        }
-    }
+        Asked::Prefix(prefix) => known(cache, failures, prefix).map(|route| (route.path, Some(route))),
+    })
 }
 
 /// The route of a prefix that was in the last pass or is remembered.
@@ -151,6 +154,13 @@ impl Shared {
         loop {
             if self.abort.is_cancelled() {
                 return None;
+            }
+            let ended = state.take_ended();
+            if !ended.is_empty() {
+                drop(state);
+                drop(ended);
+                state = self.lock();
+                continue;
             }
             let (sequences, questions) = (state.unrouted.len().min(most), state.questions.len().min(most));
             if sequences + questions > 0 {
@@ -212,6 +222,17 @@ impl Shared {
             reroutes: 0,
         };
         self.end_waiting(state, id, Outcome::Length, Some(Ok(finished)));
+    }
+}
+
+impl SharedState {
+    /// Takes out what ended sequences wanted of the router, to be dropped outside of the lock: it may hold the last weights of
+    /// a generation.
+    pub(crate) fn take_ended(&mut self) -> VecDeque<Unrouted> {
+        let unrouted = std::mem::take(&mut self.unrouted).into_iter();
+        let (wanted, ended) = unrouted.partition(|sequence| self.scheduler.contains(sequence.id));
+        self.unrouted = wanted;
+        ended
     }
 }
 

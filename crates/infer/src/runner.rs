@@ -191,7 +191,10 @@ impl Shared {
             if !plan.rows.is_empty() {
                 return Some(plan);
             }
-            state = self.wait(state);
+            // A sequence that starts may be at the end of a chunk already. Only the next plan asks for its path.
+            if plan.started.is_empty() {
+                state = self.wait(state);
+            }
         }
     }
 

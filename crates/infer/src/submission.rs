@@ -83,10 +83,11 @@ impl Submission {
             }
         }
         self.events.close();
+        let unrouted = state.take_ended();
         self.shared.changed(&state);
         // Freed outside of the lock: they may hold the last weights of a generation.
         drop(state);
-        drop(waiting);
+        drop((waiting, unrouted));
     }
 }
 

@@ -246,6 +246,27 @@ async fn a_caller_that_goes_away_frees_its_slot_and_its_place_in_the_queue() {
     assert_eq!(outcomes, [(Outcome::Abort, 0), (Outcome::Abort, 0), (Outcome::Stop, 26)]);
 }
 
+#[tokio::test]
+async fn the_router_reads_nothing_for_callers_that_went_away() {
+    let (engine, model, _) = start(1, 8);
+    let routed = |prompt| GenerateRequest { path: None, max_tokens: 1, ..ask(prompt) };
+    model.router_gate.shut();
+    let first = submit(&engine, routed("a")).unwrap();
+    while model.routed.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    // The router is in its first pass, so these wait for the next one.
+    for prompt in ["b", "c", "d"] {
+        drop(submit(&engine, routed(prompt)).unwrap());
+    }
+    let last = submit(&engine, routed("e")).unwrap();
+    model.router_gate.open();
+    for submission in [first, last] {
+        assert!(collect(submission).await.end.unwrap().is_ok());
+    }
+    assert_eq!(model.routed.load(Ordering::SeqCst), 2);
+}
+
 #[test]
 fn a_started_engine_reports_all_its_pages_at_once() {
     let config = EngineConfig { slots: 3, ..EngineConfig::default() };

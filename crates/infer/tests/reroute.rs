@@ -6,12 +6,13 @@ mod fake;
 #[path = "support/grid.rs"]
 mod grid;
 
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_infer::{
-    Engine, EngineConfig, EngineError, GenerateRequest, GenerationEvent, ModuleCache, NoObserver, RunModel,
-    RunPaths, SamplingParams,
+    BoxError, Engine, EngineConfig, EngineError, GenerateRequest, GenerationEvent, ModuleCache, NoObserver,
+    RunModel, RunPaths, SamplingParams,
 };
 use dipaco_model::{Device, Module, Path, TokenBatch, TokenRows};
 use dipaco_topology::PathId;
@@ -114,6 +115,61 @@ async fn each_chunk_is_scored_and_generated_by_the_path_that_the_tokens_before_i
         }
     }
     assert!(all > 100, "the paths were meant to change often: {all}");
+}
+
+/// The first chunk is the first token, whose row is the next path's. Nothing but the sequence itself wakes the engine.
+#[tokio::test]
+async fn a_sequence_alone_goes_on_behind_a_chunk_without_rows() {
+    let engine = engine(&rerouting(None), &EngineConfig::default());
+    let text = GenerateRequest { max_tokens: 1, ..request(1, 1) };
+    let mut submission = engine.submit(vec![text], Duration::from_secs(60)).unwrap();
+    let mut tokens = 0;
+    while let Some(event) = submission.next().await.unwrap() {
+        match event.event {
+            GenerationEvent::Prompt(scores) => tokens += scores.len(),
+            GenerationEvent::Token { .. } => tokens += 1,
+            _ => {}
+        }
+    }
+    assert_eq!(tokens, 92);
+}
+
+/// An engine whose router of chunks reports the first token of each text, and then waits for a message.
+fn with_held_router() -> (Engine, Sender<()>, Receiver<u32>) {
+    let ((begins, begun), (go, held)) = (channel(), channel());
+    let held = Mutex::new(held);
+    let router = move |tokens: &[u32]| -> Result<PathId, BoxError> {
+        begins.send(tokens[0])?;
+        held.lock().unwrap().recv()?;
+        Ok(PathId(0))
+    };
+    let model = Arc::into_inner(rerouting(None)).unwrap().with_token_router(Box::new(router));
+    (engine(&Arc::new(model), &EngineConfig::default()), go, begun)
+}
+
+#[tokio::test]
+async fn the_router_reads_no_chunk_of_a_caller_that_went_away() {
+    let (engine, go, begun) = with_held_router();
+    // Without scores the path of the last chunk is the first that is asked for.
+    let ask = |number| {
+        let text = GenerateRequest { prompt_log_probs: None, max_tokens: 1, ..request(number, 32) };
+        engine.submit(vec![text], LONG).unwrap()
+    };
+    let first = |number| request(number, 32).prompt[0];
+    let mut stay = vec![ask(0)];
+    assert_eq!(begun.recv(), Ok(first(0)));
+    // Both wait for the first. Then the router takes them together.
+    stay.push(ask(1));
+    let gone = ask(2);
+    go.send(()).unwrap();
+    assert_eq!(begun.recv(), Ok(first(1)));
+    drop(gone);
+    stay.push(ask(3));
+    (0..3).for_each(|_| go.send(()).unwrap());
+    for mut submission in stay {
+        while submission.next().await.unwrap().is_some() {}
+    }
+    assert_eq!(begun.try_iter().collect::<Vec<_>>(), [first(3)]);
 }
 
 #[tokio::test]

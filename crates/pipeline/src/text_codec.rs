@@ -30,12 +30,14 @@ impl TextCodec for RunTextCodec {
     }
 
     fn token_text(&self, token: u32) -> String {
+        String::from_utf8_lossy(&self.token_bytes(token)).into_owned()
+    }
+
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
         if token == self.tokenizer.end_of_text() {
-            return self.tokenizer.end_of_text_text();
+            return self.tokenizer.end_of_text_text().into_bytes();
         }
-        self.tokenizer
-            .token_bytes(token)
-            .map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
+        self.tokenizer.token_bytes(token).unwrap_or_default()
     }
 
     fn stream(&self, after: &[u32]) -> Box<dyn TextStream> {
@@ -123,5 +125,6 @@ mod tests {
         assert_eq!(continuation(&codec, &[6, 1], &[6]), " a", "a special token is no beginning");
         assert_eq!(continuation(&codec, &[[6].as_slice(), &[1; 20]].concat(), &[6]), " a");
         assert_eq!(codec.token_text(6), " a");
+        assert_eq!((codec.token_text(2), codec.token_bytes(2)), ("\u{FFFD}".to_owned(), vec![0xC3]));
     }
 }

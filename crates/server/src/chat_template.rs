@@ -44,10 +44,13 @@ impl TemplateTokens {
     }
 }
 
-/// The answer to a chat with a model that has no template.
-pub(crate) fn no_chat() -> ApiError {
-    let message =
-        "this model has no chat template: it continues text, so use POST /v1/completions with a prompt";
+/// The answer to a chat with a model that has no template, or one with this fault.
+pub(crate) fn no_chat(fault: Option<&str>) -> ApiError {
+    let reason = match fault {
+        None => "this model has no chat template".to_owned(),
+        Some(fault) => format!("this model has no chat template that can be used ({fault})"),
+    };
+    let message = format!("{reason}: it continues text, so use POST /v1/completions with a prompt");
     ApiError { code: Some("no_chat_template"), ..ApiError::field("messages", message) }
 }
 

@@ -19,7 +19,6 @@ use dipaco_topology::PathId;
 
 use crate::ServerState;
 use crate::admission::Asked;
-use crate::chat_template::no_chat;
 use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -66,9 +65,7 @@ pub(crate) async fn chat(
     let began = Instant::now();
     let headers = request.headers().clone();
     let mut fields = fields_of(&state, &id, request).await?;
-    if state.chat.get().is_none() {
-        return Err(no_chat());
-    }
+    state.chat()?;
     let messages = chat::messages(&mut fields)?;
     let prompt = Prompt::Chat { messages, answer_begins: true };
     let mut completion = CompletionRequest::of_prompts(vec![prompt], &mut fields)?;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::http::Uri;
 use dipaco_topology::PathId;
 use serde_json::{Value, json};
 
@@ -19,8 +21,12 @@ pub(crate) async fn list(State(state): State<Arc<ServerState>>) -> Json<Value> {
 
 pub(crate) async fn one(
     State(state): State<Arc<ServerState>>,
-    Path(name): Path<String>,
+    uri: Uri,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    // A name that is no UTF-8 is that of no model. The error shows it as it came.
+    let encoded = || uri.path().strip_prefix("/v1/models/").unwrap_or_default().to_owned();
+    let name = name.map_or_else(|_| encoded(), |Path(name)| name);
     Ok(Json(model(&state, state.resolve(&name)?)))
 }
 

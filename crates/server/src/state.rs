@@ -13,6 +13,7 @@ use thiserror::Error;
 use crate::admission::{Admission, Observers};
 use crate::blocking::Blocking;
 use crate::body::BodyMemory;
+use crate::chat_template::no_chat;
 use crate::error::ApiError;
 use crate::key_file::KeyFile;
 use crate::random::Random;
@@ -49,7 +50,9 @@ pub enum ServerError {
         name: &'static str,
     },
     /// A chat template can't be read.
-    #[error("the chat template is not valid Jinja: correct it, or serve without serve.chat_template")]
+    #[error(
+        "the chat template is not valid Jinja: correct it, or name a file with another one in serve.chat_template"
+    )]
     ChatTemplate {
         /// The place and kind of the mistake.
         #[source]
@@ -126,7 +129,8 @@ pub struct ServerState {
     pub(crate) blocking: Blocking,
     pub(crate) bodies: BodyMemory,
     pub(crate) random: Random,
-    pub(crate) chat: OnceLock<ChatTemplate>,
+    /// The chat template, or why it can't be used.
+    chat: OnceLock<Result<ChatTemplate, String>>,
     pub(crate) sampling: OnceLock<SamplingDefaults>,
     draining: AtomicBool,
 }
@@ -199,9 +203,24 @@ impl ServerState {
 
     /// Serves chats with this template. Without one, chats are refused. A second template changes nothing.
     pub fn set_chat_template(&self, template: ChatTemplate) {
-        if self.chat.set(template).is_err() {
+        self.set_chat(Ok(template));
+    }
+
+    /// Refuses chats for a fault of the model's template, which the answers name. A template that was set before stays.
+    pub fn refuse_chats(&self, fault: String) {
+        self.set_chat(Err(fault));
+    }
+
+    fn set_chat(&self, chat: Result<ChatTemplate, String>) {
+        if self.chat.set(chat).is_err() {
             tracing::warn!("the server has a chat template already");
         }
+    }
+
+    /// The chat template, or why chats are refused.
+    pub(crate) fn chat(&self) -> Result<&ChatTemplate, ApiError> {
+        let chat = self.chat.get().ok_or_else(|| no_chat(None))?;
+        chat.as_ref().map_err(|fault| no_chat(Some(fault)))
     }
 
     /// Gives requests these sampling parameters where they set none. Without them the parameters of OpenAI's API hold. Second

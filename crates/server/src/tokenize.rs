@@ -7,7 +7,6 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
 
-use crate::chat_template::no_chat;
 use crate::completions::{Prompt, list_of_messages};
 use crate::deadline::Deadline;
 use crate::error::ApiError;
@@ -41,8 +40,8 @@ pub(crate) async fn tokenize(
         state.resolve(&model)?;
     }
     let prompt = prompt(&mut fields)?;
-    if matches!(prompt, Prompt::Chat { .. }) && state.chat.get().is_none() {
-        return Err(no_chat());
+    if matches!(prompt, Prompt::Chat { .. }) {
+        state.chat()?;
     }
     // No token is added to a text. A template adds the tokens of a chat.
     fields.flag("add_special_tokens")?;
@@ -91,7 +90,7 @@ pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
     // token, which stands between documents.
     Json(json!({
         "tokenizer_class": info.class, "bos_token": null, "eos_token": info.end_of_text, "pad_token": info.end_of_text,
-        "unk_token": null, "chat_template": state.chat.get().map(ChatTemplate::text), "model_max_length": state.engine.model().context(),
+        "unk_token": null, "chat_template": state.chat().ok().map(ChatTemplate::text), "model_max_length": state.engine.model().context(),
         "vocab_size": state.codec.vocab_size(),
     }))
 }

@@ -7,7 +7,7 @@ mod client;
 mod fake;
 
 use client::Server;
-use dipaco_server::ServeConfig;
+use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig, TemplateTokens};
 use serde_json::{Value, json};
 
 /// Fails if a value does not have the fields of a schema.
@@ -52,13 +52,20 @@ fn assert_described(document: &Value, schema: &Value, value: &Value, place: &str
 #[tokio::test]
 async fn answers_are_those_of_the_description() {
     let server = Server::start(ServeConfig::default()).await;
+    let encode: EncodeChat = Box::new(|_| Ok(vec![97, 98]));
+    let template = ChatTemplate::new("ab".to_owned(), TemplateTokens::default(), encode).unwrap();
+    server.state.set_chat_template(template);
     let document = server.get("/openapi.json").await.json();
     assert_eq!(document["openapi"], "3.1.0");
     let completion = json!({
         "prompt": "ab", "max_tokens": 2, "echo": true, "logprobs": 1, "prompt_logprobs": 2, "return_route": true, "return_token_ids": true,
     });
+    let chat = json!({
+        "messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "logprobs": true, "return_route": true, "return_token_ids": true,
+    });
     let asked = [
         ("/v1/completions", Some(completion)),
+        ("/v1/chat/completions", Some(chat)),
         ("/v1/route", Some(json!({"prompt": "a"}))),
         ("/v1/models", None),
         ("/tokenize", Some(json!({"prompt": "a", "return_token_strs": true}))),

@@ -114,6 +114,7 @@ async fn every_refused_request_has_one_line_and_counts_once() {
     ] {
         refused.push(ask(address, headers, body).await);
     }
+    refused.push(server.get("/v1/models/%FF").await.error());
     with_template(&server);
     server.model.gate.shut();
     let mut load = server.state.engine().watch_load();
@@ -128,13 +129,13 @@ async fn every_refused_request_has_one_line_and_counts_once() {
         let line = format!("dipaco_request_failure_total{{model_name=\"tiny\",reason=\"{reason}\"}}");
         server.metric(&line).await
     };
-    assert_eq!((of("overloaded").await, of("refused").await, of("error").await), (2.0, 9.0, 1.0));
+    assert_eq!((of("overloaded").await, of("refused").await, of("error").await), (2.0, 10.0, 1.0));
     server.state.add_keys(&dipaco_server::ApiKeys::from_text("secret"));
     refused.push(ask("/v1/completions", JSON, "{}".to_owned()).await);
     assert_eq!(server.get("/health").await.status, 200);
 
     let statuses: Vec<u16> = refused.iter().map(|error| error.0).collect();
-    assert_eq!(statuses, [400, 404, 400, 413, 415, 400, 400, 400, 404, 429, 429, 401]);
+    assert_eq!(statuses, [400, 404, 400, 413, 415, 400, 400, 400, 404, 404, 429, 429, 401]);
     let lines = log.lines("a request was refused");
     let found: Vec<_> = lines.iter().map(|line| (&line["status"], &line["code"], &line["param"])).collect();
     let statuses = statuses.iter().map(|&status| json!(status)).collect::<Vec<_>>();

@@ -107,7 +107,11 @@ async fn the_run_and_its_paths_are_models() {
     let meta = |parameters: u64, bytes: u64| json!({"n_vocab": 257, "n_ctx_train": 400, "n_embd": 8, "n_params": parameters, "size": bytes});
     assert_eq!((&one["meta"], &list["data"][0]["meta"]), (&meta(10, 20), &meta(40, 80)));
     assert_eq!(server.get("/v1/models/tiny%2Fpath-2").await.json(), one);
-    assert_eq!(server.get("/v1/models/other").await.error().0, 404);
+    for unknown in ["other", "tiny/path-4", "%FF", "tiny/path-%FF"] {
+        let (status, message, _, param, code) = server.get(&format!("/v1/models/{unknown}")).await.error();
+        assert_eq!((status, param, code), (404, json!("model"), json!("model_not_found")), "{unknown}");
+        assert!(message.contains(&format!("`{unknown}`")), "{message}");
+    }
     assert_eq!(server.get("/info").await.json()["paths"], 4);
 }
 

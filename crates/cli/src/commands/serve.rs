@@ -1,6 +1,7 @@
 //! `dipaco serve`: serves a trained run over HTTP.
 
 use std::env::VarError;
+use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::runtime;
-use dipaco_pipeline::serve::open;
+use dipaco_pipeline::serve::{chat_template_file, open};
 use dipaco_pipeline::{RunDirectory, Version, chat_template_in, prepared, vocabulary};
 
 /// The environment variable with API keys. There is no option for them: every user of a machine sees the arguments of its
@@ -61,6 +62,7 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
             );
         }
     }
+    let chats = chat_template(&run, &config)?;
     runtime::run_detached(async {
         let listener = listen(address).await?;
         let metrics = match config.serve.metrics_address {
@@ -79,8 +81,10 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
         };
         let state = opened.ok_or(CliError::Interrupted)??;
         state.add_keys(&keys);
-        if let Some(template) = chat_template(&run, &config)? {
-            state.set_chat_template(template);
+        match chats {
+            Some(Ok(template)) => state.set_chat_template(template),
+            Some(Err(fault)) => state.refuse_chats(fault),
+            None => {}
         }
         if config.serve.model_sampling {
             let settings = run.imported().generation_settings()?;
@@ -110,8 +114,12 @@ fn keys_of_environment() -> Result<ApiKeys, CliError> {
     }
 }
 
-/// The chat template of the configuration, or else of the imported model.
-fn chat_template(run: &RunDirectory, config: &RunConfig) -> Result<Option<ChatTemplate>, CliError> {
+/// The chat template of the configuration, or else of the imported model. The model's own template may have a fault, which is
+/// returned in its place: the run answers all but chats.
+fn chat_template(
+    run: &RunDirectory,
+    config: &RunConfig,
+) -> Result<Option<Result<ChatTemplate, String>>, CliError> {
     let text = match &config.serve.chat_template {
         Some(file) => Some(chat_template_in(file)?),
         None => run.imported().chat_template()?,
@@ -121,7 +129,14 @@ fn chat_template(run: &RunDirectory, config: &RunConfig) -> Result<Option<ChatTe
     let tokens = run.imported().template_tokens(&tokenizer.end_of_text_text())?;
     let encoder = tokenizer.template_encoder();
     let encode: EncodeChat = Box::new(move |text| Ok(encoder.encode(text)?));
-    Ok(Some(ChatTemplate::new(text, tokens, encode)?))
+    match ChatTemplate::new(text, tokens, encode) {
+        Err(error) if config.serve.chat_template.is_none() => {
+            let fault = error.source().map_or_else(|| error.to_string(), |source| source.to_string());
+            tracing::warn!(file = %chat_template_file(run).display(), fault, "chats are refused: {error}");
+            Ok(Some(Err(fault)))
+        }
+        template => Ok(Some(Ok(template?))),
+    }
 }
 
 /// Binds the server's address.

@@ -20,6 +20,8 @@ pub struct Fake {
     topology: Topology,
     pub context: usize,
     pub gate: Arc<Gate>,
+    /// Holds passes of the router back. Their texts are counted before.
+    pub router_gate: Gate,
     pub broken: Arc<Broken>,
     /// Number of texts that were routed.
     pub routed: AtomicUsize,
@@ -40,6 +42,7 @@ impl Fake {
             topology,
             context,
             gate: Arc::default(),
+            router_gate: Gate::default(),
             broken: Arc::default(),
             routed: AtomicUsize::new(0),
         })
@@ -67,7 +70,7 @@ impl Broken {
     }
 }
 
-/// Holds decode steps back until a test releases them.
+/// Holds decode steps, or passes of the router, back until a test releases them.
 #[derive(Default)]
 pub struct Gate {
     shut: Mutex<bool>,
@@ -110,6 +113,7 @@ impl RoutedModel for Fake {
 
     fn route(&self, prefixes: &[&[u32]]) -> Result<Vec<Route>, BoxError> {
         self.routed.fetch_add(prefixes.len(), Ordering::SeqCst);
+        self.router_gate.pass();
         let route = |prefix: &&[u32]| {
             let path = prefix[0] % 4;
             let distances = (0..4).map(|p: u32| 0.25 + (p ^ path) as f32).collect();
@@ -224,10 +228,14 @@ impl TextCodec for Bytes {
     }
 
     fn token_text(&self, token: u32) -> String {
+        String::from_utf8_lossy(&self.token_bytes(token)).into_owned()
+    }
+
+    fn token_bytes(&self, token: u32) -> Vec<u8> {
         match u8::try_from(token) {
-            Ok(byte) => String::from_utf8_lossy(&[byte]).into_owned(),
-            Err(_) if token == END => "<|end|>".into(),
-            Err(_) => String::new(),
+            Ok(byte) => vec![byte],
+            Err(_) if token == END => b"<|end|>".to_vec(),
+            Err(_) => Vec::new(),
         }
     }
 

@@ -135,7 +135,9 @@ impl Answer {
             }
             Form::Chat => {
                 let object = if whole { "chat.completion" } else { "chat.completion.chunk" };
-                let choices = choices.into_iter().map(|choice| ChatChoice::new(choice, whole)).collect();
+                let codec = self.state.codec.as_ref();
+                let choice = |choice| ChatChoice::new(choice, whole, codec);
+                let choices = choices.into_iter().map(choice).collect();
                 serde_json::to_vec(&ChatResponse {
                     id,
                     object,

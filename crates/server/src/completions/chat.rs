@@ -1,11 +1,14 @@
 //! `POST /v1/chat/completions`: a chat as a completion, and a completion as a chat.
 
+use dipaco_infer::TextCodec;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::chat_template::Message;
 use crate::completions::request::{MAX_LOG_PROBS, MAX_TOKENS};
-use crate::completions::response::{ChosenRoute, CompletionChoice, LogProbs, StopCause, UsageField};
+use crate::completions::response::{
+    ChosenRoute, CompletionChoice, LogProbs, StopCause, TopToken, UsageField,
+};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 
@@ -113,6 +116,12 @@ pub(crate) struct ChatChoice {
     finish_reason: Option<&'static str>,
     /// The stop text or stop token that ended the choice.
     stop_reason: Option<StopCause>,
+    /// Ids of the prompt's tokens, for a request with `return_token_ids`; in the first chunk of a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
+    /// Ids of the generated tokens, for a request with `return_token_ids`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
     /// The route, for a request with `return_route`.
     #[serde(skip_serializing_if = "Option::is_none")]
     dipaco: Option<ChosenRoute>,
@@ -152,8 +161,8 @@ struct LikelyToken {
 }
 
 impl ChatChoice {
-    /// A choice of a completion as a choice of a chat: whole, or a piece.
-    pub(crate) fn new(choice: CompletionChoice, whole: bool) -> Self {
+    /// A choice of a completion as a choice of a chat: whole, or a piece. `codec` has the bytes of its tokens.
+    pub(crate) fn new(choice: CompletionChoice, whole: bool, codec: &dyn TextCodec) -> Self {
         let role = (whole || choice.names_speaker).then_some("assistant");
         let speech = Some(Speech { role, content: choice.text });
         let (message, delta) = if whole { (speech, None) } else { (None, speech) };
@@ -161,27 +170,29 @@ impl ChatChoice {
             index: choice.index,
             message,
             delta,
-            logprobs: choice.logprobs.map(ChatLogProbs::new),
+            logprobs: choice.logprobs.map(|log_probs| ChatLogProbs::new(log_probs, codec)),
             finish_reason: choice.finish_reason,
             stop_reason: choice.stop_reason,
+            prompt_token_ids: choice.prompt_token_ids,
+            token_ids: choice.token_ids,
             dipaco: choice.dipaco,
         }
     }
 }
 
 impl ChatLogProbs {
-    fn new(log_probs: LogProbs) -> Self {
-        let scores = log_probs.token_logprobs.into_iter().zip(log_probs.top_logprobs);
-        let content = log_probs.tokens.into_iter().zip(scores).map(|(token, (logprob, top))| {
-            let likely =
-                |(token, logprob): (String, f64)| LikelyToken { bytes: bytes(&token), token, logprob };
-            let top_logprobs = top.into_iter().flat_map(|top| top.0).map(likely).collect();
-            ChatToken { bytes: bytes(&token), token, logprob, top_logprobs }
+    fn new(log_probs: LogProbs, codec: &dyn TextCodec) -> Self {
+        let LogProbs { ids, tokens, token_logprobs, top_logprobs, .. } = log_probs;
+        let likely = |TopToken { id, text, log_prob }: TopToken| LikelyToken {
+            token: text,
+            logprob: log_prob,
+            bytes: codec.token_bytes(id),
+        };
+        let scores = token_logprobs.into_iter().zip(top_logprobs);
+        let content = ids.into_iter().zip(tokens).zip(scores).map(|((id, token), (logprob, top))| {
+            let top_logprobs = top.into_iter().flat_map(|top| top.0).map(&likely).collect();
+            ChatToken { token, logprob, bytes: codec.token_bytes(id), top_logprobs }
         });
         Self { content: content.collect() }
     }
-}
-
-fn bytes(text: &str) -> Vec<u8> {
-    text.as_bytes().to_vec()
 }

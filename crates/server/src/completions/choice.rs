@@ -8,7 +8,7 @@ use dipaco_topology::PathId;
 use crate::ServerState;
 use crate::completions::request::{CompletionRequest, Form};
 use crate::completions::response::{
-    ChosenRoute, CompletionChoice, LogProbs, PromptLogProb, PromptToken, StopCause, TopTokens,
+    ChosenRoute, CompletionChoice, LogProbs, PromptLogProb, PromptToken, StopCause, TopToken, TopTokens,
 };
 use crate::error::ApiError;
 
@@ -183,18 +183,19 @@ impl Choice {
     }
 
     fn push(&self, to: &mut LogProbs, scored: &TokenScore, offset: usize) {
-        let mut top: Vec<(String, f64)> = Vec::with_capacity(scored.top.len());
-        for (token, log_prob, _) in scored.likeliest(self.log_probs.unwrap_or(0)) {
-            let (text, log_prob) = (self.text(token), f64::from(log_prob));
-            match top.iter_mut().find(|(other, _)| *other == text) {
-                Some((_, other)) => *other = other.max(log_prob),
-                None => top.push((text, log_prob)),
-            }
-        }
+        let asked = self.log_probs.unwrap_or(0);
+        // OpenAI's chats have at most as many as asked for, and its completions have the token itself besides.
+        let listed = scored.likeliest(asked).filter(|&(_, _, rank)| !self.in_chat || rank <= asked);
+        let top = listed.map(|(id, log_prob, _)| TopToken {
+            id,
+            text: self.text(id),
+            log_prob: f64::from(log_prob),
+        });
         to.text_offset.push(offset);
         to.tokens.push(self.text(scored.token));
+        to.ids.push(scored.token);
         to.token_logprobs.push(scored.log_prob.map(f64::from));
-        to.top_logprobs.push(scored.log_prob.map(|_| TopTokens(top)));
+        to.top_logprobs.push(scored.log_prob.map(|_| TopTokens(top.collect())));
     }
 
     /// The entry of `prompt_logprobs` for a token of the prompt; `None` for the first one, which no position predicts.

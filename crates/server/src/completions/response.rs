@@ -154,7 +154,10 @@ pub(crate) struct LogProbs {
     pub(crate) token_logprobs: Vec<Option<f64>>,
     /// Texts of the tokens.
     pub(crate) tokens: Vec<String>,
-    /// The likeliest tokens and the token itself.
+    /// Ids of the tokens, for their bytes in a chat.
+    #[serde(skip)]
+    pub(crate) ids: Vec<u32>,
+    /// The likeliest tokens. In a completion the token itself is always among them.
     pub(crate) top_logprobs: Vec<Option<TopTokens>>,
 }
 
@@ -163,17 +166,34 @@ impl LogProbs {
         self.text_offset.extend(more.text_offset);
         self.token_logprobs.extend(more.token_logprobs);
         self.tokens.extend(more.tokens);
+        self.ids.extend(more.ids);
         self.top_logprobs.extend(more.top_logprobs);
     }
 }
 
-/// The likeliest tokens by their text, likeliest first. Of tokens with the same text only the likeliest is kept.
+/// The likeliest tokens, likeliest first. A completion has them by their texts, and of tokens with the same text only the
+/// likeliest.
 #[derive(Debug)]
-pub(crate) struct TopTokens(pub(crate) Vec<(String, f64)>);
+pub(crate) struct TopTokens(pub(crate) Vec<TopToken>);
+
+/// One of the likeliest tokens.
+#[derive(Debug)]
+pub(crate) struct TopToken {
+    /// Its id.
+    pub(crate) id: u32,
+    /// Its text.
+    pub(crate) text: String,
+    /// Its log-probability in nats.
+    pub(crate) log_prob: f64,
+}
 
 impl Serialize for TopTokens {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(text, log_prob)| (text, log_prob)))
+        let is_first = |(place, token): &(usize, &TopToken)| {
+            self.0.iter().take(*place).all(|likelier| likelier.text != token.text)
+        };
+        let kept = self.0.iter().enumerate().filter(is_first);
+        serializer.collect_map(kept.map(|(_, token)| (&token.text, token.log_prob)))
     }
 }
 

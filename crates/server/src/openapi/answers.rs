@@ -60,7 +60,8 @@ fn completions() -> Vec<(&'static str, Value)> {
     let speech = object(json!({"role": {"const": "assistant"}, "content": string()}), &["role"]);
     let chat_choice = json!({
         "index": integer(), "message": speech, "delta": speech, "logprobs": {"type": ["object", "null"]},
-        "finish_reason": finish_reason, "stop_reason": stop_reason, "dipaco": reference("ChosenRoute"),
+        "finish_reason": finish_reason, "stop_reason": stop_reason,
+        "prompt_token_ids": integers(), "token_ids": integers(), "dipaco": reference("ChosenRoute"),
     });
     let numbers = list(json!({"type": ["number", "null"]}));
     let tops = list(json!({"type": ["object", "null"], "additionalProperties": {"type": "number"}}));
@@ -76,7 +77,7 @@ fn completions() -> Vec<(&'static str, Value)> {
         ("Completion", whole("text_completion", "Choice")),
         ("ChatCompletion", whole("chat.completion", "ChatChoice")),
         ("Choice", object(choice, &["prompt_logprobs", "prompt_token_ids", "token_ids", "dipaco"])),
-        ("ChatChoice", object(chat_choice, &["message", "delta", "dipaco"])),
+        ("ChatChoice", object(chat_choice, &["message", "delta", "prompt_token_ids", "token_ids", "dipaco"])),
         ("LogProbs", object(log_probs, &[])),
         ("PromptLogProb", object(prompt_token, &[])),
         ("Usage", object(usage, &[])),

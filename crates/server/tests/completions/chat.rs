@@ -1,9 +1,11 @@
 //! Guarantees of `/v1/chat/completions`.
 
+use dipaco_infer::{TextCodec, score};
 use dipaco_server::{ChatTemplate, EncodeChat, TemplateTokens};
 use serde_json::{Value, json};
 
 use super::client::Server;
+use super::fake::{Bytes, logits};
 use super::server;
 
 fn with_template(server: &Server) {
@@ -48,6 +50,68 @@ async fn a_chat_is_the_completion_of_its_template() {
         (&open["choices"][0]["finish_reason"], &open["usage"]["completion_tokens"]),
         (&json!("stop"), &json!(26))
     );
+}
+
+#[tokio::test]
+async fn a_chat_has_the_token_ids_of_its_prompt_and_its_answer_if_it_asks_for_them() {
+    let server = server().await;
+    with_template(&server);
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "ab"}], "max_tokens": 2, "temperature": 0, "path": 0,
+    });
+    let chat = async |body: &Value| server.post("/v1/chat/completions", body).await;
+    let without = chat(&body).await.json()["choices"][0].clone();
+    assert!(without.get("token_ids").is_none() && without.get("prompt_token_ids").is_none(), "{without}");
+    body["return_token_ids"] = json!(true);
+    let whole = chat(&body).await.json()["choices"][0].clone();
+    assert_eq!((&whole["prompt_token_ids"], &whole["token_ids"]), (&json!([97, 98]), &json!([99, 100])));
+
+    body["stream"] = json!(true);
+    let events = chat(&body).await.events();
+    let chunks = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
+    let choices: Vec<Value> = chunks.map(|mut chunk| chunk["choices"][0].take()).collect();
+    assert_eq!(choices[0]["prompt_token_ids"], json!([97, 98]));
+    let ids: Vec<&Value> =
+        choices.iter().filter_map(|choice| choice["token_ids"].as_array()).flatten().collect();
+    assert_eq!(ids, [99, 100]);
+}
+
+#[tokio::test]
+async fn a_chat_lists_as_many_of_the_likeliest_tokens_as_asked_for_with_the_bytes_of_each() {
+    let server = server().await;
+    with_template(&server);
+    // The first byte of a character. The bias makes it the answer, though many tokens are likelier.
+    let scored = score(&logits(97, 0, 0), 0xC3, 20).unwrap();
+    assert!(scored.rank > Some(20) && scored.top.len() == 21, "{scored:?}");
+    let content = async |top: Value| {
+        let body = json!({
+            "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "temperature": 0, "path": 0,
+            "logit_bias": {"195": 100}, "logprobs": true, "top_logprobs": top,
+        });
+        let answer = server.post("/v1/chat/completions", &body).await.json();
+        answer["choices"][0]["logprobs"]["content"][0].clone()
+    };
+    let token = content(json!(20)).await;
+    assert_eq!((&token["token"], &token["bytes"]), (&json!("\u{FFFD}"), &json!([195])));
+    let likely = |&(id, log_prob): &(u32, f32)| {
+        let (text, bytes) = (Bytes.token_text(id), Bytes.token_bytes(id));
+        json!({"token": text, "logprob": f64::from(log_prob), "bytes": bytes})
+    };
+    let expected: Vec<Value> = scored.top.iter().take(20).map(likely).collect();
+    assert_eq!(token["top_logprobs"], json!(expected));
+    assert_eq!(content(Value::Null).await["top_logprobs"], json!([]));
+
+    // A completion names tokens by their texts, and has the token itself besides.
+    let body = json!({
+        "prompt": "a", "max_tokens": 1, "temperature": 0, "path": 0, "logit_bias": {"98": 100}, "logprobs": 20,
+    });
+    let answer = String::from_utf8(server.complete(body).await.body).unwrap();
+    assert_eq!(answer.matches("\"\u{FFFD}\":").count(), 1, "{answer}");
+    let own = json!({
+        "prompt": "a", "max_tokens": 1, "temperature": 0, "path": 0, "logit_bias": {"195": 100}, "logprobs": 0,
+    });
+    let own = server.complete(own).await.json()["choices"][0]["logprobs"].clone();
+    assert_eq!(own["top_logprobs"][0]["\u{FFFD}"], own["token_logprobs"][0]);
 }
 
 #[tokio::test]
@@ -106,6 +170,25 @@ async fn chats_that_cannot_be_answered_are_refused_with_the_field() {
         let (status, message, _, param, _) = chat(body.clone()).await;
         assert_eq!((status, param), (400, json!(field)), "{body}: {message}");
     }
+}
+
+#[tokio::test]
+async fn a_server_whose_template_has_a_fault_refuses_chats_and_says_why() {
+    let server = server().await;
+    let template = "{% generation %}{{ messages }}{% endgeneration %}".to_owned();
+    let encode: EncodeChat = Box::new(|_| Ok(Vec::new()));
+    let fault = ChatTemplate::new(template, TemplateTokens::default(), encode).err().unwrap();
+    let reason = std::error::Error::source(&fault).unwrap().to_string();
+    assert!(reason.contains("generation"), "{reason}");
+    server.state.refuse_chats(reason.clone());
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+    for address in ["/v1/chat/completions", "/tokenize"] {
+        let (status, message, _, param, code) = server.post(address, &chat).await.error();
+        assert_eq!((status, param, code), (400, json!("messages"), json!("no_chat_template")), "{address}");
+        assert!(message.contains(&reason) && message.contains("/v1/completions"), "{address}: {message}");
+    }
+    assert_eq!(server.get("/tokenizer_info").await.json()["chat_template"], Value::Null);
+    assert_eq!(server.complete(json!({"prompt": "a", "max_tokens": 1})).await.status, 200);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::ServerState;
-use crate::chat_template::{Message, no_chat};
+use crate::chat_template::Message;
 use crate::error::ApiError;
 use crate::fields::{tokens, wrong};
 
@@ -26,9 +26,7 @@ impl Prompt {
         match self {
             Self::Tokens(tokens) => Ok(tokens),
             Self::Text(text) => state.codec.encode(&text).map_err(failed),
-            Self::Chat { messages, answer_begins } => {
-                state.chat.get().ok_or_else(no_chat)?.prompt(&messages, answer_begins)
-            }
+            Self::Chat { messages, answer_begins } => state.chat()?.prompt(&messages, answer_begins),
         }
     }
 }
