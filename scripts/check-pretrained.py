@@ -165,7 +165,10 @@ def main():
             print(f"{model.name}: {seed['bytes']} bytes of weights, hash {seed['hash'][:16]}")
         good &= len(set(hashes)) == 1
         run = ["--run", folder / "run-0"]
-        runs.run(options.dipaco, "prepare", *run, text, "--validation", text)
+        # `prepare` trains on no file of the validation text, and the seed takes no step here.
+        train = folder / "train.jsonl"
+        train.write_bytes(text.read_bytes())
+        runs.run(options.dipaco, "prepare", *run, train, "--validation", text)
         runs.run(options.dipaco, "seed", *run)
         length = ["--set", f"evaluation.sequence_tokens={options.sequence_tokens}"]
         (ours,) = json.loads(runs.run(options.dipaco, "evaluate", *run, "--seed", "--json", *length))

@@ -16,7 +16,8 @@ const MOST_TRIES: u64 = 1 << 23;
 /// Places clusters on a grid of paths so that the clusters of the paths through a module are near each other: the sum, over
 /// all modules, of the squared distances between the centroids of a module's paths and their mean is small.
 ///
-/// `centroids` (P, D) are row-major; `radices` are those of a path's number, level by level. Returns the cluster of each path (P).
+/// `centroids` (P, D) are row-major; `radices` are those of the last digits of a path's number, level by level. Paths that differ
+/// only in a digit before them are replicas, and have the same modules. Returns the cluster of each path (P).
 /// From a random order, two paths exchange their clusters wherever this lowers the sum, until no exchange does. The order is a
 /// function of the arguments.
 pub(crate) fn arrange(centroids: &[f32], dimension: usize, radices: &[u32], seed: u64) -> Vec<u32> {
@@ -72,7 +73,7 @@ impl Level {
 
 impl<'a> Arrangement<'a> {
     fn new(centroids: &'a [f32], dimension: usize, radices: &[u32], order: Vec<u32>) -> Self {
-        let mut below = order.len();
+        let mut below: usize = radices.iter().map(|&modules| modules as usize).product();
         let levels = radices.iter().map(|&modules| {
             let modules = modules as usize;
             below /= modules;
@@ -208,6 +209,15 @@ mod tests {
         assert_eq!(arrange(&centroids, 2, &[12], 7), by_number, "no path shares a module");
         let lattice: Vec<f32> = (0..12u8).flat_map(|n| [f32::from(n / 4), 10.0 * f32::from(n % 4)]).collect();
         assert_eq!(arrange(&lattice, 2, &[3, 4], 7), by_number, "arranged by chance");
+    }
+
+    #[test]
+    fn replicas_get_clusters_near_each_other() {
+        // Paths 0 and 2 have one module, and paths 1 and 3 the other.
+        let order = arrange(&[0.0, 1.0, 100.0, 101.0], 1, &[2], 7);
+        let pair = |path: usize| order[path] / 2;
+        assert_eq!((pair(0), pair(1)), (pair(2), pair(3)), "{order:?}");
+        assert_ne!(pair(0), pair(1), "{order:?}");
     }
 
     #[test]

@@ -20,8 +20,9 @@ const FOLDER: &str = "parts";
 const SECTION_FRAMES: u64 = 64;
 /// Largest number of sections, and so of parts of the work.
 const SECTIONS: u64 = 1024;
-/// Largest number of token files of all sections and paths.
-const SECTION_FILES: u64 = 1 << 16;
+/// Largest number of token files of all sections and paths. An evaluation maps the validation files of all paths at a time,
+/// and Linux gives a process 65,530 maps.
+const SECTION_FILES: u64 = 1 << 15;
 /// Path number in the record of a document that is reserved for the router.
 const RESERVED: u32 = u32::MAX;
 /// Bytes of a path and its score in a record.
@@ -198,6 +199,6 @@ mod tests {
     #[test]
     fn sections_follow_the_text_and_the_paths_within_bounds() {
         assert_eq!([0, 63, 128, 200].map(|frames| section_count(frames, 4)), [1, 1, 2, 3]);
-        assert_eq!([1, 16, 256, 1 << 20].map(|paths| section_count(1 << 40, paths)), [1024, 1024, 256, 1]);
+        assert_eq!([1, 16, 256, 1 << 20].map(|paths| section_count(1 << 40, paths)), [1024, 1024, 128, 1]);
     }
 }

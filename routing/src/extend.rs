@@ -90,7 +90,7 @@ mod tests {
         let (old_text, new_text) = (around(&[[0.0, 0.0], [5.0, 5.0]]), around(&[[0.0, 9.0], [9.0, 0.0]]));
         for (standardise, whiten) in [(true, false), (false, true)] {
             let config = RouterConfig { standardise, whiten, least_share: 0.0, ..RouterConfig::default() };
-            let old = fit_points(&old_text, 2, &[2], origin("old"), &config, &mut silent).unwrap().router;
+            let old = fit_points(&old_text, 2, &[2], 1, origin("old"), &config, &mut silent).unwrap().router;
             let new = fit_added(&old, &new_text, 2, origin("new"), &config, &mut silent).unwrap();
             assert_eq!((new.paths(), new.fitted_on().tokens_hash.as_str()), (4, "new"));
             let paths = |router: &Router, text: &[f32]| -> Vec<u32> {
@@ -107,7 +107,7 @@ mod tests {
     fn other_features_are_refused_by_name() {
         let config = RouterConfig::default();
         let text = around(&[[0.0, 0.0], [5.0, 0.0]]);
-        let old = fit_points(&text, 2, &[2], origin("old"), &config, &mut silent).unwrap().router;
+        let old = fit_points(&text, 2, &[2], 1, origin("old"), &config, &mut silent).unwrap().router;
         let other = RouterConfig { prefix_tokens: 16, ..config };
         let error = fit_added(&old, &text, 1, origin("new"), &other, &mut silent).unwrap_err().to_string();
         assert!(error.contains("routing.prefix_tokens = 16: differs from the router"), "{error}");

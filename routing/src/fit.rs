@@ -47,7 +47,8 @@ pub struct Fit {
 
 /// Fits a router on the features of `config.sample_documents` documents of `file`, drawn evenly. `clusters` are the radices
 /// of a path's number (`Topology::radices`): product k-means fits that many centroids to each part of the feature, k-means
-/// needs only their product, the number of paths.
+/// needs only their product, the number of paths. `replicas` (`Topology::replicas`) is the number of paths through each
+/// combination of modules. Above 1 it is the first radix, and the others are levels.
 ///
 /// `seed_hash` names the weights of `model`; users of the router check it with [`Router::check_seed`]. The same inputs give
 /// the same router, bit for bit. Memory: the features of the sample as f32, up to three times.
@@ -61,6 +62,7 @@ pub fn fit(
     seed_hash: &str,
     file: &TokenSet,
     clusters: &[u32],
+    replicas: u32,
     config: &RouterConfig,
     progress: &mut ProgressFn<'_>,
 ) -> Result<Fit, RoutingError> {
@@ -85,7 +87,7 @@ pub fn fit(
         labels_hash: None,
         devices: model.device().into_iter().collect(),
     };
-    fit_points(&points, dimension, clusters, origin, config, progress)
+    fit_points(&points, dimension, clusters, replicas, origin, config, progress)
 }
 
 /// [`fit()`] on features (N, D), row-major, that are computed already.
@@ -98,6 +100,7 @@ pub fn fit_points(
     points: &[f32],
     dimension: usize,
     clusters: &[u32],
+    replicas: u32,
     origin: FitOrigin,
     config: &RouterConfig,
     progress: &mut ProgressFn<'_>,
@@ -106,7 +109,8 @@ pub fn fit_points(
     config.check_start()?;
     let documents = points.len().checked_div(dimension).unwrap_or(0);
     let paths = check_count(documents, clusters)?;
-    let radices = clusters;
+    // The replicas of a combination share all of its modules, so their digit is no level.
+    let levels = clusters.get(usize::from(replicas > 1)..).unwrap_or_default();
     let clusters = match config.kind {
         RouterKind::ProductKMeans if !clusters.is_empty() => clusters.to_vec(),
         _ => vec![paths],
@@ -140,7 +144,7 @@ pub fn fit_points(
     let points = &*mapped;
     let mut found = cluster_parts(points, dimension, &clusters, config, progress)?;
     if config.arrange && config.kind == RouterKind::KMeans {
-        found.take_order(&arrange(&found.centroids, dimension, radices, config.seed), dimension);
+        found.take_order(&arrange(&found.centroids, dimension, levels, config.seed), dimension);
     }
     let loss = found.inertia / documents as f64;
     let fitted_on = FittedOn { loss, ..fitted_on };

@@ -26,18 +26,26 @@ pub fn token_gain(shards: &ShardSet, prefix_tokens: usize) -> Result<Option<f64>
     if shards.shards().len() < 2 {
         return Ok(None);
     }
-    let mut files = Vec::with_capacity(shards.shards().len());
-    for shard in shards.shards() {
-        files.push(shards.open_shard(shard.path)?);
+    gain(shards.shards().iter().map(|shard| shards.open_shard(shard.path)), prefix_tokens)
+}
+
+/// [`token_gain`] of shards that are opened one after the other. A process may have fewer memory maps than all shards
+/// together have files.
+fn gain(
+    shards: impl Iterator<Item = Result<TokenSet, RoutingError>>,
+    prefix_tokens: usize,
+) -> Result<Option<f64>, RoutingError> {
+    let mut counted = Vec::new();
+    for shard in shards {
+        let shard = shard?;
+        counted.push([0, 1].map(|first| Counts::of(&shard, first, prefix_tokens)));
     }
-    let counted: Vec<Counts> = files.iter().map(|file| Counts::of(file, 0, prefix_tokens)).collect();
     let mut common = Counts::default();
-    for shard in &counted {
+    for [shard, _] in &counted {
         common.add(shard);
     }
     let (mut bits, mut tokens) = (0.0, 0u64);
-    for (file, shard) in files.iter().zip(&counted) {
-        let predicted = Counts::of(file, 1, prefix_tokens);
+    for [shard, predicted] in &counted {
         for (token, &count) in predicted.of_token.iter().enumerate().filter(|(_, count)| **count > 0) {
             let everywhere = common.smoothed(token);
             let here =
@@ -129,10 +137,33 @@ mod tests {
             devices: Vec::new(),
         };
         let dimension = model.dimension();
-        let fit = fit_points(points, dimension, &[paths], origin, &config, &mut silent).unwrap();
+        let fit = fit_points(points, dimension, &[paths], 1, origin, &config, &mut silent).unwrap();
         let shards = folder.path().join("shards");
         let assigned = assign(model, "seed", &fit.router, &file, &shards, &mut silent).unwrap();
         token_gain(&assigned.shards, 4).unwrap()
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn one_shard_is_mapped_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = corpus(folder.path(), 400);
+        let config = RouterConfig::default();
+        let fit = crate::fit(&Histogram, "seed", &file, &[TOPICS], 1, &config, &mut silent).unwrap();
+        let out = folder.path().join("shards");
+        let shards = assign(&Histogram, "seed", &fit.router, &file, &out, &mut silent).unwrap().shards;
+        let place = out.canonicalize().unwrap().display().to_string();
+        let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches(&place).count();
+        let mut opened = 0;
+        let one_by_one = shards.shards().iter().map(|shard| {
+            assert_eq!(mapped(), 0, "before path {}", shard.path);
+            let file = shards.open_shard(shard.path).unwrap();
+            assert_eq!(mapped(), 1, "path {}", shard.path);
+            opened += 1;
+            Ok(file)
+        });
+        let found = gain(one_by_one, 4).unwrap();
+        assert_eq!((opened, found), (TOPICS, token_gain(&shards, 4).unwrap()));
     }
 
     /// Features that say nothing about a document.

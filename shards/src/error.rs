@@ -159,6 +159,28 @@ pub enum ShardsError {
         /// True if there is only one input.
         one: bool,
     },
+    /// The only files of the inputs are those of runs.
+    #[error("{inputs}: the only files are those of a run, in {}: name the text, and keep it out of the folder of a run", run.display())]
+    OnlyRunFiles {
+        /// The inputs as given.
+        inputs: String,
+        /// The folder with the files of the run, the first of several.
+        run: PathBuf,
+    },
+    /// All training inputs are validation inputs too.
+    #[error(
+        "{inputs}: all files are validation inputs too, so no text is left for training: name other text, or leave out --validation to hold out a part of this text"
+    )]
+    NoTrainInput {
+        /// The training inputs as given.
+        inputs: String,
+    },
+    /// The name of an input is not UTF-8, so records in JSON cannot hold it.
+    #[error("the name of {} is not UTF-8, so no record can hold it: rename the file or its folder, or leave it out of the input", path.display())]
+    NameNotUtf8 {
+        /// The file.
+        path: PathBuf,
+    },
     /// No file gave a document.
     #[error(
         "{inputs}: no document could be kept; {reasons}: correct the input, or remove files without text"

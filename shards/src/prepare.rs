@@ -15,8 +15,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use crate::progress::Watch;
-use crate::readers::InputList;
-use crate::{PrepareProgress, ShardsError, TokenSet, Tokenizer, WorkPart, list_inputs};
+use crate::{PrepareProgress, ShardsError, TokenSet, Tokenizer, WorkPart};
 use inputs::Inputs;
 use manifest::Manifest;
 use pieces::{FinishedPiece, Piece};
@@ -24,6 +23,7 @@ use pipeline::Split;
 
 pub use config::PrepareConfig;
 pub use manifest::prepared_tokenizer;
+pub(crate) use outputs::is_prepared;
 pub use report::{FileReport, PrepareReport, SplitReport, TokenizerReport};
 
 /// Names in the output folder.
@@ -46,12 +46,12 @@ pub enum PrepareWork {
     Part(WorkPart),
 }
 
-/// Looks whether the inputs exist, and reads nothing.
+/// Looks whether the inputs exist and leave files to train on, and reads none of them.
 ///
 /// # Errors
-/// An input does not exist or can't be listed.
+/// An input does not exist or can't be listed, a name is not UTF-8, or no file is left for training.
 pub fn check_inputs(inputs: &[PathBuf], validation_inputs: &[PathBuf]) -> Result<(), ShardsError> {
-    Inputs::list(inputs, validation_inputs).map(drop)
+    Inputs::list(inputs, validation_inputs, None).map(drop)
 }
 
 /// Turns text into `tokenizer.json`, the token sets `train.json` and `validation.json` (with a validation split or
@@ -60,6 +60,9 @@ pub fn check_inputs(inputs: &[PathBuf], validation_inputs: &[PathBuf]) -> Result
 /// Non-empty `validation_inputs` are the validation set, and no document of `inputs` is split off. Otherwise the
 /// validation set is [`PrepareConfig::validation_fraction`] of the documents, chosen by a hash of their text, so the same
 /// text is always on the same side. Repeated documents are kept.
+///
+/// A file with several names is read once, and a validation input is no training text. A directory with the files of a run
+/// is left out.
 ///
 /// The text is tokenised in pieces: one input file, or several small files. Their token files in the folder `pieces` are
 /// the text; the token sets only list them. A call continues the work of a stopped call. Several machines can each do a
@@ -85,7 +88,10 @@ pub fn prepare(
 ) -> Result<PrepareReport, ShardsError> {
     let start = Instant::now();
     config.check()?;
-    let list = Inputs::list(inputs, validation_inputs)?;
+    // A folder that does not exist yet holds no outputs.
+    let outputs_before = std::fs::canonicalize(out).ok();
+    let list = Inputs::list(inputs, validation_inputs, outputs_before.as_deref())?;
+    list.log_left_out();
     let pieces = list.pieces(config);
     let (folder, watch) = (out.join(pieces::FOLDER), Watch { progress, cancel });
     std::fs::create_dir_all(out).map_err(ShardsError::io("create the folder", out))?;
@@ -96,7 +102,8 @@ pub fn prepare(
     }
 
     std::fs::create_dir_all(&folder).map_err(ShardsError::io("create the folder", &folder))?;
-    let (tokenizer, used) = shared_tokenizer::tokenizer(config, &list, preparation.part(), &folder, watch)?;
+    let (tokenizer, used) =
+        shared_tokenizer::tokenizer(config, &list, inputs, preparation.part(), &folder, watch)?;
     let mut report = PrepareReport { tokenizer: used, ..PrepareReport::default() };
     // Reported apart from the rest until both sets are known to have documents.
     let mut own_validation = PrepareReport::default();
@@ -233,20 +240,28 @@ struct ReportedInputs<'a> {
     inputs: &'a [PathBuf],
 }
 
+/// Checks that the training set has a document.
+fn check_train(config: &PrepareConfig, main: &ReportedInputs<'_>) -> Result<(), ShardsError> {
+    let (train_documents, split_off) = (main.report.train.documents, main.report.validation.documents);
+    if train_documents + split_off == 0 {
+        return Err(main.report.no_documents(main.inputs));
+    }
+    if train_documents == 0 {
+        let fraction = config.validation_fraction;
+        return Err(ShardsError::EmptyTrain { documents: split_off, fraction });
+    }
+    Ok(())
+}
+
 /// Checks that both splits have a document. `validation` has the separate validation inputs, if there are any.
 fn check_documents(
     config: &PrepareConfig,
     main: &ReportedInputs<'_>,
     validation: &ReportedInputs<'_>,
 ) -> Result<(), ShardsError> {
+    check_train(config, main)?;
     let (train_documents, split_off) = (main.report.train.documents, main.report.validation.documents);
     let fraction = config.validation_fraction;
-    if train_documents + split_off == 0 {
-        return Err(main.report.no_documents(main.inputs));
-    }
-    if train_documents == 0 {
-        return Err(ShardsError::EmptyTrain { documents: split_off, fraction });
-    }
     if !validation.inputs.is_empty() && validation.report.validation.documents == 0 {
         return Err(validation.report.no_documents(validation.inputs));
     }
@@ -254,14 +269,6 @@ fn check_documents(
         return Err(ShardsError::EmptyValidation { documents: train_documents, fraction });
     }
     Ok(())
-}
-
-fn list_some(inputs: &[PathBuf]) -> Result<InputList, ShardsError> {
-    let list = list_inputs(inputs)?;
-    if list.files.is_empty() {
-        return Err(ShardsError::NoInput { inputs: names(inputs), one: inputs.len() == 1 });
-    }
-    Ok(list)
 }
 
 fn names(inputs: &[PathBuf]) -> String {

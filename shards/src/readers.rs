@@ -13,7 +13,9 @@ mod compression;
 mod json;
 mod lines;
 mod list;
+mod listing;
 mod parquet;
+mod run_files;
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -27,7 +29,9 @@ use compression::Content;
 use lines::{Line, Lines};
 
 use list::Format;
-pub use list::{InputFile, InputList, Skipped, crate_sources, list_inputs};
+pub use list::{InputFile, InputList, Skipped, crate_sources};
+pub(crate) use listing::Listing;
+pub use listing::list_inputs;
 
 /// Bytes at the start of a file that are searched for a NUL; a file with one is not text.
 const SNIFFED_BYTES: usize = 8 * 1024;
@@ -41,6 +45,13 @@ pub struct ReadSettings {
     pub max_line_bytes: usize,
     /// Largest document of a plain text in bytes. The text is cut at line ends; a longer line is one document.
     pub text_document_bytes: usize,
+}
+
+impl InputFile {
+    /// True if documents of the file can have other fields beside their text: JSON lines and Parquet, not plain text.
+    pub fn has_fields(&self) -> bool {
+        self.format != Format::Text
+    }
 }
 
 /// The reason why a line, or a run of plain text, is not a document.
@@ -126,8 +137,8 @@ pub fn read_documents(
     sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
 ) -> FileEnd {
     let mut end = FileEnd { bytes: 0, hash: None, lines: 0, damage: None, skipped: None };
-    let mut content = match Content::open(file, progress) {
-        Ok(content) => content,
+    let (mut content, unreadable) = match Content::open(file, progress) {
+        Ok(opened) => opened,
         Err(damage) => {
             end.damage = Some(damage);
             return end;
@@ -138,9 +149,10 @@ pub fn read_documents(
         records += 1;
         sink(record)
     };
-    let outcome = match file.format {
-        Format::Parquet => parquet::read(file, settings, sink, &mut end),
-        Format::Json | Format::Text => {
+    let outcome = match (unreadable, file.format) {
+        (Some(damage), _) => Err(damage.to_owned()),
+        (None, Format::Parquet) => parquet::read(file, settings, sink, &mut end),
+        (None, Format::Json | Format::Text) => {
             let read = read_lined(file.format, &mut content, settings, sink, &mut end);
             read.map_err(|error| format!("line {}: {}", end.lines + 1, content.describe(&error)))
         }
@@ -178,7 +190,11 @@ pub fn read_lines(
 ) -> Result<(), ShardsError> {
     let bytes = std::fs::metadata(path).map_err(ShardsError::io("open", path))?.len();
     let damaged = |reason| ShardsError::Damaged { path: path.to_owned(), reason };
-    let mut content = Content::open(&InputFile::new(path.to_owned(), bytes), &NoProgress).map_err(damaged)?;
+    let file = InputFile::new(path.to_owned(), bytes);
+    let (mut content, unreadable) = Content::open(&file, &NoProgress).map_err(damaged)?;
+    if let Some(damage) = unreadable {
+        return Err(damaged(damage.to_owned()));
+    }
     let mut number = 0;
     let mut lines = Lines::new(content.reader(), max_line_bytes);
     let error = loop {

@@ -82,6 +82,11 @@ run.export(os.path.join(out, "path-1"), path=1)
 run.export(os.path.join(out, "seed"), seed=True)
 run.export(os.path.join(out, "path-1.gguf"), path=1, gguf="q8_0")
 
+mine = os.path.join(out, "mine")
+os.mkdir(mine)
+with open(os.path.join(mine, "README.md"), "w") as file:
+    file.write("mine")
+
 
 def raised(call):
     try:
@@ -104,6 +109,7 @@ found["raised"] = {
     "no list": raised(lambda: run.generate(TEXT)),
     "text as tokens": raised(lambda: run.decode(TEXT)),
     "there already": raised(lambda: run.export(os.path.join(out, "seed"), seed=True)),
+    "file of somebody": raised(lambda: run.export(mine, path=1)),
     "format": raised(lambda: run.export(os.path.join(out, "x"), path=1, gguf="f64")),
     "nothing to export": raised(lambda: run.export(os.path.join(out, "x"))),
     "document": raised(lambda: text[len(text)]),
@@ -111,6 +117,8 @@ found["raised"] = {
     "no token file": raised(lambda: dipaco.TokenSet(os.path.join(folder, "config.toml"))),
     "write": raised(lambda: text.tokens.__setitem__(0, 1)),
 }
+with open(os.path.join(mine, "README.md")) as file:
+    found["kept"] = [os.listdir(mine), file.read()]
 run.export(os.path.join(out, "seed"), seed=True, force=True)
 found["lowest_error"] = [issubclass(dipaco.RunError, Exception), raised(lambda: list(text)) is None]
 

@@ -54,6 +54,21 @@ fn inputs_without_a_document_are_refused_by_name() {
 }
 
 #[test]
+fn a_run_inside_the_text_is_left_out() {
+    let run = Run::new();
+    fs::copy(pages(), run.folder().join("pages.txt.gz")).unwrap();
+    let _ = run.prepare([run.folder()]).succeeded();
+    fs::create_dir_all(run.file("secrets")).unwrap();
+    fs::write(run.file("secrets/join.token"), "secret").unwrap();
+    let again = run.prepare([run.folder()]).succeeded().says("nothing to do");
+    assert!(again.stderr.contains("run is left out"), "{again:?}");
+    let report = fs::read_to_string(run.file("data/report.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let paths: Vec<_> = report["files"].as_array().unwrap().iter().map(|file| &file["path"]).collect();
+    assert_eq!(paths, [&run.config(), &run.folder().join("pages.txt.gz")].map(|file| file.to_str().unwrap()));
+}
+
+#[test]
 fn damage_among_good_documents_is_reported_with_its_place() {
     let run = Run::new();
     let bad = input(

@@ -93,15 +93,20 @@ fn labels_of_other_text_are_refused() {
     let run = trained();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("labels.jsonl");
-    let evaluate = || {
-        let mut command = run.command("evaluate --set evaluation.max_documents=4");
+    let evaluate = |words: &str| {
+        let mut command = run.command(&format!("evaluate --set evaluation.max_documents=4 {words}"));
         command.arg("--labels").arg(&file);
         output(command)
     };
-    let _ = evaluate().failed(1, &["labels.jsonl"]);
+    let _ = evaluate("").failed(1, &["labels.jsonl"]);
     fs::write(&file, "{\"url\": \"a\", \"domain\": \"b\"}\n{\"url\": 3}\n").unwrap();
-    let _ = evaluate().failed(1, &["labels.jsonl", "line 2"]);
+    let _ = evaluate("").failed(1, &["labels.jsonl", "line 2"]);
     fs::write(&file, "{\"url\": \"http://elsewhere\", \"domain\": \"news\"}\n").unwrap();
-    let _ = evaluate().failed(1, &["labels.jsonl", "elsewhere"]);
+    // The text of the run is plain, so it has no addresses.
+    let _ = evaluate("").failed(1, &["labels.jsonl", "no document of the text has one", "`url`"]);
+    let text = folder.path().join("text.jsonl");
+    fs::write(&text, "{\"url\": \"http://here\", \"text\": \"c\"}\n").unwrap();
+    let words = format!("--labelled-text {}", text.display());
+    let _ = evaluate(&words).failed(1, &["labels.jsonl", "http://elsewhere", "http://here"]);
     let _ = dipaco("evaluate --labels").failed(2, &["--labels"]);
 }

@@ -1,24 +1,27 @@
 //! Files for other programs: an exported path in transformers, token files in h5py.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use dipaco_model::{
     Dtype, ModelConfig, PackedModule, Positions, StepSequence, Stepper, WeightFormat, import_llama,
 };
 use dipaco_shards::{TokenSet, Tokenizer};
-use dipaco_tests::fixtures::TINY;
+use dipaco_tests::fixtures::{TINY, root};
 use dipaco_tests::http::post;
+use dipaco_tests::process::{output, short_of_space};
 use dipaco_tests::python::python;
-use dipaco_tests::run::trained;
+use dipaco_tests::run::{Run, trained};
 use dipaco_topology::{Topology, TopologyConfig};
 use serde_json::{Value, json};
 
 const TEXT: &str = "fn main() { println!(\"Grüße, 世界\"); }";
 
 /// Logits of every position (T × V) by this project's own decoder.
-fn logits(checkpoint: &std::path::Path, tokens: &[u32]) -> Vec<f32> {
+fn logits(checkpoint: &Path, tokens: &[u32]) -> Vec<f32> {
     let config: toml::Table = TINY.parse().unwrap();
     let config: ModelConfig = config["model"].clone().try_into().unwrap();
     let config = config.with_vocabulary(384).unwrap();
@@ -64,14 +67,6 @@ fn transformers_gives_the_same_logits_as_the_decoder_and_as_the_server() {
     let tokens = tokenizer.encode(TEXT).unwrap();
     assert!(tokens.len() > 16, "{tokens:?}");
     the_card_names_the_weights(&fs::read_to_string(out.join("README.md")).unwrap(), &run.status());
-    let _ = run
-        .dipaco(&format!("export --path 2 --out {}", out.display()))
-        .failed(2, &["is there already", "--force"]);
-    // The README of somebody's folder stays as it is.
-    fs::remove_file(out.join("config.json")).unwrap();
-    let _ =
-        run.dipaco(&format!("export --path 2 --out {}", out.display())).failed(2, &["README.md", "--force"]);
-    let _ = run.dipaco(&format!("export --path 2 --force --out {}", out.display())).succeeded();
 
     let ids = json!(tokens).to_string();
     let Some(theirs) = python("transformers", "llama.py", &[out.to_str().unwrap(), &ids, TEXT]) else {
@@ -104,6 +99,97 @@ fn transformers_gives_the_same_logits_as_the_decoder_and_as_the_server() {
         let score = score.as_f64().unwrap();
         assert!((score - expected).abs() < 1e-4, "token {token}: served {score}, transformers {expected}");
     }
+}
+
+/// The files of a folder.
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let named =
+        |entry: fs::DirEntry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap());
+    fs::read_dir(folder).unwrap().map(|entry| named(entry.unwrap())).collect()
+}
+
+#[test]
+fn an_export_writes_over_a_file_only_by_force() {
+    let run = trained();
+    let folder = tempfile::tempdir().unwrap();
+    let (out, gguf) = (folder.path().join("out"), folder.path().join("out.gguf"));
+    let export = |words: &str| run.dipaco(&format!("export --path 2 --out {} {words}", out.display()));
+    let _ = export("").succeeded();
+    let written = files(&out);
+    let _ = export("").failed(2, &["config.json is there already", "--force"]);
+    let read_besides = ["model.safetensors.index.json", "chat_template.jinja"];
+    for name in written.keys().map(String::as_str).chain(read_besides) {
+        fs::remove_dir_all(&out).unwrap();
+        fs::create_dir(&out).unwrap();
+        fs::write(out.join(name), "mine").unwrap();
+        let _ = export("").failed(2, &[&format!("{name} is there already"), "--force"]);
+        assert_eq!(files(&out), BTreeMap::from([(name.to_owned(), b"mine".to_vec())]));
+    }
+    // Neither is written if one of them is there.
+    fs::remove_dir_all(&out).unwrap();
+    fs::write(&gguf, "mine").unwrap();
+    let _ = export(&format!("--gguf {}", gguf.display())).failed(2, &["out.gguf is there already"]);
+    assert!(!out.exists() && fs::read(&gguf).unwrap() == b"mine");
+    let _ = export(&format!("--force --gguf {}", gguf.display())).succeeded();
+    assert!(files(&out) == written && fs::read(&gguf).unwrap() != b"mine");
+}
+
+#[test]
+fn a_forced_export_leaves_no_file_of_the_checkpoint_before() {
+    let run = trained();
+    let folder = tempfile::tempdir().unwrap();
+    let (out, fresh) = (folder.path().join("out"), folder.path().join("fresh"));
+    let export = |out: &Path, words: &str| format!("export --path 2 {words} --out {}", out.display());
+    let _ = run.dipaco(&export(&fresh, "")).succeeded();
+    // Weights in two files with an index, and a chat template.
+    let model = files(&root().join("crates/model/tests/fixtures/pretrained"));
+    let of_others = ["config-older.json", "expected.json"];
+    assert!(model.contains_key("model.safetensors.index.json") && model.contains_key("chat_template.jinja"));
+    fs::create_dir(&out).unwrap();
+    for (name, bytes) in &model {
+        fs::write(out.join(name), bytes).unwrap();
+    }
+    let _ = run.dipaco(&export(&out, "--force --verify")).succeeded().says("64 of 64");
+    let mut expected = files(&fresh);
+    expected.extend(of_others.map(|name| (name.to_owned(), model[name].clone())));
+    assert!(files(&out) == expected, "{:?}", files(&out).keys());
+
+    // A broken export leaves nothing that a reader takes for a model.
+    let broken = output(short_of_space(&run.command(&export(&out, "--force")), 100));
+    let _ = broken.failed(1, &["model.safetensors", "too large"]);
+    let import = format!("seed --import {}", out.display());
+    let _ = Run::new().dipaco(&import).failed(1, &["out has no config.json"]);
+    let _ = run.dipaco(&export(&out, "--force")).succeeded();
+    assert!(files(&out) == expected, "{:?}", files(&out).keys());
+}
+
+#[test]
+fn scripts_read_what_was_written() {
+    let run = trained();
+    let folder = tempfile::tempdir().unwrap();
+    let (out, gguf) = (folder.path().join("out"), folder.path().join("out.gguf"));
+    let words = format!("--out {} --gguf {} --format q8_0 --json", out.display(), gguf.display());
+    let verified = run.dipaco(&format!("export --path 2 --verify {words}")).succeeded().json();
+    let expected = |model: &str| {
+        json!([
+            {"model": model, "kind": "checkpoint", "files": out.display().to_string(), "format": "f32"},
+            {"model": model, "kind": "gguf", "files": gguf.display().to_string(), "format": "q8_0"},
+        ])
+    };
+    let mut without = verified.clone();
+    let logits: Vec<Value> = without
+        .as_array_mut()
+        .unwrap()
+        .iter_mut()
+        .map(|entry| entry.as_object_mut().unwrap().remove("logits").unwrap())
+        .collect();
+    assert_eq!(without, expected("path-2"), "{verified}");
+    assert_eq!(logits[0]["largest_difference"], 0.0);
+    assert_eq!((&logits[0]["tokens"], &logits[0]["same_tokens"]), (&json!(64), &json!(64)));
+    assert!(logits[1]["largest_difference"].as_f64().unwrap() > 0.0, "{verified}");
+    assert!(logits[1]["largest_logit"].as_f64().unwrap() > 0.01, "{verified}");
+    let seed = run.dipaco(&format!("export --seed --force {words}")).succeeded().json();
+    assert_eq!(seed, expected("seed"));
 }
 
 #[test]

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dipaco_tests::fixtures::{corpus, fixture, root};
 use dipaco_tests::http::{get, post};
-use dipaco_tests::process::{Output, dipaco};
+use dipaco_tests::process::{Output, Signal, command, dipaco, output};
 use dipaco_tests::python::python;
 use dipaco_tests::run::Run;
 use serde_json::{Value, json};
@@ -99,9 +99,29 @@ fn an_imported_model_is_prepared_adapted_routed_trained_and_exported() {
     let answer = post(&server.address, "/tokenize", &chat).json();
     let tokens = answer["tokens"].as_array().unwrap();
     assert_eq!((tokens.len(), &tokens[0], &tokens[2]), (3, &json!(1), &json!(2)), "{answer}");
+    drop(server);
+    a_template_of_a_training_refuses_chats_only(&run);
     // What was exported can be imported.
     let again = self::run();
     let _ = again.dipaco(&format!("seed --import {}", out.display())).succeeded();
+}
+
+/// A model's template may have statements that only transformers knows. The run answers all but chats.
+fn a_template_of_a_training_refuses_chats_only(run: &Run) {
+    let file = run.file("imported/chat_template.jinja");
+    fs::write(&file, "{% generation %}{{ messages }}{% endgeneration %}").unwrap();
+    let server = run.serve("--set serve.model_sampling=false");
+    let ask = |address: &str, body: Value| post(&server.address, address, &body);
+    let chat = ask("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "a"}]}));
+    let refused = chat.error(400);
+    assert!(refused["message"].as_str().unwrap().contains("generation"), "{refused}");
+    assert_eq!(ask("/v1/completions", json!({"prompt": "a", "max_tokens": 1})).status, 200);
+    server.process.signal(Signal::TERM);
+    let log = server.process.finish().succeeded().stderr;
+    let warning = log.lines().find(|line| line.contains("chats are refused")).unwrap();
+    for part in ["WARN", "chat_template.jinja", "generation", "serve.chat_template"] {
+        assert!(warning.contains(part), "{part}: {warning}");
+    }
 }
 
 /// A run that begins with an exported GGUF file has what the exported run got from its model.
@@ -145,6 +165,23 @@ fn a_seed_without_steps_is_the_model_itself() {
     let _ = run.dipaco("route fit").succeeded();
     let seed = run.status()["seed"].clone();
     assert_eq!(seed["weights"], seed["imported"]);
+}
+
+#[test]
+fn a_run_with_a_relative_name_goes_on_elsewhere() {
+    let run = run();
+    let within = |folder: &Path, words: &str| {
+        let mut command = command(words.split_whitespace());
+        command.current_dir(folder);
+        output(command)
+    };
+    let words = format!("--run first --config {}", run.config().display());
+    let _ = within(run.folder(), &import(&words)).succeeded();
+    fs::rename(run.folder().join("first"), run.directory()).unwrap();
+    // The commands of a run name its whole path, in another folder.
+    let _ = run.prepare(corpus()).succeeded();
+    let text = corpus()[0].display().to_string();
+    let _ = within(run.folder(), &format!("prepare --run run {text}")).succeeded().says("nothing to do");
 }
 
 #[test]
@@ -228,9 +265,15 @@ fn the_quickstart_goes_from_a_model_to_completions() {
     let tokenizer = fs::read(model().join("tokenizer.json")).unwrap();
     assert_eq!(fs::read(run.file("data/tokenizer.json")).unwrap(), tokenizer);
 
-    // A repeated call finds all work done.
+    // A repeated call finds all work done. Without space for its events it says the results all the same.
     let manifest = run.status();
-    let _ = quickstart(&run, &words).succeeded().says("completion");
+    let (events, kept) = (run.file("metrics.jsonl"), run.folder().join("kept.jsonl"));
+    fs::rename(&events, &kept).unwrap();
+    std::os::unix::fs::symlink("/dev/full", &events).unwrap();
+    let again = quickstart(&run, &words).succeeded().says("routed").says("completion");
+    let said = "the results are not in the run's event file";
+    assert!(again.stderr.contains(said) && again.stderr.contains("metrics.jsonl"), "{}", again.stderr);
+    fs::rename(&kept, &events).unwrap();
     assert_eq!(run.status(), manifest);
 }
 

@@ -89,6 +89,7 @@ fn python_finds_what_the_program_and_its_server_say() {
     tokens_and_events(run, &found);
     exports(run, folder.path());
     exceptions(&found["raised"], run.directory().as_path());
+    assert_eq!(found["kept"], json!([["README.md"], "mine"]), "the file of somebody stays as it is");
     assert_eq!((&found["lowest_error"], &found["forked"]), (&json!([true, true]), &json!(0)));
 }
 
@@ -212,6 +213,7 @@ fn exceptions(raised: &Value, run: &Path) {
         ("no list", "TypeError", &["`str`"]),
         ("text as tokens", "ValueError", &["decode takes token ids"]),
         ("there already", "FileExistsError", &["config.json is there already", "force=True"]),
+        ("file of somebody", "FileExistsError", &["README.md is there already", "force=True"]),
         ("format", "ValueError", &["gguf is \"f64\"", "q8_0"]),
         ("nothing to export", "ValueError", &["give a path, or seed=True"]),
         ("document", "IndexError", &[folder.as_str(), "documents"]),
@@ -226,6 +228,36 @@ fn exceptions(raised: &Value, run: &Path) {
             assert!(text.contains(words), "{case} does not say {words:?}: {text}");
         }
     }
+}
+
+#[test]
+fn scores_are_those_of_a_server_that_changes_paths_within_a_text() {
+    let run = trained().copy();
+    let mut config = fs::read_to_string(run.file("config.toml")).unwrap();
+    for (from, to) in [
+        ("route_every = 0", "route_every = 16"),
+        ("reroute_by = \"transformer\"", "reroute_by = \"features\""),
+    ] {
+        assert!(config.contains(from), "{config}");
+        config = config.replace(from, to);
+    }
+    fs::write(run.file("config.toml"), config).unwrap();
+    let Some(found) = python("reading_rerouted.py", &[&run.directory()]) else { return };
+    let server = run.serve("");
+    let mut changes = 0;
+    for text in found.as_array().unwrap() {
+        for model in ["e2e", "e2e/path-2"] {
+            let ask = json!({
+                "model": model, "prompt": text["tokens"], "max_tokens": 0, "echo": true, "logprobs": 0,
+                "return_route": true,
+            });
+            let answer = post(&server.address, "/v1/completions", &ask).json();
+            let choice = &answer["choices"][0];
+            close(&text[model], &choice["logprobs"]["token_logprobs"], 1e-6);
+            changes += choice["dipaco"]["rerouted"].as_u64().unwrap();
+        }
+    }
+    assert!(changes > 0, "the paths were meant to change");
 }
 
 #[test]

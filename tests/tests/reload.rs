@@ -115,7 +115,8 @@ fn the_last_round_of_a_training_is_validated_and_agrees_with_the_evaluation() {
     let _ = run.train(&format!("--workers 2 {settings}")).finish().succeeded();
     let [last] = &validations(&run)[..] else { panic!("{:?}", validations(&run)) };
     assert_eq!((&last["rounds"], &last["steps"]), (&json!(3), &json!(3)));
-    let evaluated = run.dipaco("evaluate --no-seed --json --set evaluation.max_documents=5").succeeded().json();
+    let evaluated =
+        run.dipaco("evaluate --no-seed --json --set evaluation.max_documents=5").succeeded().json();
     let perplexity = evaluated[0]["perplexity"].as_f64().unwrap();
     assert!((last["loss"].as_f64().unwrap().exp() / perplexity - 1.0).abs() < 1e-9, "{last} {evaluated}");
     assert_eq!(last["bits_per_byte"], evaluated[0]["bits_per_byte"]);

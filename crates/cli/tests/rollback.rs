@@ -63,4 +63,12 @@ fn an_operator_goes_back_and_the_run_says_so() {
     succeeds(&["train", "--run", &run, "--workers", "1", "--stop-at-phase", "--resume"]);
     let status = succeeds(&["status", "--run", &run]);
     assert!(status.contains("paths: 2 of 3 rounds\n"), "{status}");
+
+    // An event file that can't be written hides no rollback.
+    let events = folder.path().join("run/metrics.jsonl");
+    fs::remove_file(&events).unwrap();
+    fs::create_dir(&events).unwrap();
+    let (code, again, err) = dipaco(&["rollback", "--run", &run, "--round", "1"]);
+    assert!(code == 0 && again.starts_with("went back to 1 complete rounds"), "{again}{err}");
+    assert!(err.contains("the run has gone back") && err.contains("metrics.jsonl"), "{err}");
 }

@@ -1,18 +1,20 @@
 //! Zero-shot ranking: does a model give the true continuation of a text the highest probability among several?
 //!
 //! The first tokens of a document are the prompt, and the next [`CONTINUATION`] tokens its true continuation. The other
-//! candidates are the continuations of other documents of the same domain, or of all documents without labels. The path
-//! of a prompt is the path of its document, which the router chose by tokens of the prompt. So no candidate influences it.
+//! candidates are the continuations of other documents of the same domain, or of all documents without labels. No two
+//! candidates are equal: texts repeat themselves, and no model can tell the true continuation from its twin. The path of a
+//! prompt is the path of its document, which the router chose by tokens of the prompt. So no candidate influences it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use dipaco_routing::ShardSet;
 use dipaco_settings::SettingError;
-use dipaco_shards::{IGNORE, TokenBatch, TokenSet, document_number};
+use dipaco_shards::{IGNORE, TokenBatch, TokenSet, Tokens, document_number};
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use crate::domains::key;
 use crate::evaluate::{One, Reporter, limited, open_shards, texts};
 use crate::sequences::Text;
 use crate::{Domains, EvalError, EvaluationProgressFn, LanguageModel, PathSource, Protocol, Stage};
@@ -30,7 +32,8 @@ pub struct Ranking {
     pub candidates: usize,
     /// Tokens of a prompt.
     pub prompt_tokens: usize,
-    /// Number of prompts. Documents shorter than prompt and continuation are left out, and domains of fewer than K documents.
+    /// Number of prompts. Documents shorter than prompt and continuation are left out, and domains of fewer than K different
+    /// continuations.
     pub prompts: u64,
     /// Number of prompts whose true continuation is more probable than every other candidate.
     pub right: u64,
@@ -86,6 +89,14 @@ struct Document {
     document: u64,
 }
 
+impl Document {
+    /// Some of its tokens.
+    fn part<'a>(self, texts: &[Text<'a>], from: usize, to: usize) -> Tokens<'a> {
+        let file = texts[self.text].file;
+        file.document(self.document).slice(from as u64..to as u64)
+    }
+}
+
 fn rank<S: PathSource>(
     texts: &[Text<'_>],
     source: &mut S,
@@ -101,13 +112,10 @@ fn rank<S: PathSource>(
         let problem = format!("prompt and continuation have {} tokens", prompt_tokens + CONTINUATION);
         return Err(SettingError::new("evaluation", "sequence_tokens", &sequence_tokens, problem).into());
     }
-    let orders = orders(texts, prompt_tokens, protocol.domains);
     let mut of_paths: BTreeMap<PathId, Vec<Vec<Document>>> = BTreeMap::new();
-    for order in orders.values().filter(|order| order.len() >= candidates) {
-        for place in 0..order.len() {
-            // The true continuation is the first candidate.
-            let mine = order.iter().cycle().skip(place).take(candidates).copied().collect();
-            of_paths.entry(texts[order[place].text].path).or_default().push(mine);
+    for order in orders(texts, prompt_tokens, protocol.domains).values() {
+        for mine in prompts(texts, order, candidates, prompt_tokens) {
+            of_paths.entry(texts[mine[0].text].path).or_default().push(mine);
         }
     }
     let mut report = Reporter(progress);
@@ -134,7 +142,7 @@ fn rank<S: PathSource>(
 }
 
 /// The documents of each domain in a random order that follows from their tokens, so that it is the same in every division
-/// of the text. The other candidates of a document are those that follow it.
+/// of the text. The candidates of a document are itself and those that follow it.
 fn orders<'a>(
     texts: &[Text<'_>],
     prompt_tokens: usize,
@@ -159,6 +167,37 @@ fn orders<'a>(
     numbered.into_iter().map(|(domain, documents)| (domain, sorted(documents))).collect()
 }
 
+/// The candidates of each document of an order, the document itself first. Of documents with equal continuations only the
+/// first is a candidate of others. Empty without enough different continuations.
+fn prompts(
+    texts: &[Text<'_>],
+    order: &[Document],
+    candidates: usize,
+    prompt_tokens: usize,
+) -> Vec<Vec<Document>> {
+    let mut places: HashMap<[u8; 16], usize> = HashMap::new();
+    let mut different = Vec::new();
+    let numbered: Vec<(Document, usize)> = order
+        .iter()
+        .map(|&one| {
+            let continuation = one.part(texts, prompt_tokens, prompt_tokens + CONTINUATION);
+            let place = *places.entry(key(continuation.iter())).or_insert_with(|| {
+                different.push(one);
+                different.len() - 1
+            });
+            (one, place)
+        })
+        .collect();
+    if different.len() < candidates {
+        return Vec::new();
+    }
+    let mine = |(one, place): (Document, usize)| -> Vec<Document> {
+        let others = different[place + 1..].iter().chain(&different);
+        std::iter::once(&one).chain(others).take(candidates).copied().collect()
+    };
+    numbered.into_iter().map(mine).collect()
+}
+
 /// The number of prompts whose first candidate is the most probable.
 fn right(
     texts: &[Text<'_>],
@@ -171,12 +210,9 @@ fn right(
     let width = prompt_tokens + CONTINUATION - 1;
     let (mut tokens, mut targets) = (Vec::new(), Vec::new());
     for candidates in prompts {
-        let part = |one: &Document, from: usize, to: usize| {
-            texts[one.text].file.document(one.document).slice(from as u64..to as u64)
-        };
         for one in candidates {
-            let continuation = part(one, prompt_tokens, prompt_tokens + CONTINUATION);
-            tokens.extend(part(&candidates[0], 0, prompt_tokens).iter());
+            let continuation = one.part(texts, prompt_tokens, prompt_tokens + CONTINUATION);
+            tokens.extend(candidates[0].part(texts, 0, prompt_tokens).iter());
             tokens.extend(continuation.iter().take(CONTINUATION - 1));
             targets.extend(std::iter::repeat_n(IGNORE, prompt_tokens - 1));
             targets.extend(continuation.iter());

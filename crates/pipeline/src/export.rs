@@ -1,24 +1,43 @@
 //! A path or the seed as files of other programs: a Hugging Face Llama checkpoint, or a GGUF file.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use dipaco_config::RunConfig;
 use dipaco_model::{
-    GgufVocabulary, ModelError, ModuleWeights, SpecialTokens, WeightFormat, export_gguf, export_llama,
-    export_model,
+    GgufVocabulary, ModelError, ModuleWeights, SpecialTokens, TensorIndex, WeightFormat, export_gguf,
+    export_llama, export_model,
 };
 use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
+use crate::export_error::ExportError;
+pub use crate::export_error::ThereAlready;
 use crate::files;
-pub use crate::model_card::CARD_FILE;
-use crate::model_card::model_card;
+use crate::imported_files::{CONFIG, CopiedFile, INDEX, LARGEST_INDEX, WEIGHTS, read_small};
+use crate::model_card::{CARD_FILE, model_card};
 use crate::prepared::tokenizer;
 use crate::run_directory::RunDirectory;
 use crate::weights::Weights;
 
-/// The file of a checkpoint by which a folder is known to hold one.
-pub const CHECKPOINT_FILE: &str = "config.json";
+/// The files of a checkpoint, `config.json` first. An index names further files of weights.
+fn checkpoint_files() -> impl Iterator<Item = &'static str> {
+    CopiedFile::ALL.map(CopiedFile::name).into_iter().chain([WEIGHTS, INDEX, CARD_FILE])
+}
+
+/// Checks that an export writes over nothing: the folder of a checkpoint has no file that belongs to one, and there is no
+/// GGUF file of this name.
+///
+/// # Errors
+/// [`ThereAlready`] names the first file that is there.
+pub fn check_free(folder: Option<&Path>, gguf: Option<&Path>) -> Result<(), ThereAlready> {
+    let of_folder =
+        folder.into_iter().flat_map(|folder| checkpoint_files().map(move |name| folder.join(name)));
+    // A link that leads nowhere is there, too.
+    let there = of_folder.chain(gguf.map(Path::to_owned)).find(|file| file.symlink_metadata().is_ok());
+    there.map_or(Ok(()), |file| Err(ThereAlready { file }))
+}
 
 /// The composed weights of a path, or of the seed for `None`, with a name for them.
 #[derive(Debug)]
@@ -43,11 +62,12 @@ impl Exported {
         Ok(Self { weights: composed.weights()?, name, card: model_card(weights, path)? })
     }
 
-    /// Writes a checkpoint for transformers, vLLM and others into the folder `out`, over another one. `config` has its
-    /// vocabulary.
+    /// Writes a checkpoint for transformers, vLLM and others into the folder `out`, in place of another one. Other files of
+    /// the folder stay. `config` has its vocabulary.
     ///
     /// # Errors
-    /// When a file of the run can't be read, or a file of the checkpoint can't be written.
+    /// When a file of the run can't be read, or a file of the checkpoint can't be written. [`ExportError::OldWeights`]: then
+    /// the folder is as it was.
     pub fn write_checkpoint(
         &self,
         run: &RunDirectory,
@@ -55,7 +75,7 @@ impl Exported {
         out: &Path,
     ) -> Result<(), PipelineError> {
         let tokenizer = tokenizer(run)?;
-        let checkpoint = match run.imported().exported(tokenizer.end_of_text())? {
+        let mut checkpoint = match run.imported().exported(tokenizer.end_of_text())? {
             Some(imported) => {
                 let tokenizer = ("tokenizer.json".to_owned(), tokenizer.to_json().to_vec());
                 let mut checkpoint = export_model(&config.model, &self.weights, &imported.special)?;
@@ -70,10 +90,12 @@ impl Exported {
                 export_llama(&config.model, &self.weights, &special, tokenizer.to_json())?
             }
         };
-        for (name, bytes) in &checkpoint {
-            files::write(&out.join(name), bytes)?;
-        }
-        files::write(&out.join(CARD_FILE), self.card.as_bytes())
+        checkpoint.push((CARD_FILE.to_owned(), self.card.clone().into_bytes()));
+        // Without `config.json` no reader takes the folder for a model. It goes first and comes last, so a crash leaves no mix
+        // of two checkpoints.
+        checkpoint.sort_by_key(|(name, _)| name == CONFIG.name());
+        remove_checkpoint(out)?;
+        checkpoint.iter().try_for_each(|(name, bytes)| files::write(&out.join(name), bytes))
     }
 
     /// Writes a GGUF file for llama.cpp, Ollama and others, over another one. `config` has its vocabulary.
@@ -106,5 +128,86 @@ impl Exported {
         files::write_large(file, |out| {
             export_gguf(&config.model, &self.weights, &name, &vocabulary, format, out)
         })
+    }
+}
+
+/// Removes the checkpoint in a folder, if there is one.
+fn remove_checkpoint(folder: &Path) -> Result<(), PipelineError> {
+    let file = folder.join(INDEX);
+    let index = read_small(&file, LARGEST_INDEX)?.map(|bytes| TensorIndex::parse(&bytes, INDEX)).transpose();
+    let index = index.map_err(|source| ExportError::OldWeights { index: file, source })?;
+    let remove = |name: &str| match fs::remove_file(folder.join(name)) {
+        Err(source) if source.kind() != ErrorKind::NotFound => {
+            Err(PipelineError::Io { action: "remove", path: folder.join(name), source })
+        }
+        _ => Ok(()),
+    };
+    remove(CONFIG.name())?;
+    // Before the index, so that after a crash the next export finds the rest of them. A downloaded index may name any file of
+    // the folder.
+    let mut parts = index.iter().flat_map(TensorIndex::files).filter(|name| name.ends_with(".safetensors"));
+    parts.try_for_each(&remove)?;
+    checkpoint_files().try_for_each(&remove)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn names(folder: &Path) -> BTreeSet<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_checkpoint_is_removed_with_its_weights_and_without_files_of_others() {
+        let place = tempfile::tempdir().unwrap();
+        let (elsewhere, folder) = (place.path().join("elsewhere.safetensors"), place.path().join("out"));
+        fs::create_dir(&folder).unwrap();
+        fs::write(&elsewhere, "mine").unwrap();
+        let others = ["notes.txt", "other.safetensors"];
+        for name in checkpoint_files().chain(["part.safetensors"]).chain(others) {
+            fs::write(folder.join(name), "x").unwrap();
+        }
+        std::os::unix::fs::symlink(&elsewhere, folder.join("link.safetensors")).unwrap();
+        let index = |third: &str| {
+            let files = json!({"a": "part.safetensors", "b": "link.safetensors", "c": third});
+            fs::write(folder.join(INDEX), json!({ "weight_map": files }).to_string()).unwrap();
+        };
+        let all = names(&folder);
+        for outside in ["../elsewhere.safetensors", &elsewhere.display().to_string()] {
+            index(outside);
+            let error = remove_checkpoint(&folder).unwrap_err().to_string();
+            assert!(error.contains(INDEX) && error.contains("give another folder"), "{error}");
+            assert_eq!(names(&folder), all);
+        }
+        index("notes.txt");
+        remove_checkpoint(&folder).unwrap();
+        assert_eq!(names(&folder), BTreeSet::from(others.map(str::to_owned)));
+        assert_eq!(fs::read(&elsewhere).unwrap(), b"mine");
+        // There is nothing to remove.
+        remove_checkpoint(&folder).unwrap();
+        remove_checkpoint(&place.path().join("new")).unwrap();
+    }
+
+    #[test]
+    fn files_of_a_checkpoint_are_not_free() {
+        let place = tempfile::tempdir().unwrap();
+        let (folder, gguf) = (place.path().join("out"), place.path().join("out.gguf"));
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("notes.txt"), "mine").unwrap();
+        check_free(Some(&folder), Some(&gguf)).unwrap();
+        for name in checkpoint_files() {
+            let file = folder.join(name);
+            std::os::unix::fs::symlink("nowhere", &file).unwrap();
+            assert_eq!(check_free(Some(&folder), None).unwrap_err().file, file);
+            fs::remove_file(&file).unwrap();
+        }
+        fs::write(&gguf, "mine").unwrap();
+        assert_eq!(check_free(Some(&folder), Some(&gguf)).unwrap_err().file, gguf);
     }
 }

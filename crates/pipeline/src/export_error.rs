@@ -1,15 +1,36 @@
-//! Errors of exported files that were read again.
+//! Errors of exports.
 
 use std::path::PathBuf;
 
+use dipaco_model::ImportError;
 use thiserror::Error;
 
 use crate::logit_difference::LogitDifference;
 
-/// Why exported files are not the model that was exported.
+/// A file that an export would write over.
+#[derive(Debug, Error)]
+#[error("{} is there already: give another name, or let the export write over it", file.display())]
+pub struct ThereAlready {
+    /// The file.
+    pub file: PathBuf,
+}
+
+/// Why a checkpoint can't be replaced, or exported files are not the model that was exported.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ExportError {
+    /// The checkpoint in the folder has an index that does not say which files its weights are in.
+    #[error(
+        "the weights of the checkpoint to replace are not known from {}: remove that checkpoint, or give another folder",
+        index.display()
+    )]
+    OldWeights {
+        /// The index.
+        index: PathBuf,
+        /// The reason.
+        #[source]
+        source: ImportError,
+    },
     /// The files are a model of another vocabulary.
     #[error(
         "{} is a model of {found} tokens instead of {expected}: this is a fault of dipaco, please report it",

@@ -86,12 +86,7 @@ pub async fn extend(
         let (file, expected) = (run.tokenizer(), finished.directory.tokenizer());
         return Err(ExtendError::Tokenizer { file, expected }.into());
     }
-    config.prepare.tokenizer =
-        Some(std::path::absolute(run.kept_tokenizer()).map_err(|source| PipelineError::Io {
-            action: "resolve",
-            path: run.kept_tokenizer(),
-            source,
-        })?);
+    config.prepare.tokenizer = Some(run.name_of(run.kept_tokenizer()));
     config.prepare.end_of_text = Some(tokenizer.end_of_text_text());
     let model = config.model.with_vocabulary(tokenizer.vocab_size() as usize)?;
     let source = existing_store(&finished.directory)?.ok_or(PipelineError::NotTrained)?;

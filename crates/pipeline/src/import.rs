@@ -14,7 +14,9 @@ use serde_json::Value;
 
 use crate::error::PipelineError;
 use crate::import_memory::ImportMemory;
-use crate::imported_files::{CONFIG, CopiedFile, TOKENIZER, TOKENIZER_CONFIG, read_small};
+use crate::imported_files::{
+    CONFIG, CopiedFile, INDEX, LARGEST_INDEX, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS, read_small,
+};
 use crate::imported_tokens::token_of;
 use crate::pretrained_error::PretrainedError;
 use crate::run::save_config;
@@ -22,12 +24,6 @@ use crate::run_directory::RunDirectory;
 use crate::seed::run_id;
 use crate::store::open_store;
 use crate::{files, prepared};
-
-/// Name of the weights of a model in one file.
-const ONE_FILE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
-/// Largest index of tensors and files, in bytes. A model of 100,000 tensors has 10 MB.
-const LARGEST_INDEX: u64 = 16 << 20;
 
 /// A pretrained model, before its large files are read.
 #[derive(Clone, Debug)]
@@ -185,13 +181,13 @@ impl PretrainedModel {
         }
         let index = read_small(&self.path.join(INDEX), LARGEST_INDEX)?;
         let Some(index) = index else {
-            let bytes = self.memory.read(&self.path.join(ONE_FILE))?;
-            let tensors = PretrainedWeights::tensors_of(&bytes, ONE_FILE)?;
+            let bytes = self.memory.read(&self.path.join(WEIGHTS))?;
+            let tensors = PretrainedWeights::tensors_of(&bytes, WEIGHTS)?;
             let mut weights = PretrainedWeights::new(&self.settings, tensors, None)?;
             self.memory
                 .beside(&self.path, weights.values_in_memory())?
                 .check(&self.path, bytes.len() as u64)?;
-            weights.read(&bytes, ONE_FILE)?;
+            weights.read(&bytes, WEIGHTS)?;
             // Joining the tensors takes memory, too.
             drop(bytes);
             return Ok(weights.finish()?);
@@ -263,11 +259,11 @@ pub async fn import(
     }
     let mut config = config.clone();
     let own = run.imported().file(TOKENIZER);
-    match config.prepare.tokenizer.as_ref().filter(|file| **file != own) {
+    match run.located(&config.prepare).tokenizer.filter(|file| *file != own) {
         Some(file) => {
-            same(file, &Tokenizer::from_file(file, config.prepare.end_of_text.as_deref())?)?;
+            same(&file, &Tokenizer::from_file(&file, config.prepare.end_of_text.as_deref())?)?;
         }
-        None => config.prepare.tokenizer = Some(own),
+        None => config.prepare.tokenizer = Some(run.name_of(own)),
     }
     config.prepare.end_of_text = Some(tokenizer.end_of_text_text());
     let sized = config.model.with_vocabulary(tokenizer.vocab_size() as usize)?;

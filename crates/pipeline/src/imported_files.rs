@@ -22,6 +22,13 @@ pub(crate) const SPECIAL_TOKENS: CopiedFile = CopiedFile("special_tokens_map.jso
 pub(crate) const GENERATION: CopiedFile = CopiedFile("generation_config.json");
 pub(crate) const CHAT_TEMPLATE: CopiedFile = CopiedFile("chat_template.jinja");
 
+/// The weights of a model in one file.
+pub(crate) const WEIGHTS: &str = "model.safetensors";
+/// The list of the files that the weights of a model are in.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// Largest index of tensors and files, in bytes. A model of 100,000 tensors has 10 MB.
+pub(crate) const LARGEST_INDEX: u64 = 16 << 20;
+
 /// The key of the tokens that end a text.
 const END_TOKENS: &str = "eos_token_id";
 /// The chat template, among several with names, that chats without tools or documents have.

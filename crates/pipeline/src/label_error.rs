@@ -31,6 +31,21 @@ pub enum LabelError {
         /// The missing file.
         file: PathBuf,
     },
+    /// The text has no addresses.
+    #[error(
+        "{} has labels for addresses, and no document of the text has one ({files} files, the first is {}): labels need JSON \
+         lines or Parquet files, with the address of a document in the field or column `url`",
+        labels.display(),
+        first.display()
+    )]
+    NoAddress {
+        /// The label file.
+        labels: PathBuf,
+        /// Number of files of the text.
+        files: usize,
+        /// The first of them.
+        first: PathBuf,
+    },
     /// The label file is of another text.
     #[error(
         "{} has labels for {labelled} of the {documents} documents of {}: it is of another text. It has {known} addresses \

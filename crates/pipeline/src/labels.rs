@@ -1,8 +1,8 @@
 //! Labels of the documents of a run, from a label file.
 //!
 //! Each line of a label file is a JSON object with `url` and `domain`. Token files hold no addresses, so the text that they
-//! were made of is read again: each of its lines has an address and a text, and the tokens of the text identify the
-//! document.
+//! were made of is read again, by the reader and with the settings of `prepare`: first the addresses of a file, then the texts.
+//! Both name the line or row. The tokens of the text identify the document.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -11,7 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_eval::Domains;
 use dipaco_routing::PrefixLabels;
-use dipaco_shards::{PrepareReport, ShardsError, TokenSet, Tokenizer, list_inputs, read_lines};
+use dipaco_shards::{
+    FileEnd, InputFile, NoProgress, PrepareConfig, PrepareReport, ReadRecord, ReadSettings, ShardsError,
+    TokenSet, Tokenizer, list_inputs, read_documents, read_lines,
+};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use rayon::prelude::*;
 use serde::Deserialize;
@@ -25,6 +28,8 @@ use crate::run_directory::RunDirectory;
 const BATCH: usize = 1024;
 /// Upper bound on a line of a label file, in bytes.
 const LONGEST_LABEL: usize = 1 << 20;
+/// Field of JSON lines, or column of Parquet files, with the address of a document, as in C4.
+const ADDRESS: &str = "url";
 
 #[derive(Deserialize)]
 struct Label {
@@ -32,19 +37,15 @@ struct Label {
     domain: String,
 }
 
-#[derive(Deserialize)]
-struct Document {
-    url: String,
-    text: String,
-}
-
-/// Labels the validation documents of a run. `labels` is the label file and `text` the text of the documents; when `text`
-/// is empty, the files that `prepare` read. Blocks.
+/// Labels the validation documents of a run. `prepare` has the settings that the text was prepared with, `labels` is the label
+/// file, and `text` the text of the documents; when `text` is empty, the files that `prepare` read. Blocks.
 ///
 /// # Errors
-/// When a file can't be read, when the label file has another form or is of another text, or when `cancel` was set.
+/// When a file can't be read, when the label file has another form or is of another text, when the text has no addresses, or
+/// when `cancel` was set.
 pub fn domains(
     run: &RunDirectory,
+    prepare: &PrepareConfig,
     labels: &Path,
     text: &[PathBuf],
     progress: &Progress,
@@ -54,7 +55,7 @@ pub fn domains(
     let validation = token_file(run, &run.validation_tokens())?;
     let files = if text.is_empty() { prepared_from(run, Prepared::Validation)? } else { text.to_vec() };
     let mut domains = Domains::of_documents(&validation);
-    let text = LabelledText { tokenizer: tokenizer(run)?, labels: &known };
+    let text = LabelledText { tokenizer: tokenizer(run)?, prepare, file: labels, labels: &known };
     let first_url = text.read(&files, progress, cancel, &mut |tokens, domain| {
         domains.label(tokens, domain);
         domains.unlabelled() > 0
@@ -62,13 +63,14 @@ pub fn domains(
     check(domains, labels, &validation, &known, first_url)
 }
 
-/// Labels of all documents of a run, by their first `prefix_tokens` tokens. The text is the files that `prepare` read.
-/// Blocks.
+/// Labels of all documents of a run, by their first `prefix_tokens` tokens. `prepare` has the settings that the text was prepared
+/// with. The text is the files that `prepare` read. Blocks.
 ///
 /// # Errors
-/// When a file can't be read, when the label file has another form, or when `cancel` was set.
+/// When a file can't be read, when the label file has another form, when the text has no addresses, or when `cancel` was set.
 pub fn prefix_labels(
     run: &RunDirectory,
+    prepare: &PrepareConfig,
     labels: &Path,
     prefix_tokens: usize,
     progress: &Progress,
@@ -77,7 +79,7 @@ pub fn prefix_labels(
     let known = read_labels(labels)?;
     let files = prepared_from(run, Prepared::All)?;
     let mut found = PrefixLabels::new(prefix_tokens);
-    let text = LabelledText { tokenizer: tokenizer(run)?, labels: &known };
+    let text = LabelledText { tokenizer: tokenizer(run)?, prepare, file: labels, labels: &known };
     text.read(&files, progress, cancel, &mut |tokens, domain| {
         found.label(tokens, domain);
         true
@@ -137,6 +139,11 @@ type Visit<'a> = dyn FnMut(&[u32], &str) -> bool + 'a;
 /// Reads text and labels its documents.
 struct LabelledText<'a> {
     tokenizer: Tokenizer,
+    /// Settings that the text was prepared with.
+    prepare: &'a PrepareConfig,
+    /// The label file.
+    file: &'a Path,
+    /// Its labels.
     labels: &'a HashMap<String, String>,
 }
 
@@ -148,43 +155,70 @@ impl LabelledText<'_> {
         progress: &Progress,
         cancel: &AtomicBool,
         visit: &mut Visit<'_>,
-    ) -> Result<Option<String>, PipelineError> {
-        let longest = dipaco_shards::PrepareConfig::default().max_line_bytes;
+    ) -> Result<String, PipelineError> {
+        let settings = self.prepare.reading();
         let files = list_inputs(files)?;
         let task = progress.task("read labelled text", Some(files.bytes()), ProgressUnit::Bytes);
         let (mut first_url, mut batch, mut done) = (None, Vec::new(), 0);
-        let mut goes_on = Ok(true);
         for file in &files.files {
-            read_lines(&file.path, longest, &mut |_, line| {
-                // A line without address and text can not be labelled.
-                let Ok(Document { url, text }) = serde_json::from_slice(line) else {
-                    return ControlFlow::Continue(());
-                };
-                if let Some(domain) = self.labels.get(&url) {
-                    batch.push((text, domain.as_str()));
-                }
-                first_url.get_or_insert(url);
-                if batch.len() >= BATCH {
-                    goes_on = self.visit(std::mem::take(&mut batch), visit);
-                }
-                if matches!(goes_on, Ok(true)) && !cancel.load(Ordering::Relaxed) {
-                    ControlFlow::Continue(())
-                } else {
-                    ControlFlow::Break(())
-                }
-            })?;
+            let labels = self.labels_of(file, cancel, &mut first_url);
+            let mut goes_on = Ok(true);
+            if !labels.is_empty() {
+                let end = read_documents(file, &settings, &NoProgress, &mut |record| {
+                    if let ReadRecord::Document { text, line } = record
+                        && let Some(&domain) = labels.get(&line)
+                    {
+                        batch.push((text, domain));
+                    }
+                    if batch.len() >= BATCH {
+                        goes_on = self.visit(std::mem::take(&mut batch), visit);
+                    }
+                    if matches!(goes_on, Ok(true)) { go_on(cancel) } else { ControlFlow::Break(()) }
+                });
+                warn_of_damage(file, &end);
+            }
             done += file.bytes;
             task.set(done);
             if cancel.load(Ordering::Relaxed) {
                 return Err(dipaco_eval::EvalError::Cancelled.into());
             }
-            if !std::mem::replace(&mut goes_on, Ok(true))? {
+            if !goes_on? {
                 break;
             }
         }
         self.visit(batch, visit)?;
         task.finish();
-        Ok(first_url)
+        let none = || LabelError::NoAddress {
+            labels: self.file.to_owned(),
+            files: files.files.len(),
+            first: files.files.first().map(|file| file.path.clone()).unwrap_or_default(),
+        };
+        Ok(first_url.ok_or_else(none)?)
+    }
+
+    /// The labels of the documents of a file by their line or row. The first address of the text goes to `first_url`.
+    fn labels_of(
+        &self,
+        file: &InputFile,
+        cancel: &AtomicBool,
+        first_url: &mut Option<String>,
+    ) -> HashMap<u64, &str> {
+        let mut labels = HashMap::new();
+        if !file.has_fields() {
+            return labels;
+        }
+        let settings = ReadSettings { text_field: ADDRESS.to_owned(), ..self.prepare.reading() };
+        let end = read_documents(file, &settings, &NoProgress, &mut |record| {
+            if let ReadRecord::Document { text: url, line } = record {
+                if let Some(domain) = self.labels.get(&url) {
+                    labels.insert(line, domain.as_str());
+                }
+                first_url.get_or_insert(url);
+            }
+            go_on(cancel)
+        });
+        warn_of_damage(file, &end);
+        labels
     }
 
     /// Tokenises documents and passes them on. Returns false when `visit` does.
@@ -205,13 +239,25 @@ impl LabelledText<'_> {
     }
 }
 
+/// Goes on unless the caller asked to stop.
+fn go_on(cancel: &AtomicBool) -> ControlFlow<()> {
+    if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+/// Tells of a file that can't be read to its end. `prepare` has kept the documents before the damage, too.
+fn warn_of_damage(file: &InputFile, end: &FileEnd) {
+    if let Some(damage) = &end.damage {
+        tracing::warn!("{}: {damage}; what can't be read gets no label", file.path.display());
+    }
+}
+
 /// Checks the labels. A file that labels fewer than half of the documents is rejected as one of another text.
 fn check(
     domains: Domains,
     labels: &Path,
     validation: &TokenSet,
     known: &HashMap<String, String>,
-    first_url: Option<String>,
+    first_url: String,
 ) -> Result<Domains, PipelineError> {
     let (documents, unlabelled) = (domains.documents(), domains.unlabelled());
     let labelled = documents - unlabelled;
@@ -221,7 +267,7 @@ fn check(
             labels: labels.to_owned(),
             known: known.len(),
             label: example(known.keys().min()),
-            url: example(first_url.as_ref()),
+            url: example(Some(&first_url)),
             documents,
             labelled,
             tokens: validation.path().to_owned(),
@@ -233,3 +279,6 @@ fn check(
     }
     Ok(domains)
 }
+
+#[cfg(test)]
+mod tests;

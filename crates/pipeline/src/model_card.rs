@@ -8,7 +8,7 @@ use crate::error::PipelineError;
 use crate::weights::Weights;
 
 /// File name of the card in a checkpoint.
-pub const CARD_FILE: &str = "README.md";
+pub(crate) const CARD_FILE: &str = "README.md";
 
 /// The card of a path, or of the seed for `None`, in Markdown with the front matter of the Hugging Face hub.
 ///

@@ -41,8 +41,8 @@ pub fn prepare_part(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<PrepareReport, PipelineError> {
-    let watcher = FileProgress::new(progress);
-    Ok(dipaco_shards::prepare(&config.prepare, inputs, validation, work, &run.data(), &watcher, cancel)?)
+    let (settings, watcher) = (run.located(&config.prepare), FileProgress::new(progress));
+    Ok(dipaco_shards::prepare(&settings, inputs, validation, work, &run.data(), &watcher, cancel)?)
 }
 
 /// A report in one line.

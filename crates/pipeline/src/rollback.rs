@@ -1,5 +1,7 @@
 //! Going back to an earlier round of a run, and what that would undo.
 
+use std::error::Error as _;
+
 use dipaco_config::RunConfig;
 use dipaco_store::RollbackRecord;
 use dipaco_telemetry::{Event, Events, Progress};
@@ -11,7 +13,8 @@ use crate::run_directory::RunDirectory;
 use crate::run_lock::RunLock;
 use crate::store::existing_store;
 
-/// Takes a run that nobody trains back to its checkpoint after `round` complete rounds, and writes an event.
+/// Takes a run that nobody trains back to its checkpoint after `round` complete rounds, and writes an event. If only the event
+/// can't be written, the run has gone back and this warns.
 ///
 /// # Errors
 /// [`PipelineError::RunBusy`] during a training, [`PipelineError::NotTrained`] before the first training,
@@ -29,7 +32,10 @@ pub async fn roll_back(
     store.check_writable().await?;
     let rollback = dipaco_train::roll_back(&store, round, progress).await?;
     let RollbackRecord { from, to, undone } = rollback.clone();
-    Events::create(&run.events())?.write(Event::RolledBack { from, to, undone })?;
+    let events = Events::create(&run.events());
+    if let Err(error) = events.and_then(|events| events.write(Event::RolledBack { from, to, undone })) {
+        tracing::warn!(%error, source = ?error.source(), "the run has gone back, but its event file does not say so");
+    }
     Ok(rollback)
 }
 

@@ -97,9 +97,11 @@ pub fn fit(
             dipaco_routing::fit_added(kept, &points, added, origin, &settings, &mut show)?
         }
         None => {
-            let (clusters, dimension) = (weights.topology().radices(), model.dimension());
-            let fitted =
-                dipaco_routing::fit_points(&points, dimension, &clusters, origin, &settings, &mut show)?;
+            let (topology, dimension) = (weights.topology(), model.dimension());
+            let (clusters, replicas) = (topology.radices(), topology.replicas());
+            let fitted = dipaco_routing::fit_points(
+                &points, dimension, &clusters, replicas, origin, &settings, &mut show,
+            )?;
             with_vectors(fitted.router, vectors.as_ref())?
         }
     };

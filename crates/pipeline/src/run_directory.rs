@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use dipaco_config::RunSection;
+use dipaco_shards::PrepareConfig;
 
-use crate::imported_files::ImportedFolder;
+use crate::imported_files::{ImportedFolder, TOKENIZER};
 
 /// Names the files of a run. `docs/run-directory.md` describes them.
 #[derive(Clone, Debug)]
@@ -91,6 +92,23 @@ impl RunDirectory {
     /// The tokenizer of the finished run that this run extends. Other runs have none.
     pub fn kept_tokenizer(&self) -> PathBuf {
         self.root.join("extended").join("tokenizer.json")
+    }
+
+    /// The name of a file of the run in its configuration: relative to the run's folder, so that a copy of the folder is a copy
+    /// of the run.
+    pub(crate) fn name_of(&self, file: PathBuf) -> PathBuf {
+        file.strip_prefix(&self.root).map(Path::to_owned).unwrap_or(file)
+    }
+
+    /// Settings of `prepare` with the place of their tokenizer. The tokenizer of an imported model or of an extended run has a
+    /// name relative to the run's folder. Every other one is where the settings say.
+    pub fn located(&self, prepare: &PrepareConfig) -> PrepareConfig {
+        let own = [self.imported().file(TOKENIZER), self.kept_tokenizer()];
+        let place = |file: &PathBuf| {
+            let inside = self.root.join(file);
+            if own.contains(&inside) && inside.exists() { inside } else { file.clone() }
+        };
+        PrepareConfig { tokenizer: prepare.tokenizer.as_ref().map(place), ..prepare.clone() }
     }
 
     /// The address of the store of weights and manifests: a folder, or the URL of a remote store.

@@ -36,7 +36,7 @@ pub fn of_run(run: &RunDirectory, config: &RunConfig) -> Result<SizedConfig, Pip
         let source = format!("the run's tokenizer, {}", run.tokenizer().display());
         return Ok(SizedConfig { config: with_vocabulary(run, config)?, source });
     }
-    expected(config)
+    expected(&RunConfig { prepare: run.located(&config.prepare), ..config.clone() })
 }
 
 /// The configuration with the vocabulary that `dipaco prepare` would give a run.

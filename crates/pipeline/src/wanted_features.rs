@@ -41,7 +41,8 @@ impl WantedFeatures<'_> {
     ) -> Result<RouterFeatures, PipelineError> {
         let features = match &config.routing.labels {
             Some(file) if self.kind == RouterKind::Labels => {
-                let labels = labels::prefix_labels(run, file, self.settings.prefix_tokens, progress, cancel)?;
+                let (prepare, prefix) = (&config.prepare, self.settings.prefix_tokens);
+                let labels = labels::prefix_labels(run, prepare, file, prefix, progress, cancel)?;
                 RouterFeatures::labelled(weights.model(), labels, weights.topology().paths())?
             }
             _ => RouterFeatures::new(self.kind, self.settings, self.vectors, weights.model(), || {

@@ -12,6 +12,7 @@ use dipaco_pipeline::export::Exported;
 use dipaco_pipeline::import::{ImportedModel, PretrainedModel, import};
 use dipaco_pipeline::seed::{SeedHow, seed};
 use dipaco_pipeline::{PipelineError, PretrainedError, RunDirectory, Weights, prepare, prepared, vocabulary};
+use dipaco_shards::PrepareReport;
 use dipaco_store::{RunManifest, RunStore, SeedRecord};
 use dipaco_telemetry::Progress;
 
@@ -75,7 +76,7 @@ impl Test {
         vocabulary::with_vocabulary(&self.run, &saved).unwrap()
     }
 
-    fn prepare(&self) {
+    fn prepare(&self) -> PrepareReport {
         let text = self.folder.path().join("text.jsonl");
         let line = |i: u32| {
             serde_json::json!({"text": format!("the path {i} of the router ").repeat(9)}).to_string()
@@ -84,7 +85,7 @@ impl Test {
         let file = self.run.config();
         let config = RunConfig::from_toml(&std::fs::read_to_string(&file).unwrap(), &file).unwrap();
         let stop = AtomicBool::new(false);
-        prepare::prepare(&self.run, &config, &[text], &[], &Progress::hidden(), &stop).unwrap();
+        prepare::prepare(&self.run, &config, &[text], &[], &Progress::hidden(), &stop).unwrap()
     }
 
     fn train_seed(&self, steps: u64, restart: bool) {
@@ -134,6 +135,39 @@ fn a_model_is_imported_prepared_and_adapted() {
     assert_eq!(names, ["tokenizer_config.json", "generation_config.json", "chat_template.jinja"]);
     for (name, bytes) in &exported.files {
         assert_eq!(bytes, &std::fs::read(model().join(name)).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn a_moved_run_has_its_tokenizer() {
+    let mut test = Test::new();
+    test.import(&[]).unwrap();
+    test.prepare();
+    let named = |test: &Test| test.saved().prepare.tokenizer.unwrap();
+    assert_eq!(named(&test), Path::new("imported/tokenizer.json"));
+
+    let moved = RunDirectory::new(test.folder.path().join("moved"));
+    std::fs::rename(test.run.root(), moved.root()).unwrap();
+    test.run = moved;
+    assert!(test.prepare().skipped, "the same text with the same tokenizer");
+    std::fs::remove_dir_all(test.run.data()).unwrap();
+    let mut config = RunConfig::default();
+    config.prepare.tokenizer = Some("imported/tokenizer.json".into());
+    let expected = vocabulary::of_run(&test.run, &config).unwrap().config.model.vocab_size;
+    assert!(!test.prepare().skipped);
+    let tokenizer = prepared::tokenizer(&test.run).unwrap();
+    assert_eq!(tokenizer.to_json(), std::fs::read(model().join("tokenizer.json")).unwrap());
+    assert_eq!(tokenizer.vocab_size() as usize, expected);
+
+    // A run of an earlier version has the whole path. The same import again takes the name.
+    let whole = test.run.root().join("imported/tokenizer.json").display().to_string();
+    let text = std::fs::read_to_string(test.run.config()).unwrap();
+    std::fs::write(test.run.config(), text.replace("imported/tokenizer.json", &whole)).unwrap();
+    assert_eq!(named(&test), Path::new(&whole));
+    assert!(test.prepare().skipped);
+    for name in [whole.as_str(), "imported/tokenizer.json"] {
+        test.import(&[&format!("prepare.tokenizer={name}")]).unwrap();
+        assert_eq!(named(&test), Path::new("imported/tokenizer.json"), "{name}");
     }
 }
 

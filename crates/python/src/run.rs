@@ -7,7 +7,7 @@ use dipaco_infer::{GenerateRequest, SamplingParams};
 use dipaco_model::WeightFormat;
 use dipaco_pipeline::device::TrainDevice;
 use dipaco_pipeline::evaluate::{EvaluatedRun, Subject, evaluate};
-use dipaco_pipeline::export::{CHECKPOINT_FILE, Exported};
+use dipaco_pipeline::export::{Exported, ThereAlready, check_free};
 use dipaco_pipeline::{PipelineError, Version, phases, prepared};
 use dipaco_routing::ShardSet;
 use dipaco_telemetry::{EventRecord, EventsError, Progress, read_events};
@@ -104,6 +104,7 @@ impl PyRun {
                 path: path.map(PathId),
                 max_tokens: 0,
                 prompt_log_probs: Some(0),
+                route_every: session.route_every(path),
                 ..GenerateRequest::new(tokens)
             };
             session.sequences(session.tokens(texts)?.into_iter().map(request).collect(), stop)
@@ -140,7 +141,6 @@ impl PyRun {
             seed,
             ..SamplingParams::default()
         };
-        let every = if path.is_some() { 0 } else { session.run.config.serve.route_every };
         let generated = unlocked(py, |cancel| {
             let request = |tokens: Vec<u32>| GenerateRequest {
                 path: path.map(PathId),
@@ -148,7 +148,7 @@ impl PyRun {
                 sampling: sampling.clone(),
                 stop: stop.clone(),
                 log_probs: Some(0),
-                route_every: Some(every).filter(|&every| every > 0),
+                route_every: session.route_every(path),
                 ..GenerateRequest::new(tokens)
             };
             session.sequences(session.tokens(prompts)?.into_iter().map(request).collect(), cancel)
@@ -252,9 +252,10 @@ impl PyRun {
         }
         let format = gguf.map(weight_format).transpose()?;
         unlocked(py, |_| {
-            let file = if format.is_some() { out.clone() } else { out.join(CHECKPOINT_FILE) };
-            if file.exists() && !force {
-                return Err(Failure::ThereAlready { file });
+            if !force {
+                let out = Some(out.as_path());
+                let (folder, file) = if format.is_some() { (None, out) } else { (out, None) };
+                check_free(folder, file).map_err(|ThereAlready { file }| Failure::ThereAlready { file })?;
             }
             let (run, config) = (&session.run.directory, &session.run.config);
             let exported = Exported::compose(&session.weights()?, path.map(PathId))?;

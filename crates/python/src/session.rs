@@ -89,6 +89,11 @@ impl Session {
         Ok(Arc::clone(engine.insert(Arc::new(started))))
     }
 
+    /// Tokens after which the path of a sequence is chosen anew, as by the server: a path that the caller names stays.
+    pub(crate) fn route_every(&self, path: Option<u32>) -> Option<usize> {
+        Some(self.run.config.serve.route_every).filter(|&every| every > 0 && path.is_none())
+    }
+
     /// The tokens of each prompt.
     pub(crate) fn tokens(&self, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, Failure> {
         let tokens = |(number, prompt)| match prompt {

@@ -152,10 +152,18 @@ impl Topology {
         if !self.listed.is_empty() {
             return Some(self.paths).filter(|&paths| paths > 1).into_iter().collect();
         }
-        let counts: Vec<u32> = self.counts.iter().flatten().copied().collect();
+        let counts = self.counts.iter().flatten().copied();
+        std::iter::once(self.replicas()).chain(counts).filter(|&digit| digit > 1).collect()
+    }
+
+    /// Returns the number of paths through each combination of modules; 1 for listed paths.
+    #[must_use]
+    pub fn replicas(&self) -> u32 {
+        if !self.listed.is_empty() {
+            return 1;
+        }
         // P is the number of replicas times these.
-        let replicas = self.paths / counts.iter().product::<u32>().max(1);
-        std::iter::once(replicas).chain(counts).filter(|&digit| digit > 1).collect()
+        self.paths / self.counts.iter().flatten().product::<u32>().max(1)
     }
 
     /// Returns all paths in order.

@@ -12,7 +12,7 @@ use crate::testing::{Histogram, TOPICS, corpus};
 use crate::{RouterConfig, fit, inspect, shard_file_name};
 
 fn fitted(file: &TokenSet, paths: u32) -> Router {
-    fit(&Histogram, "seed", file, &[paths], &RouterConfig::default(), &mut silent).unwrap().router
+    fit(&Histogram, "seed", file, &[paths], 1, &RouterConfig::default(), &mut silent).unwrap().router
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn bytes_of(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 /// A router whose batches are of one document, so that few documents make several sections: 230 make three.
 fn small_batches(file: &TokenSet) -> Router {
     let config = RouterConfig { batch_documents: 1, ..RouterConfig::default() };
-    fit(&Histogram, "seed", file, &[TOPICS], &config, &mut silent).unwrap().router
+    fit(&Histogram, "seed", file, &[TOPICS], 1, &config, &mut silent).unwrap().router
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn a_sample_is_ascending_and_even() {
 fn topics_become_paths() {
     let folder = tempfile::tempdir().unwrap();
     let file = corpus(folder.path(), 400);
-    let fit = fit(&Histogram, "seed", &file, &[TOPICS], &RouterConfig::default(), &mut silent).unwrap();
+    let fit = fit(&Histogram, "seed", &file, &[TOPICS], 1, &RouterConfig::default(), &mut silent).unwrap();
     assert_eq!(fit.sizes, [100; TOPICS as usize]);
     let fitted = fit.router.fitted_on();
     assert_eq!((fitted.documents, fitted.seed_hash.as_str()), (400, "seed"));
@@ -34,7 +34,7 @@ fn the_same_inputs_give_the_same_router() {
     let file = corpus(folder.path(), 300);
     let run = |sample_documents, batch_documents, seed| {
         let config = RouterConfig { sample_documents, batch_documents, seed, ..RouterConfig::default() };
-        fit(&Histogram, "seed", &file, &[4], &config, &mut silent).unwrap().router
+        fit(&Histogram, "seed", &file, &[4], 1, &config, &mut silent).unwrap().router
     };
     assert_eq!(run(100, 64, 0), run(100, 64, 0));
     assert_eq!(run(100, 64, 0).fitted_on().documents, 100);
@@ -45,10 +45,10 @@ fn the_same_inputs_give_the_same_router() {
 fn too_many_paths_and_too_long_prefixes_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = corpus(folder.path(), 3);
-    let error = fit(&Histogram, "", &file, &[4], &RouterConfig::default(), &mut silent).unwrap_err();
+    let error = fit(&Histogram, "", &file, &[4], 1, &RouterConfig::default(), &mut silent).unwrap_err();
     assert!(matches!(error, RoutingError::TooFewPoints { clusters: 4, points: 3, .. }), "{error}");
     let config = RouterConfig { prefix_tokens: 65, ..RouterConfig::default() };
-    let message = fit(&Histogram, "", &file, &[2], &config, &mut silent).unwrap_err().to_string();
+    let message = fit(&Histogram, "", &file, &[2], 1, &config, &mut silent).unwrap_err().to_string();
     assert!(message.contains("routing.prefix_tokens = 65"), "{message}");
 }
 
@@ -68,7 +68,7 @@ fn grid(count: usize) -> Vec<f32> {
 fn product_kmeans_finds_the_product_of_its_parts_clusters() {
     let points = grid(600);
     let config = RouterConfig { kind: RouterKind::ProductKMeans, ..RouterConfig::default() };
-    let fit = fit_points(&points, 4, &[3, 2], origin(), &config, &mut silent).unwrap();
+    let fit = fit_points(&points, 4, &[3, 2], 1, origin(), &config, &mut silent).unwrap();
     assert_eq!(fit.sizes, [100; 6]);
     let router = fit.router;
     assert_eq!((router.paths(), router.clusters(), router.kind()), (6, [3, 2].as_slice(), config.kind));
@@ -93,7 +93,7 @@ fn arranged_paths_with_a_common_module_have_text_in_common() {
     let points = grid(600);
     let fit = |arrange| {
         let config = RouterConfig { arrange, ..RouterConfig::default() };
-        fit_points(&points, 4, &[3, 2], origin(), &config, &mut silent).unwrap()
+        fit_points(&points, 4, &[3, 2], 1, origin(), &config, &mut silent).unwrap()
     };
     let (plain, arranged) = (fit(false), fit(true));
     assert_eq!((&plain.sizes, &arranged.sizes), (&vec![100; 6], &vec![100; 6]));
@@ -111,6 +111,22 @@ fn arranged_paths_with_a_common_module_have_text_in_common() {
 }
 
 #[test]
+fn replicas_share_all_modules_and_get_clusters_near_each_other() {
+    // Two kinds of text far apart, with two places near each other in each.
+    let points: Vec<f32> = (0u16..400)
+        .flat_map(|i| [f32::from(i % 2) * 100.0 + f32::from(i / 2 % 2) * 5.0, f32::from(i % 7) * 0.01])
+        .collect();
+    for seed in 0..8 {
+        let config = RouterConfig { seed, ..RouterConfig::default() };
+        let fit = fit_points(&points, 2, &[2, 2], 2, origin(), &config, &mut silent).unwrap();
+        assert_eq!(fit.sizes, [100; 4]);
+        let module = |i: usize| fit.router.route(&points[i * 2..][..2]).unwrap().path.0 % 2;
+        assert_eq!((module(0), module(1)), (module(2), module(3)), "seed {seed}");
+        assert_ne!(module(0), module(1), "seed {seed}");
+    }
+}
+
+#[test]
 fn a_path_between_which_no_document_lies_gets_the_least_share() {
     // Both halves say the same place, so that halves of different places never come together.
     let points: Vec<f32> = (0..600)
@@ -123,7 +139,7 @@ fn a_path_between_which_no_document_lies_gets_the_least_share() {
     let sizes = |least_share| {
         let kind = RouterKind::ProductKMeans;
         let config = RouterConfig { kind, least_share, ..RouterConfig::default() };
-        fit_points(&points, 4, &[3, 3], origin(), &config, &mut silent).unwrap().sizes
+        fit_points(&points, 4, &[3, 3], 1, origin(), &config, &mut silent).unwrap().sizes
     };
     assert_eq!(sizes(0.0).iter().filter(|&&size| size == 0).count(), 6);
     // A tenth of a ninth of 600 is 6.7; shares are scaled back to sum to 1.
@@ -137,7 +153,7 @@ fn one_level_of_product_kmeans_is_kmeans() {
     let points = grid(90);
     let fit = |kind, clusters: &[u32]| {
         let config = RouterConfig { kind, arrange: false, ..RouterConfig::default() };
-        fit_points(&points, 4, clusters, origin(), &config, &mut silent).unwrap().router
+        fit_points(&points, 4, clusters, 1, origin(), &config, &mut silent).unwrap().router
     };
     let (one, other) = (fit(RouterKind::ProductKMeans, &[6]), fit(RouterKind::KMeans, &[3, 2]));
     for point in points.chunks_exact(4) {
@@ -154,7 +170,7 @@ fn one_level_of_product_kmeans_is_kmeans() {
 fn unusable_input_is_refused() {
     let fit = |points: &[f32], clusters: &[u32], kind| {
         let config = RouterConfig { kind, ..RouterConfig::default() };
-        fit_points(points, 4, clusters, origin(), &config, &mut silent).unwrap_err()
+        fit_points(points, 4, clusters, 1, origin(), &config, &mut silent).unwrap_err()
     };
     let product = RouterKind::ProductKMeans;
     let error = fit(&grid(5), &[3, 2], product);
@@ -178,7 +194,7 @@ fn standardised_features_weigh_all_components_alike_at_the_fit_and_later() {
         .collect();
     let fit = |standardise| {
         let config = RouterConfig { standardise, ..RouterConfig::default() };
-        fit_points(&points, 2, &[2], origin(), &config, &mut silent).unwrap().router
+        fit_points(&points, 2, &[2], 1, origin(), &config, &mut silent).unwrap().router
     };
     let right = |router: &Router| {
         let first = router.route(&points[..2]).unwrap().path;
@@ -196,7 +212,7 @@ fn standardised_features_weigh_all_components_alike_at_the_fit_and_later() {
 fn a_component_that_never_changes_does_not_count() {
     let points: Vec<f32> = (0u16..40).flat_map(|i| [0.1, f32::from(i % 2)]).collect();
     let config = RouterConfig { standardise: true, ..RouterConfig::default() };
-    let router = fit_points(&points, 2, &[2], origin(), &config, &mut silent).unwrap().router;
+    let router = fit_points(&points, 2, &[2], 1, origin(), &config, &mut silent).unwrap().router;
     assert_ne!(router.route(&[0.1, 0.0]).unwrap().path, router.route(&[0.1, 1.0]).unwrap().path);
     assert_eq!(router.route(&[7.0, 0.0]).unwrap().path, router.route(&[0.1, 0.0]).unwrap().path);
 }
@@ -217,7 +233,7 @@ fn whitened_features_tell_what_correlated_ones_hide_at_the_fit_and_later() {
             standardise: !whiten,
             ..Default::default()
         };
-        fit_points(&points, 2, &[2, 2], origin(), &config, &mut silent).unwrap().router
+        fit_points(&points, 2, &[2, 2], 1, origin(), &config, &mut silent).unwrap().router
     };
     // The second digit of a path is the group, if the router finds the groups.
     let right = |router: &Router| {
@@ -235,7 +251,7 @@ fn whitened_features_tell_what_correlated_ones_hide_at_the_fit_and_later() {
 fn random_routing_gives_every_path_an_equal_share() {
     let config = RouterConfig { kind: RouterKind::Random, ..RouterConfig::default() };
     let points: Vec<f32> = (0u16..1000).map(|i| (f32::from(i) + 0.5) / 1000.0).collect();
-    let fit = fit_points(&points, 1, &[2, 2], origin(), &config, &mut silent).unwrap();
+    let fit = fit_points(&points, 1, &[2, 2], 1, origin(), &config, &mut silent).unwrap();
     assert_eq!(fit.sizes, [250; 4]);
     assert_eq!(fit.router.kind(), RouterKind::Random);
     let read = Router::from_bytes(fit.router.to_bytes()).unwrap();

@@ -91,7 +91,8 @@ impl PrepareConfig {
         Ok(())
     }
 
-    pub(super) fn reading(&self) -> ReadSettings {
+    /// The settings of reading documents.
+    pub fn reading(&self) -> ReadSettings {
         ReadSettings {
             text_field: self.text_field.clone(),
             max_line_bytes: self.max_line_bytes,

@@ -4,8 +4,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::pieces::{FOLDER, FinishedPiece, info};
-use super::{MANIFEST, PrepareReport, TOKENIZER, TRAIN, VALIDATION, remove_stale};
+use super::{MANIFEST, PrepareReport, REPORT, TOKENIZER, TRAIN, VALIDATION, remove_stale};
 use crate::{ShardsError, TokenSetManifest, Tokenizer};
+
+/// True if a folder has the outputs of a preparation.
+pub(crate) fn is_prepared(folder: &Path) -> bool {
+    [MANIFEST, REPORT, TOKENIZER, TRAIN, FOLDER].iter().all(|name| folder.join(name).exists())
+}
 
 /// Removes the outputs of an earlier configuration. Its pieces are about to be replaced.
 pub(super) fn retract(out: &Path) -> Result<(), ShardsError> {

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::{FileReport, PrepareConfig, PrepareReport};
+use super::{PrepareConfig, PrepareReport};
 use crate::progress::Watch;
 use crate::readers::InputList;
 use crate::{ReadRecord, Refusal, ShardsError, TokenFileWriter, Tokenizer, read_documents};
@@ -206,20 +206,7 @@ impl Reader<'_> {
                 }
                 ControlFlow::Continue(())
             });
-            if let Some(reason) = end.skipped {
-                *report.skipped_files.entry(reason).or_default() += 1;
-            }
-            report.files.push(FileReport {
-                path: file.path.clone(),
-                bytes: file.bytes,
-                hash: end.hash.unwrap_or_default(),
-                validation: split == Split::AllValidation,
-                lines: end.lines,
-                documents,
-                refused,
-                damage: end.damage,
-                skipped: end.skipped,
-            });
+            report.add_file(file, end, split == Split::AllValidation, documents, refused);
             if watch.is_cancelled() {
                 break;
             }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::names;
-use crate::{Refusals, ShardsError, Skipped};
+use crate::{FileEnd, InputFile, Refusals, ShardsError, Skipped};
 
 /// Result of a preparation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -94,6 +94,31 @@ impl PrepareReport {
         self.files.iter().filter_map(|file| Some((file, file.damage.as_deref()?)))
     }
 
+    /// Adds a file, with the numbers of its documents and of its refused lines and runs of text.
+    pub(super) fn add_file(
+        &mut self,
+        file: &InputFile,
+        end: FileEnd,
+        validation: bool,
+        documents: u64,
+        refused: u64,
+    ) {
+        if let Some(reason) = end.skipped {
+            *self.skipped_files.entry(reason).or_default() += 1;
+        }
+        self.files.push(FileReport {
+            path: file.path.clone(),
+            bytes: file.bytes,
+            hash: end.hash.unwrap_or_default(),
+            validation,
+            lines: end.lines,
+            documents,
+            refused,
+            damage: end.damage,
+            skipped: end.skipped,
+        });
+    }
+
     /// Adds the report of another set of inputs.
     pub(super) fn merge(&mut self, other: &Self) {
         for (into, from) in [(&mut self.train, &other.train), (&mut self.validation, &other.validation)] {
@@ -125,7 +150,10 @@ impl PrepareReport {
         let files: Vec<_> = self
             .files
             .iter()
-            .map(|file| serde_json::json!({ "path": file.path, "bytes": file.bytes, "blake3": file.hash }))
+            .map(|file| {
+                let path = file.path.to_string_lossy();
+                serde_json::json!({ "path": path, "bytes": file.bytes, "blake3": file.hash })
+            })
             .collect();
         serde_json::Value::from(files).to_string()
     }

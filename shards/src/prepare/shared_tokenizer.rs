@@ -1,6 +1,6 @@
 //! The tokenizer of a preparation: given, trained earlier by this run or on another machine, or trained now.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,8 @@ use crate::{ShardsError, Tokenizer, WorkPart};
 /// Record of the training of the tokenizer in the folder of the pieces.
 const RECORD: &str = "tokenizer-record.json";
 
-const VERSION: u32 = 1;
+/// Version of the records; part of [`key`].
+const VERSION: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct TokenizerRecord {
@@ -27,10 +28,12 @@ struct TokenizerRecord {
     seconds: f64,
 }
 
-/// The tokenizer for these inputs. A part of a divided job may not train its own: all parts must share one.
+/// The tokenizer for these inputs, whose training text was given as `named`. A part of a divided job may not train its own:
+/// all parts must share one.
 pub(super) fn tokenizer(
     config: &PrepareConfig,
     inputs: &Inputs,
+    named: &[PathBuf],
     part: Option<WorkPart>,
     folder: &Path,
     watch: Watch<'_>,
@@ -62,7 +65,7 @@ pub(super) fn tokenizer(
     }
     let split = Split::new(config, inputs.validation.is_some());
     let TrainedTokenizer { tokenizer, sample_bytes } =
-        sample::train_tokenizer(config, &inputs.train, split, watch)?;
+        sample::train_tokenizer(config, &inputs.train, named, split, watch)?;
     let report = of(&tokenizer, sample_bytes, start.elapsed().as_secs_f64());
     dipaco_files::publish(&file, tokenizer.to_json())?;
     let (hash, seconds) = (report.hash.clone(), report.seconds);
@@ -82,8 +85,8 @@ fn key(config: &PrepareConfig, inputs: &Inputs) -> String {
         .map(|file| (file.path.file_name().map(|name| name.to_string_lossy()), file.bytes))
         .collect();
     let split = format!("{:?}", Split::new(config, inputs.validation.is_some()));
-    let settings =
-        (config.vocab_size, config.tokenizer_sample_bytes, config.text_document_bytes, config.max_line_bytes);
+    let reading = (&config.text_field, config.text_document_bytes, config.max_line_bytes);
+    let settings = (config.vocab_size, config.tokenizer_sample_bytes, reading);
     let all = serde_json::json!([VERSION, files, split, settings]);
     dipaco_files::content_hash(all.to_string().as_bytes())
 }

@@ -1,3 +1,6 @@
+mod inputs;
+mod tokenizer;
+
 use std::fmt::Write as _;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;

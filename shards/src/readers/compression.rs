@@ -39,23 +39,31 @@ pub(super) enum Content<'a> {
 }
 
 impl<'a> Content<'a> {
-    /// Opens a file; the error describes the problem.
-    pub(super) fn open(file: &InputFile, progress: &'a dyn PrepareProgress) -> Result<Self, String> {
+    /// Opens a file; the error describes the problem. A file without a content to read comes with its damage, and only its
+    /// stored bytes count.
+    pub(super) fn open(
+        file: &InputFile,
+        progress: &'a dyn PrepareProgress,
+    ) -> Result<(Self, Option<&'static str>), String> {
         let opened = File::open(&file.path).map_err(|error| format!("cannot open it: {error}"))?;
         let stored = Stored { file: opened, hasher: blake3::Hasher::new(), bytes: 0, progress };
         let mut stored = BufReader::with_capacity(BUFFER_BYTES, stored);
         let start = stored.fill_buf().map_err(|error| format!("cannot read it: {error}"))?;
-        if start.is_empty() {
-            return Err("it is empty".to_owned());
+        let damage = if start.is_empty() {
+            Some("it is empty")
+        } else if file.compression == Compression::Gzip && !start.starts_with(&[0x1F, 0x8B]) {
+            Some("its name ends in .gz, but its content is not gzip")
+        } else {
+            None
+        };
+        if damage.is_some() {
+            return Ok((Self::Plain(Box::new(stored)), damage));
         }
-        match file.compression {
-            Compression::None => Ok(Self::Plain(Box::new(stored))),
-            Compression::Gzip if !start.starts_with(&[0x1F, 0x8B]) => {
-                Err("its name ends in .gz, but its content is not gzip".to_owned())
-            }
+        let content = match file.compression {
+            Compression::None => Self::Plain(Box::new(stored)),
             Compression::Gzip => {
                 let decoder = MultiGzDecoder::new(stored);
-                Ok(Self::Gzip(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder))))
+                Self::Gzip(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder)))
             }
             Compression::Zstd => {
                 let mut decoder = zstd::Decoder::with_buffer(stored)
@@ -63,9 +71,10 @@ impl<'a> Content<'a> {
                 decoder
                     .window_log_max(ZSTD_WINDOW_LOG)
                     .map_err(|error| format!("cannot limit zstd's window: {error}"))?;
-                Ok(Self::Zstd(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder))))
+                Self::Zstd(Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder)))
             }
-        }
+        };
+        Ok((content, None))
     }
 
     /// The decompressed bytes.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::listing::list_inputs;
 use crate::ShardsError;
 
 /// Compression of a file, by its name.
@@ -76,6 +77,8 @@ pub enum Skipped {
     LinkedDirectory,
     /// It is a socket, pipe or device.
     NotRegular,
+    /// It is a directory with the files of a run, or with text that a run has prepared.
+    RunFiles,
 }
 
 impl std::fmt::Display for Skipped {
@@ -85,6 +88,7 @@ impl std::fmt::Display for Skipped {
             Self::Binary => "not text",
             Self::LinkedDirectory => "link to a directory",
             Self::NotRegular => "not a regular file",
+            Self::RunFiles => "directory of a run",
         })
     }
 }
@@ -92,10 +96,12 @@ impl std::fmt::Display for Skipped {
 /// Files to read, in the order of reading.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InputList {
-    /// The files, sorted by path, each once.
+    /// The files, sorted by path, each once, whatever its names.
     pub files: Vec<InputFile>,
     /// Skipped entries of directories: the count for each reason.
     pub skipped: BTreeMap<Skipped, u64>,
+    /// Directories that were left out because they hold the files of a run, sorted by path.
+    pub runs: Vec<PathBuf>,
 }
 
 impl InputList {
@@ -103,49 +109,6 @@ impl InputList {
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
-}
-
-/// Lists the files of `inputs`: files, and directories with all their files.
-///
-/// # Errors
-/// An input does not exist or a directory cannot be read.
-pub fn list_inputs(inputs: &[PathBuf]) -> Result<InputList, ShardsError> {
-    let mut skipped = BTreeMap::new();
-    let mut found: BTreeMap<PathBuf, u64> = BTreeMap::new();
-    let mut directories = Vec::new();
-    for input in inputs {
-        let metadata = std::fs::metadata(input).map_err(ShardsError::io("open", input))?;
-        if metadata.is_dir() {
-            directories.push(input.clone());
-        } else {
-            found.insert(input.clone(), metadata.len());
-        }
-    }
-    while let Some(directory) = directories.pop() {
-        let read = |error| ShardsError::io("read the directory", &directory)(error);
-        for entry in std::fs::read_dir(&directory).map_err(read)? {
-            let entry = entry.map_err(read)?;
-            let path = entry.path();
-            let kind = entry.file_type().map_err(ShardsError::io("look at", &path))?;
-            let mut skip = |reason| *skipped.entry(reason).or_default() += 1;
-            if entry.file_name().as_encoded_bytes().starts_with(b".") {
-                skip(Skipped::Hidden);
-            } else if kind.is_dir() {
-                directories.push(path);
-            } else {
-                // Unlike the entry's type, this follows links.
-                match std::fs::metadata(&path) {
-                    Ok(target) if target.is_dir() => skip(Skipped::LinkedDirectory),
-                    Ok(target) if target.is_file() => {
-                        found.insert(path, target.len());
-                    }
-                    _ => skip(Skipped::NotRegular),
-                }
-            }
-        }
-    }
-    let files = found.into_iter().map(|(path, bytes)| InputFile::new(path, bytes)).collect();
-    Ok(InputList { files, skipped })
 }
 
 /// A kind of text in the sources of crates.

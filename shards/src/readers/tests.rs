@@ -103,9 +103,10 @@ fn damaged_files_keep_the_documents_before_and_name_the_damage() {
         );
         let damage = end.damage.unwrap_or_default();
         assert!(damage.contains(words), "{name}: {damage}; {refused:?}");
+        assert_eq!(end.hash, Some(blake3::hash(&content).to_hex().to_string()), "{name}");
     }
-    let missing = InputFile::new(folder.path().join("missing.jsonl"), 0);
-    assert!(read(&missing).2.damage.unwrap().contains("cannot open"));
+    let end = read(&InputFile::new(folder.path().join("missing.jsonl"), 0)).2;
+    assert!(end.damage.unwrap().contains("cannot open") && end.hash.is_none());
 }
 
 #[test]

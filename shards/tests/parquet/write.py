@@ -27,6 +27,13 @@ write("zstd.parquet", pa.large_string(), compression="zstd", data_page_version="
       write_page_checksum=True)
 write("plain.parquet", compression="none", use_dictionary=False)
 
+# Texts with addresses, for labels. A row has no address, and another no text.
+rows = range(12)
+pq.write_table(pa.table({
+    "url": [None if row == 3 else f"https://example.com/{row}" for row in rows],
+    "content": [None if row == 7 else f"Row {row} of a table, which speaks of {row * 31 % 17}." for row in rows],
+}), HERE / "addresses.parquet", row_group_size=5)
+
 with ParquetWriter(str(HERE), output_filename="datatrove-${rank}.parquet") as writer:
     for number, text in enumerate(TEXTS):
         if text:

@@ -1,5 +1,6 @@
 //! `dipaco evaluate`: perplexity on validation text.
 
+use std::error::Error as _;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -41,28 +42,30 @@ pub(crate) struct EvaluateOptions {
     #[arg(long = "path", value_name = "N")]
     paths: Vec<PathId>,
     /// Evaluate the seed only, and the imported model that it began with. It needs no trained paths.
-    #[arg(long, conflicts_with_all = ["paths", "reroute"])]
+    #[arg(long, conflicts_with = "paths")]
     seed: bool,
     /// Leave out the seed, and the imported model that it began with.
     #[arg(long, conflicts_with_all = ["paths", "seed"])]
     no_seed: bool,
-    /// Directory of a dense run on the same text, to compare with.
+    /// Directory of a dense run on the same text, to compare with. It is a run of one path. The section [evaluation] of this
+    /// run counts for both.
     #[arg(long, value_name = "DIR")]
     dense: Option<PathBuf>,
     /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "seed")]
     early_stopping: bool,
     /// Also evaluate with the path of each sequence chosen by the sequence's own first tokens. With evaluation.route =
     /// "window" the routed model is that already.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["paths", "seed"])]
     route_window: bool,
     /// Also evaluate with a new choice of path every W tokens, by the router of --reroute-by; may be repeated. The default is
     /// evaluation.reroute_tokens.
-    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "W", conflicts_with_all = ["paths", "seed"], value_parser = clap::value_parser!(u32).range(1..))]
     reroute: Vec<u32>,
     /// Router of --reroute: "transformer", which `dipaco route fit-transformer` fits, or "features", the run's own router on
     /// the last tokens before each choice; may be repeated. The default is evaluation.reroute_by.
-    #[arg(long, value_name = "NAME", requires = "reroute", value_parser = reroute_by)]
+    // clap lets a missing --reroute pass where it would be a conflict, so this has the same conflicts.
+    #[arg(long, value_name = "NAME", requires = "reroute", conflicts_with_all = ["paths", "seed"], value_parser = reroute_by)]
     reroute_by: Vec<RerouteBy>,
     /// Also evaluate the weighted mean of the K best paths of each sequence (c-BTM). It costs as much as K paths; may be
     /// repeated.
@@ -70,7 +73,8 @@ pub(crate) struct EvaluateOptions {
     ensemble: Vec<u32>,
     /// Temperature of the router's squared distances in an ensemble. A discriminative router gives probabilities and needs
     /// none.
-    #[arg(long, value_name = "T", default_value_t = ENSEMBLE_TEMPERATURE, requires = "ensemble", value_parser = temperature)]
+    // The same holds for a missing --ensemble.
+    #[arg(long, value_name = "T", default_value_t = ENSEMBLE_TEMPERATURE, requires = "ensemble", conflicts_with_all = ["paths", "seed"], value_parser = temperature)]
     ensemble_temperature: f64,
     /// Also evaluate each document by the path with the lowest loss on it. The choice is made after reading the document, so
     /// this is a bound and not a model. It costs as much as all paths.
@@ -82,8 +86,8 @@ pub(crate) struct EvaluateOptions {
     /// Also evaluate the mean of the weights of all paths as one model, which needs no router.
     #[arg(long, conflicts_with_all = ["paths", "seed"])]
     soup: bool,
-    /// Also rank the true continuation of each document's first tokens among K continuations, those of other documents: of
-    /// the same domain with --labels. The default is evaluation.rank_candidates.
+    /// Also rank the true continuation of each document's first tokens among K different continuations, those of other
+    /// documents: of the same domain with --labels. The default is evaluation.rank_candidates.
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(2..))]
     rank: Option<u32>,
     /// Label file, a JSON object with `url` and `domain` on each line (.gz and .zst are decompressed). Adds results for each
@@ -114,17 +118,18 @@ struct Row {
 }
 
 /// The rows of the JSON, with the losses on all documents if `documents` asks for them.
-fn rows(comparison: Comparison, documents: bool) -> Vec<Row> {
-    let base = comparison.rows.first().map(|(_, evaluation)| evaluation.clone());
-    let row = |(index, (model, mut evaluation)): (usize, (String, Evaluation))| {
-        let base = base.as_ref().filter(|_| index > 0);
-        let against_first = base.and_then(|base| PairedDifference::between(&evaluation, base));
+fn rows(comparison: &Comparison, documents: bool) -> Vec<Row> {
+    let base = comparison.rows.first().map(|(_, evaluation)| evaluation);
+    let row = |(index, (model, evaluation)): (usize, &(String, Evaluation))| {
+        let base = base.filter(|_| index > 0);
+        let against_first = base.and_then(|base| PairedDifference::between(evaluation, base));
+        let mut evaluation = evaluation.clone();
         if !documents {
             evaluation.document_losses.clear();
         }
-        Row { model, evaluation, against_first }
+        Row { model: model.clone(), evaluation, against_first }
     };
-    comparison.rows.into_iter().enumerate().map(row).collect()
+    comparison.rows.iter().enumerate().map(row).collect()
 }
 
 pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), CliError> {
@@ -136,19 +141,21 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
         config.evaluation.rank_candidates = candidates as usize;
     }
     let version = if options.early_stopping { Version::Best } else { Version::Current };
-    let comparison = runtime::run(async {
+    let flag = interrupt.flag();
+    let comparison = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, version).await?;
         let dense = match &options.dense {
-            Some(folder) => Some(open_dense(folder, config.evaluation.rank_candidates).await?),
+            Some(folder) => Some(open_dense(folder, &config.evaluation).await?),
             None => None,
         };
         let (options, progress, own) = (options.clone(), progress.clone(), run.clone());
         runtime::blocking(move || {
             let mut comparison = Comparison::default();
-            let (flag, device) = (interrupt.flag(), options.device.open()?);
+            let device = options.device.open()?;
             let domains = match &options.labels {
                 Some(labels) => {
-                    Some(labels::domains(&own, labels, &options.labelled_text, &progress, &flag)?)
+                    let text = &options.labelled_text;
+                    Some(labels::domains(&own, &config.prepare, labels, text, &progress, &flag)?)
                 }
                 None => None,
             };
@@ -167,10 +174,9 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
             Ok(comparison)
         })
         .await
-    })?;
-    record(&run, &comparison)?;
-    if options.json {
-        output::print_json(&rows(comparison, options.documents))
+    }))?;
+    let printed = if options.json {
+        output::print_json(&rows(&comparison, options.documents))
     } else {
         let mut text = comparison.to_string();
         let detailed =
@@ -179,7 +185,12 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
             text += &format!("\n\n{name}\n{evaluation}");
         }
         output::print(&(text.trim_end().to_owned() + "\n"))
+    };
+    // The results may be worth hours of work, and neither way to keep them depends on the other.
+    if let Err(error) = record(&run, &comparison) {
+        tracing::warn!(%error, source = ?error.source(), "the results are not in the run's event file");
     }
+    printed
 }
 
 impl EvaluateOptions {
@@ -245,18 +256,28 @@ fn temperature(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Opens the run to compare with, which ranks the same continuations.
+/// Opens the run to compare with. It takes the settings of the evaluation, so that its model counts the same tokens and ranks
+/// the same continuations.
 async fn open_dense(
     folder: &std::path::Path,
-    rank_candidates: usize,
+    evaluation: &EvaluationConfig,
 ) -> Result<(RunDirectory, dipaco_config::RunConfig, Weights), CliError> {
     let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
     let (run, config) = options.open_existing()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let mut config = vocabulary::with_vocabulary(&run, &config)?;
-    config.evaluation.rank_candidates = rank_candidates;
+    config.evaluation = evaluation.clone();
     let weights = Weights::open(&run, &config, Version::Current).await?;
-    Ok((run, config, weights))
+    match weights.topology().paths() {
+        1 => Ok((run, config, weights)),
+        paths => Err(CliError::Usage {
+            message: format!(
+                "the run of --dense in {} has {paths} paths, so it is not dense",
+                folder.display()
+            ),
+            remedy: "name a run of one path, and evaluate runs of several paths with --run".into(),
+        }),
+    }
 }
 
 /// Records the results in the run's event file.

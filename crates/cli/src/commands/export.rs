@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args, ValueEnum};
 use dipaco_model::WeightFormat;
-use dipaco_pipeline::export::{CARD_FILE, CHECKPOINT_FILE, Exported};
+use dipaco_pipeline::export::{Exported, ThereAlready, check_free};
 use dipaco_topology::PathId;
+use serde::Serialize;
 
 use crate::error::CliError;
 use crate::run_options::RunOptions;
@@ -34,7 +35,7 @@ pub(crate) struct ExportOptions {
     /// Export the seed instead of a path.
     #[arg(long, conflicts_with = "early_stopping")]
     seed: bool,
-    /// Folder to write a Hugging Face checkpoint to. It must not hold another checkpoint or a README.md.
+    /// Folder to write a Hugging Face checkpoint to. It must not hold files of another checkpoint or a README.md.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// GGUF file to write, with the tokenizer inside. It must not exist.
@@ -49,13 +50,17 @@ pub(crate) struct ExportOptions {
     /// Read what was written as `seed --import` does, and compare its logits with those of the weights.
     #[arg(long)]
     verify: bool,
-    /// Write over a checkpoint in the folder, and over the GGUF file.
+    /// Replace a checkpoint and a README.md in the folder, and the GGUF file. Other files of the folder stay.
     #[arg(long)]
     force: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 /// The values of `--format`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 enum FormatOption {
     /// 32 bits a weight: the same tokens as `dipaco serve` with the same format.
     #[default]
@@ -81,17 +86,41 @@ impl From<FormatOption> for WeightFormat {
     }
 }
 
+/// A checkpoint or a GGUF file in the output of `--json`.
+#[derive(Serialize)]
+struct Written {
+    /// `path-2` or `seed`.
+    model: String,
+    kind: &'static str,
+    /// The folder, or the GGUF file.
+    files: String,
+    format: FormatOption,
+    /// With `--verify`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logits: Option<Logits>,
+}
+
+/// Logits of the written files beside those of the weights.
+#[derive(Serialize)]
+struct Logits {
+    largest_difference: f32,
+    largest_logit: f32,
+    tokens: usize,
+    /// Number of tokens after which both find the same token most likely.
+    same_tokens: usize,
+}
+
 pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open_existing()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
-    let of_folder =
-        options.out.iter().flat_map(|out| [CHECKPOINT_FILE, CARD_FILE].map(|file| out.join(file)));
-    if let Some(there) = of_folder.chain(options.gguf.clone()).find(|file| file.exists() && !options.force) {
-        return Err(CliError::Usage {
-            message: format!("{} is there already", there.display()),
-            remedy: "give another name, or add --force to write over it".into(),
-        });
+    if !options.force {
+        check_free(options.out.as_deref(), options.gguf.as_deref()).map_err(|ThereAlready { file }| {
+            CliError::Usage {
+                message: format!("{} is there already", file.display()),
+                remedy: "give another name, or add --force to write over it".into(),
+            }
+        })?;
     }
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let path = options.path;
@@ -100,21 +129,31 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
         let weights = Weights::open(&run, &config, version).await?;
         runtime::blocking(move || Ok(Exported::compose(&weights, path)?)).await
     })?;
-    let written = |files: &Path, format| -> Result<(), CliError> {
-        let mut line = format!("{shown} is in {}", files.display());
-        if options.verify {
-            line += &format!(": {}", exported.verify(&config, files, format)?);
+    let mut list = Vec::new();
+    let mut written = |kind, files: &Path, format: FormatOption| -> Result<(), CliError> {
+        let verify = || exported.verify(&config, files, format.into());
+        let difference = options.verify.then(verify).transpose()?;
+        let place = files.display();
+        if !options.json {
+            let verified = difference.map(|difference| format!(": {difference}")).unwrap_or_default();
+            return output::print(&format!("{shown} is in {place}{verified}\n"));
         }
-        output::print(&format!("{line}\n"))
+        let logits = difference.map(|difference| Logits {
+            largest_difference: difference.largest,
+            largest_logit: difference.scale,
+            tokens: difference.tokens,
+            same_tokens: difference.same,
+        });
+        list.push(Written { model: exported.name.clone(), kind, files: place.to_string(), format, logits });
+        Ok(())
     };
     if let Some(out) = &options.out {
         exported.write_checkpoint(&run, &config, out)?;
-        written(out, WeightFormat::F32)?;
+        written("checkpoint", out, FormatOption::F32)?;
     }
     if let Some(file) = &options.gguf {
-        let format = options.format.into();
-        exported.write_gguf(&run, &config, format, file)?;
-        written(file, format)?;
+        exported.write_gguf(&run, &config, options.format.into(), file)?;
+        written("gguf", file, options.format)?;
     }
-    Ok(())
+    if options.json { output::print_json(&list) } else { Ok(()) }
 }

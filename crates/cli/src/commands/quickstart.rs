@@ -4,6 +4,7 @@ mod crate_text;
 mod pretrained;
 mod prompts;
 
+use std::error::Error as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -111,7 +112,12 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
     quickstart.train(options.workers)?;
     let dense = quickstart.dense()?;
     let comparison = quickstart.evaluate(&dense)?;
-    output::print(&format!("\n{comparison}\n"))?;
+    let printed = output::print(&format!("\n{comparison}\n"));
+    // The results are worth much work, and neither way to keep them depends on the other.
+    if let Err(error) = commands::evaluate::record(&quickstart.run, &comparison) {
+        tracing::warn!(%error, source = ?error.source(), "the results are not in the run's event file");
+    }
+    printed?;
     quickstart.complete()?;
     let run = quickstart.run.root().display();
     output::print(&format!(
@@ -295,7 +301,7 @@ impl Quickstart<'_> {
         let Dense { run: dense_run, config: dense_config } = dense.clone();
         let (run, config, progress) = (self.run.clone(), self.config.clone(), self.progress.clone());
         let (flag, device) = (self.interrupt.flag(), self.device);
-        let comparison = runtime::run(async {
+        runtime::run(async {
             let dense_weights = Weights::open(&dense_run, &dense_config, Version::Current).await?;
             let weights = Weights::open(&run, &config, Version::Current).await?;
             runtime::blocking(move || {
@@ -317,9 +323,7 @@ impl Quickstart<'_> {
                 Ok(comparison)
             })
             .await
-        })?;
-        commands::evaluate::record(&self.run, &comparison)?;
-        Ok(comparison)
+        })
     }
 
     /// Serves the run and completes two prompts that go to different paths.

@@ -9,7 +9,12 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "Vocabulary of the tokenizer to train, including the 256 bytes and the end-of-text token. A larger vocabulary \
          gives fewer tokens per byte and a larger embedding. Has no effect when `prepare.tokenizer` is set.",
     ),
-    key("prepare.tokenizer", "path", "A `tokenizer.json` to use instead of training a tokenizer."),
+    key(
+        "prepare.tokenizer",
+        "path",
+        "A `tokenizer.json` to use instead of training a tokenizer. The one of an imported model or an extended run has a name \
+         relative to the run's folder.",
+    ),
     key(
         "prepare.end_of_text",
         "token",

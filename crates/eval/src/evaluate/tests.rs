@@ -81,7 +81,7 @@ pub(crate) fn shards(folder: &std::path::Path, file: &TokenSet, paths: u32) -> S
         Ok::<_, dipaco_routing::RoutingError>(tiny(5))
     })
     .unwrap();
-    let fitted = fit(&seed, "seed", file, &[paths], &config, &mut silent).unwrap();
+    let fitted = fit(&seed, "seed", file, &[paths], 1, &config, &mut silent).unwrap();
     assign(&seed, "seed", &fitted.router, file, &folder.join("shards"), &mut silent).unwrap().shards
 }
 

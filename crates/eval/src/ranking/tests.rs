@@ -37,11 +37,17 @@ impl LanguageModel for Counts {
 
 /// Documents that count up, each from another token, of so many tokens.
 fn counting(folder: &std::path::Path, lengths: &[usize]) -> TokenSet {
+    let documents: Vec<(u32, usize)> = (0..).zip(lengths.iter().copied()).collect();
+    counting_from(folder, &documents)
+}
+
+/// Documents that count up from such a token, of so many tokens.
+fn counting_from(folder: &std::path::Path, documents: &[(u32, usize)]) -> TokenSet {
     let path = folder.join("counting.h5");
     let info =
         TokenFileInfo { tokenizer_hash: "t".into(), vocab_size: VOCABULARY, ..TokenFileInfo::default() };
     let mut writer = TokenFileWriter::create(&path, info).unwrap();
-    for (first, &length) in (0u32..).zip(lengths) {
+    for &(first, length) in documents {
         let counted = (0..length as u32 - 1).map(|place| 1 + (first + place) % (VOCABULARY - 1));
         writer.push_document(&counted.chain([0]).collect::<Vec<_>>()).unwrap();
     }
@@ -66,6 +72,22 @@ fn the_model_that_knows_the_text_is_right_and_its_opposite_is_not() {
     // Fewer documents than candidates.
     assert_eq!(rank(-0.1, -5.0, 5), Ranking { candidates: 5, prompts: 0, right: 0, ..knows });
     assert_eq!(rank(-0.1, -5.0, 5).accuracy(), None);
+}
+
+#[test]
+fn equal_continuations_are_one_candidate() {
+    let folder = tempfile::tempdir().unwrap();
+    // Three equal documents, and a longer one with the same beginning.
+    let documents = [(1, 50), (7, 50), (1, 50), (20, 50), (1, 50), (1, 60)];
+    let file = counting_from(folder.path(), &documents);
+    let config = config();
+    let rank = |candidates| {
+        let model = Counts { right: -0.1, wrong: -5.0 };
+        rank_dense(&model, &file, candidates, &plain(&config), &mut quiet).unwrap()
+    };
+    assert_eq!(rank(3), Ranking { candidates: 3, prompt_tokens: 8, prompts: 6, right: 6 });
+    // Six documents, but three different continuations.
+    assert_eq!(rank(4).prompts, 0);
 }
 
 #[test]

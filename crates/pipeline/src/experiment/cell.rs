@@ -49,7 +49,7 @@ pub(super) fn finish(
     let mut evaluations = Vec::new();
     for (key, evaluation) in &place.evaluations {
         if !record.evaluations.contains_key(key) {
-            let domains = folder.domains(text)?;
+            let domains = folder.domains(&place.config, text)?;
             let found = measure(folder, run, text, evaluation, domains.as_deref())?;
             record.evaluations.insert(key.clone(), found);
             record.save(run.root())?;

@@ -132,14 +132,19 @@ impl ExperimentFolder {
         Ok(text)
     }
 
-    /// The domains of the validation documents; `None` without a label file.
-    pub(super) fn domains(&mut self, text: &PreparedText) -> Result<Option<Arc<Domains>>, PipelineError> {
+    /// The domains of the validation documents of a text that was prepared as a configuration says; `None` without a label file.
+    pub(super) fn domains(
+        &mut self,
+        config: &RunConfig,
+        text: &PreparedText,
+    ) -> Result<Option<Arc<Domains>>, PipelineError> {
         let Some(labels) = &self.options.labels else { return Ok(None) };
         if let Some(known) = self.domains.get(&text.folder) {
             return Ok(Some(known.clone()));
         }
         let run = RunDirectory::new(&self.out).with_data(Some(&text.folder));
-        let found = Arc::new(labels::domains(&run, labels, &[], &self.progress, &self.cancel.flag)?);
+        let flag = &self.cancel.flag;
+        let found = Arc::new(labels::domains(&run, &config.prepare, labels, &[], &self.progress, flag)?);
         self.domains.insert(text.folder.clone(), found.clone());
         Ok(Some(found))
     }

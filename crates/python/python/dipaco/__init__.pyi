@@ -38,7 +38,7 @@ class Score:
 
     @property
     def path(self) -> int:
-        """The path that scored the text."""
+        """The path that scored the text, or with `serve.route_every` its first tokens."""
     @property
     def tokens(self) -> list[int]:
         """The tokens of the text."""
@@ -177,4 +177,5 @@ class Run:
         force: bool = False,
     ) -> None:
         """Writes a path or the seed for other programs: a checkpoint in Hugging Face's format into the folder `out`, or with
-        `gguf` the GGUF file `out` with matrices in this format. Writes over existing files only with `force`."""
+        `gguf` the GGUF file `out` with matrices in this format. Only with `force` it replaces a GGUF file, a checkpoint in
+        the folder, or a README.md."""

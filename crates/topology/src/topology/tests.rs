@@ -99,6 +99,7 @@ proptest! {
         prop_assert_eq!(topology.paths(), replicas * a * b);
         let digits: Vec<u32> = [replicas, a, b].into_iter().filter(|&digit| digit > 1).collect();
         prop_assert_eq!(topology.radices(), digits);
+        prop_assert_eq!(topology.replicas(), replicas);
         for module in topology.module_ids() {
             let through: Vec<_> = topology.paths_through(module).collect();
             let picked: Vec<_> = topology.path_ids().filter(|&p| topology.modules_of(p).contains(&module)).collect();

@@ -88,7 +88,7 @@ fn shards_name_the_devices_of_all_parts() {
     let whole = folder.path().join("whole");
     assign(&Histogram, "seed", &router, &file, &whole, &mut silent).unwrap();
     assert!(!std::fs::read_to_string(whole.join("shards.json")).unwrap().contains("devices"));
-    let fitted = fit(&listing, "seed", &file, &[2], &RouterConfig::default(), &mut silent).unwrap().router;
+    let fitted = fit(&listing, "seed", &file, &[2], 1, &RouterConfig::default(), &mut silent).unwrap().router;
     assert_eq!(fitted.fitted_on().devices, ["cpu-neon"]);
     assert_eq!(Router::from_bytes(fitted.to_bytes()).unwrap(), fitted);
 }

@@ -1,6 +1,6 @@
 //! `dipaco bench step`: measures the training step of one path.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use dipaco_config::{RunConfig, Sources, TrainConfig};
@@ -9,7 +9,7 @@ use dipaco_pipeline::machine_memory::machine_memory;
 use dipaco_pipeline::product_rate::product_rate;
 use dipaco_pipeline::step_speed::{Effort, PhaseTimes, StepSpeed, StepSubject, measure};
 use dipaco_pipeline::vocabulary;
-use dipaco_pipeline::{PipelineError, limits};
+use dipaco_pipeline::{PipelineError, RunDirectory, limits};
 use dipaco_telemetry::{Align, Progress, ProgressUnit, Table, human};
 use dipaco_topology::{Topology, TopologyConfig};
 use serde::Serialize;
@@ -212,7 +212,10 @@ fn subject(options: &StepOptions) -> Result<(String, StepSubject), CliError> {
         None => (options.size.name().to_owned(), options.size.subject()?),
         Some(file) => {
             let sources = Sources::with_environment(Some(file.clone()), Vec::new());
-            let config = RunConfig::load(&sources)?.config;
+            let mut config = RunConfig::load(&sources)?.config;
+            // The configuration of a run may name a tokenizer in the run's folder.
+            config.prepare =
+                RunDirectory::new(file.parent().unwrap_or(Path::new(""))).located(&config.prepare);
             let config = vocabulary::expected(&config)?.config;
             let topology =
                 Topology::new(&config.topology, config.model.blocks).map_err(PipelineError::from)?;

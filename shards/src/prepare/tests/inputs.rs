@@ -1,0 +1,112 @@
+//! Which files of the inputs are read, and when they count as unchanged.
+
+use super::*;
+use crate::Skipped;
+
+/// A configuration with the sections that a run saves.
+const SAVED: &str = "[run]\n[model]\n[topology]\n[prepare]\n[seed_model]\n[routing]\n[train]\n[sync]\n[outer]\n\
+                     [evaluation]\n[serve]\n";
+
+/// Writes a file and the folders on the way to it.
+fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn file_name(path: &Path) -> &str {
+    path.file_name().unwrap().to_str().unwrap()
+}
+
+/// Names of the files that were read, without their folders, each with true if it was validation text.
+fn read_names(report: &PrepareReport) -> Vec<(&str, bool)> {
+    report.files.iter().map(|file| (file_name(&file.path), file.validation)).collect()
+}
+
+#[test]
+fn the_files_of_a_run_are_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    std::fs::create_dir(&input).unwrap();
+    let text = corpus(&input);
+    // A person's own configuration beside the text.
+    write(&input, "config.toml", "[run]\nname = \"own\"\n[prepare]\n[train]\n[serve]\n");
+    write(&input, "runs/tiny/config.toml", SAVED);
+    let secret = write(&input, "runs/tiny/secrets/join.token", "secret");
+    let inputs = std::slice::from_ref(&input);
+    let names = [("config.toml", false), ("corpus.jsonl", false)];
+    // The outputs lie in the run's folder, and in two others, of which the second finds the outputs in the first.
+    for (data, left_out) in [("runs/tiny/data", 1), ("tokens", 1), ("more/tokens", 2)] {
+        let out = input.join(data);
+        let report = run(&config(), inputs, &out).unwrap();
+        assert_eq!(read_names(&report), names, "{data}");
+        assert_eq!(report.skipped_files[&Skipped::RunFiles], left_out, "{data}");
+        assert!(run(&config(), inputs, &out).unwrap().skipped, "{data}");
+    }
+    // A stopped preparation has some of the outputs.
+    let out = input.join("stopped");
+    cancelled(inputs, &out, "tokenize", i64::MAX);
+    assert_eq!(read_names(&run(&config(), inputs, &out).unwrap()), names);
+
+    let out = folder.path().join("out");
+    let error = run(&config(), &[input.join("runs/tiny")], &out).unwrap_err();
+    assert!(matches!(error, ShardsError::OnlyRunFiles { .. }), "{error}");
+    // A file that is an input itself is read.
+    let report = run(&config(), &[text, secret], &out).unwrap();
+    assert_eq!(read_names(&report), [("corpus.jsonl", false), ("join.token", false)]);
+}
+
+#[test]
+fn files_without_content_count_as_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    std::fs::create_dir(&input).unwrap();
+    corpus(&input);
+    write(&input, "empty.txt", "");
+    write(&input, "plain.json.gz", "no gzip\n");
+    let out = folder.path().join("out");
+    let again = || run(&config(), std::slice::from_ref(&input), &out).unwrap();
+    assert_eq!(again().damaged().count(), 2);
+    assert!(again().skipped);
+    // Other bytes of the same length.
+    write(&input, "plain.json.gz", "no gzap\n");
+    assert!(!again().skipped);
+}
+
+#[test]
+fn validation_files_are_no_training_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    write(&input, "a.txt", &"a line of text to train on\n".repeat(50));
+    let held_out = write(&input, "b.txt", &"another line\n".repeat(50));
+    let out = folder.path().join("out");
+    let with = |inputs: &Path, validation: PathBuf| {
+        let cancel = AtomicBool::new(false);
+        let inputs = [inputs.to_owned()];
+        prepare(&config(), &inputs, &[validation], PrepareWork::All, &out, &NoProgress, &cancel)
+    };
+    let report = with(&input, input.join("../in/b.txt")).unwrap();
+    assert_eq!(read_names(&report), [("a.txt", false), ("b.txt", true)]);
+    assert_eq!((report.train.documents, report.validation.documents), (1, 1));
+
+    let message = with(&held_out, input.clone()).unwrap_err().to_string();
+    assert!(message.contains("b.txt: all files are validation inputs too"), "{message}");
+    let error = check_inputs(&[held_out], &[input]).unwrap_err();
+    assert!(matches!(error, ShardsError::NoTrainInput { .. }), "{error}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_source_names_every_file() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    use crate::{FileEnd, InputFile};
+
+    let file = InputFile::new(OsStr::from_bytes(b"caf\xE9.txt").into(), 0);
+    let end = FileEnd { bytes: 0, hash: None, lines: 0, damage: None, skipped: None };
+    let mut report = PrepareReport::default();
+    report.add_file(&file, end, false, 0, 0);
+    assert!(report.source().contains("caf\u{FFFD}.txt"));
+}
