@@ -1,8 +1,12 @@
 //! Checks that the values of a configuration are in range and fit together.
 
+mod eager;
+mod early_stopping;
 mod paths_per_round;
 mod state_dtype;
 mod synchronous;
+#[cfg(test)]
+mod tests;
 
 use dipaco_routing::{FeatureKind, RouterKind};
 use dipaco_sync::{EmbeddingMean, Rescale, ScheduleError, Weighting};
@@ -93,21 +97,7 @@ impl RunConfig {
         for (key, problem) in self.sync.check() {
             problems.add(format!("sync.{key} {problem}"));
         }
-        if self.sync.eager {
-            if self.sync.overlap_steps != self.train.inner_steps {
-                problems.add(
-                    "sync.eager needs sync.overlap_steps = train.inner_steps, an overlap of one round"
-                        .to_owned(),
-                );
-            }
-            if self.outer.rescale == Rescale::Rda || self.outer.weighting == Weighting::Tokens {
-                problems.add(
-                    "sync.eager can't be combined with outer.rescale = \"rda\", because that is not linear, nor with \
-                     outer.weighting = \"tokens\", because a path does not know those weights beforehand"
-                        .to_owned(),
-                );
-            }
-        }
+        self.check_eager(problems);
         let ends = self.routing.phases.iter().map(|phase| phase.round).chain([self.train.rounds]);
         // Other errors of the schedule come from rounds and phases, which have their own checks.
         let problem = match self.sync.schedule(self.run.seed, self.train.inner_steps, ends) {

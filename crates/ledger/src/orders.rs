@@ -34,6 +34,8 @@ pub struct MergeInput {
     pub path: PathId,
     /// Factor in the mean.
     pub weight: f32,
+    /// Factor of the outer gradient besides its weight: below 1 if the guard reduces it.
+    pub reduction: f32,
     /// The outer gradient; absent until it arrives.
     pub gradient: Option<ObjectRef>,
 }

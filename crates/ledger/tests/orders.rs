@@ -4,21 +4,26 @@
 mod support;
 
 use dipaco_ledger::{
-    LeaseCompletion, LeaseReport, LeaseResult, Ledger, OuterStepDone, OuterStepOrder, Recording,
-    StepRecording, StoredResult,
+    FailureDecision, LeaseCompletion, LeaseReport, LeaseResult, Ledger, Orders, OuterStepDone,
+    OuterStepOrder, Recording, StepRecording, StoredResult, TrainingFailure,
 };
-use dipaco_sync::{Lease, ProcessId, Quorum, Schedule, ScheduledSend, Scheme};
+use dipaco_sync::{Drops, Lease, ProcessId, Quorum, Schedule, ScheduledSend, Scheme};
 use support::{FRAGMENT, NOW, lease, object, start_of, take_over, take_over_from, take_over_with, written};
 
 /// Uploads all results of a lease, and completes it.
 fn train(ledger: &mut Ledger, lease: &Lease) {
+    train_with(ledger, lease, 1.0);
+}
+
+/// The same with outer gradients of this norm.
+fn train_with(ledger: &mut Ledger, lease: &Lease, norm: f64) {
     let gradients = lease.sends.iter().map(|send| {
         let &ScheduledSend { fragment, number, .. } = send;
         LeaseResult::OuterGradient { fragment, number, tokens: 1 }
     });
     for item in gradients.chain([LeaseResult::State]) {
         let object = object(&format!("{}-{}-{}", lease.path, lease.to, item.name()));
-        let stored = StoredResult { object, norm: 1.0 };
+        let stored = StoredResult { object, norm };
         let recording = ledger.check_and_record(&lease.claim(), item, lease.to, stored).unwrap();
         assert!(matches!(recording, Recording::Recorded), "{recording:?}");
     }
@@ -114,4 +119,61 @@ fn an_order_stays_the_same_for_the_process_that_has_it() {
     let rest = ledger.orders(NOW, own).unwrap().orders;
     assert_eq!(rest[0].shares.len(), 1, "the second contribution is not lost");
     assert_ne!(rest[0].shares, told[0].shares);
+}
+
+/// With delayed momentum an order says how many contributions came before its own. Neither the outer gradients that the
+/// schedule drops nor those of a path in quarantine come.
+#[test]
+fn an_order_counts_the_contributions_that_have_been_applied() {
+    const ROUNDS: u64 = 20;
+    let plain = || Schedule::new(3, 1, 0, vec![3 * ROUNDS]).unwrap();
+    for (schedule, fails) in [(plain(), false), (plain(), true), (plain().without(Drops::new(5, 0.5)), false)]
+    {
+        let mut ledger = take_over_from(start_of(3, 1), |plan| {
+            (plan.schedule, plan.one_by_one, plan.quarantine_after) = (schedule.clone(), true, 1);
+        });
+        let (fence, paths) = (ledger.own_fence(), if fails { 2 } else { 3 });
+        if fails {
+            let failed = lease(&mut ledger, "a");
+            let decision =
+                ledger.training_failed(&failed.claim(), &TrainingFailure::Diverged { step: 0 }).unwrap();
+            assert!(matches!(decision, FailureDecision::Quarantined(_)), "{decision:?}");
+        }
+        let mut applied = 0;
+        for round in 0..ROUNDS {
+            let mut sent = 0;
+            for _ in 0..paths {
+                let lease = lease(&mut ledger, "a");
+                train(&mut ledger, &lease);
+                sent += lease.sends.len();
+            }
+            let orders = ledger.orders(NOW, fence).unwrap().orders;
+            let [order] = orders.as_slice() else { panic!("{orders:?}") };
+            assert_eq!(
+                (order.due, order.applied, order.shares.len()),
+                (true, applied, sent),
+                "round {round}"
+            );
+            take(&mut ledger, order);
+            applied += sent as u64;
+        }
+        assert_eq!(applied == 3 * ROUNDS, !fails && !schedule.drops().any());
+    }
+}
+
+#[test]
+fn an_order_names_weights_and_what_the_guard_reduces_apart() {
+    let mut ledger = take_over_from(start_of(3, 1), |plan| plan.guard = 2.0);
+    let fence = ledger.own_fence();
+    for norm in [1.0, 16.0, 1.0] {
+        let lease = lease(&mut ledger, "a");
+        train_with(&mut ledger, &lease, norm);
+    }
+    let Orders { orders, reduced } = ledger.orders(NOW, fence).unwrap();
+    let [order] = orders.as_slice() else { panic!("{orders:?}") };
+    let third = 1.0 / 3.0;
+    let shares: Vec<_> = order.shares.iter().map(|share| (share.weight, share.reduction)).collect();
+    // Twice the median of the norms is an eighth of the second.
+    assert_eq!(shares, [(third, 1.0), (third, 0.125), (third, 1.0)]);
+    assert_eq!(reduced.iter().map(|reduced| reduced.path.0).collect::<Vec<_>>(), [1]);
 }

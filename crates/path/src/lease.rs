@@ -189,8 +189,10 @@ pub fn train_lease(
                 || KeptParts::of(plan, &schedule, path, to, index).base;
             let encoded = weights.send(plan, path, send.fragment, &mut trainer, another)?;
             // The outer gradient may cover steps of earlier leases. All steps of a path have about the same number of
-            // tokens, so the mean of this lease stands for them.
-            let steps = schedule.steps_in(path, index, step);
+            // tokens, so the mean of this lease stands for them. A lease whose length follows its worker's speed sends
+            // all of its steps and no others.
+            let dynamic = plan.sync.dynamic_steps;
+            let steps = if dynamic { step - from } else { schedule.steps_in(path, index, step) };
             let tokens = report.tokens * steps / (step - from);
             let gradient = OuterGradient { send, encoded, tokens };
             if step < to { early(gradient) } else { last.push(gradient) }

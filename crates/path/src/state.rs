@@ -41,7 +41,7 @@ pub struct FragmentState {
     /// The path's own weights, if its next lease does not start from the weights of the store.
     pub weights: Option<Vec<f32>>,
     /// The base of the next outer gradient, if the path has sent the fragment and not received it back. Otherwise the
-    /// base is the global weights that the path took over last.
+    /// base is the global weights that the path took over last, with its lead over them.
     pub base: Option<Vec<f32>>,
     /// Loss of encoding earlier outer gradients; it joins the next one (error feedback).
     pub residual: Option<Vec<f32>>,
@@ -107,7 +107,8 @@ impl PathState {
         if self.step >= to || schedule.trained(path, self.step, to) > 0 {
             return;
         }
-        if self.step < phase_step {
+        // A path that rests at the beginning of a phase may stand at the end of the phase before.
+        if self.step <= phase_step {
             // Another shard, from its beginning.
             self.position = 0;
         }
@@ -181,6 +182,7 @@ impl PathState {
 mod tests {
     use dipaco_model::ModelConfig;
     use dipaco_optim::Optimizer;
+    use dipaco_sync::Rests;
 
     use super::*;
     use crate::StateReader;
@@ -272,6 +274,32 @@ mod tests {
         state.round_moments(Dtype::Bf16);
         assert_eq!((state.first[3], state.second[5]), (f32::NEG_INFINITY, f32::INFINITY));
         assert!(state.first[6].is_nan());
+    }
+
+    #[test]
+    fn a_path_that_rests_into_a_phase_begins_its_shard_at_the_beginning() {
+        // Six rounds of two steps, in two phases. The path trains in the third round, the last one of a phase.
+        let rests = [false, true, false, true, false];
+        let schedule = |seed| {
+            let schedule = Schedule::new(2, 1, 0, vec![6, 12]).unwrap();
+            schedule.resting(Rests::new(seed, 0..2, 1)).unwrap()
+        };
+        let fits = |schedule: &Schedule| {
+            (0u64..).zip(rests).all(|(round, rests)| schedule.rests_after(PathId(0), 2 * round) == rests)
+        };
+        let (schedule, start) = ((0..).map(schedule).find(fits).unwrap(), PathState::start(&moments()));
+        let rested = |step, position, to, phase_step| {
+            let mut state = PathState { step, position, ..start.clone() };
+            state.rest(&schedule, PathId(0), to, phase_step);
+            // Once more changes nothing.
+            state.rest(&schedule, PathId(0), to, phase_step);
+            (state.step, state.position)
+        };
+        assert_eq!(rested(6, 5, 8, 6), (8, 0));
+        // It rests within a phase in which it has trained, or does not rest.
+        assert_eq!(rested(2, 5, 4, 0), (4, 5));
+        assert_eq!(rested(4, 5, 6, 0), (4, 5));
+        assert_eq!(rested(6, 5, 6, 6), (6, 5));
     }
 
     #[test]

@@ -230,14 +230,15 @@ fn start_fragment(
         return (fragment, None);
     }
     let mut under_way = base.is_some();
-    let mut base = base.unwrap_or_else(|| values.to_vec());
+    // Without a base of its own the path has sent nothing since its last take-over. It began there with its lead, which holds
+    // what it had sent before.
+    let mut base =
+        base.unwrap_or_else(|| ahead.as_ref().map_or_else(|| values.to_vec(), |ahead| ahead.over(values)));
     let mut weights = weights.unwrap_or_else(|| values.to_vec());
     if received {
         match &ahead {
             Some(ahead) => {
-                let own: Vec<f32> =
-                    values.iter().zip(&ahead.weights).map(|(global, ahead)| global + ahead).collect();
-                learner::receive(&mut base, &mut weights, &own, Blend::default());
+                learner::receive(&mut base, &mut weights, &ahead.over(values), Blend::default());
             }
             None => learner::receive(&mut base, &mut weights, values, blend),
         }
@@ -245,3 +246,6 @@ fn start_fragment(
     }
     (TrainedFragment { base: Some(Arc::new(base)), under_way, share, residual, ahead }, Some(weights))
 }
+
+#[cfg(test)]
+mod tests;

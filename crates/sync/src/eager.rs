@@ -34,6 +34,12 @@ impl Ahead {
         Self { weights: vec![0.0; values], momentum: vec![0.0; values], sent: vec![0.0; values] }
     }
 
+    /// The weights with which a path goes on from these global weights. Both have one length.
+    #[must_use]
+    pub fn over(&self, global: &[f32]) -> Vec<f32> {
+        global.iter().zip(&self.weights).map(|(global, ahead)| global + ahead).collect()
+    }
+
     /// Adds the path's new outer gradient, as the synchronizer decodes it. `share` is the path's factor in the merged
     /// outer gradient: its weight times the rescaling of the mean, 1 / M for equal weights. All slices have one
     /// length.

@@ -131,7 +131,7 @@ impl FoldTensor {
 #[derive(Clone, Copy, Debug, Default)]
 struct Touched {
     paths: usize,
-    /// Sum of their weights.
+    /// Sum of their weights, which are not reduced.
     weight: f32,
 }
 
@@ -142,6 +142,8 @@ struct Touched {
 #[derive(Debug)]
 pub struct Fold {
     weights: Vec<(PathId, f32)>,
+    /// Factors of the contributions, in the order of the weights; empty if none is reduced.
+    reductions: Vec<f32>,
     waiting: BTreeSet<PathId>,
     merged: usize,
     rule: FoldRule,
@@ -170,6 +172,7 @@ impl Fold {
         };
         Self {
             weights,
+            reductions: Vec::new(),
             waiting: BTreeSet::new(),
             merged: 0,
             rule,
@@ -181,6 +184,13 @@ impl Fold {
             lengths: vec![0.0; tensors.len()],
             tensors,
         }
+    }
+
+    /// The same fold of contributions that are multiplied by these factors, in the order of the weights. The weights by which
+    /// [`EmbeddingMean::Touched`] divides stay, so a row that only a reduced contribution touched is reduced, too.
+    #[must_use]
+    pub fn reduced(self, reductions: Vec<f32>) -> Self {
+        Self { reductions, ..self }
     }
 
     /// Announces that a path's contribution is in the store.
@@ -210,7 +220,8 @@ impl Fold {
         if outer_gradient.len() != self.values {
             return Err(FoldError::Length { path, expected: self.values, found: outer_gradient.len() });
         }
-        let (_, weight) = self.weights[self.merged];
+        let (_, share) = self.weights[self.merged];
+        let weight = share * self.reductions.get(self.merged).copied().unwrap_or(1.0);
         let first = self.merged == 0;
         let (mut sums, mut values) = (self.sum.as_mut_slice(), outer_gradient.as_mut_slice());
         let mut touched = self.touched.iter_mut();
@@ -232,7 +243,7 @@ impl Fold {
                 for (touched, row) in touched.by_ref().zip(gradient.chunks(row.max(1))) {
                     if row.iter().any(|value| *value != 0.0) {
                         touched.paths += 1;
-                        touched.weight += weight;
+                        touched.weight += share;
                     }
                 }
             }

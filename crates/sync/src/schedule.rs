@@ -107,8 +107,8 @@ impl Schedule {
         })
     }
 
-    /// The same schedule with eager updates (arXiv:2502.12996): a path already receives at its first send of a phase,
-    /// because it applies its own part.
+    /// The same schedule with eager updates (arXiv:2502.12996), where a path receives at its sends: already at the first
+    /// one of a phase, because it applies its own part, and not where a send has moved to the end of a phase.
     #[must_use]
     pub fn eager(self, eager: bool) -> Self {
         Self { eager, ..self }
@@ -329,6 +329,10 @@ impl Schedule {
             if step == begin {
                 return Some((fragment, self.sent_through(fragment, begin)));
             }
+            if self.eager && step > last {
+                // The send of this step has moved to the end. Without it the path's lead would not fit newer weights.
+                return None;
+            }
             let regular = step.checked_sub(self.first(fragment))?.is_multiple_of(self.inner_steps);
             let sent = match step.checked_sub(self.overlap) {
                 Some(sent) if sent > last => return None,
@@ -355,6 +359,8 @@ impl Schedule {
     pub fn next_stop(&self, from: u64) -> u64 {
         let phase = self.phase_at(from);
         let (begin, end) = (self.begin(phase), self.end(phase));
+        // A send that has moved to the end has no receive.
+        let last = self.last_send(end) + if self.eager { 0 } else { self.overlap };
         let next = |fragment: u32| {
             let first = self.first(fragment);
             // The first receive after `from`; unless updates are eager, its send must lie in this phase.
@@ -364,8 +370,7 @@ impl Schedule {
             } else {
                 first + ((after - first) / self.inner_steps + 1) * self.inner_steps
             };
-            // A dropped send has no receive.
-            if next > self.last_send(end) + self.overlap { end } else { next }
+            if next > last { end } else { next }
         };
         (0..self.fragments).map(next).min().map_or(end, |stop| stop.min(end))
     }

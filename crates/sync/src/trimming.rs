@@ -20,7 +20,10 @@ use crate::{EmbeddingMean, FoldError, FoldRule, FoldTensor, Rescale};
 #[derive(Debug)]
 pub struct TrimmedMean {
     tensors: Vec<FoldTensor>,
+    /// Weights of the contributions, times their reductions.
     weights: Vec<f32>,
+    /// The same without the reductions.
+    whole_weights: Vec<f32>,
     share: f64,
     rule: FoldRule,
     /// Euclidean norm of each tensor, for each contribution.
@@ -41,6 +44,8 @@ pub struct TrimmedSlice {
 struct Weighted {
     value: f32,
     weight: f32,
+    /// Its part of the denominator.
+    divides: f32,
     place: usize,
 }
 
@@ -56,7 +61,15 @@ impl TrimmedMean {
         norms: Vec<Vec<f64>>,
     ) -> Self {
         let values = tensors.iter().map(|tensor| tensor.values).sum();
-        Self { tensors, weights, share, rule, norms, merged: Vec::with_capacity(values) }
+        let merged = Vec::with_capacity(values);
+        Self { tensors, whole_weights: weights.clone(), weights, share, rule, norms, merged }
+    }
+
+    /// The same mean of contributions that are multiplied by these factors, as in [`Fold::reduced`](crate::Fold::reduced).
+    #[must_use]
+    pub fn reduced(mut self, reductions: &[f32]) -> Self {
+        self.weights.iter_mut().zip(reductions).for_each(|(weight, reduction)| *weight *= reduction);
+        self
     }
 
     /// The norms of the tensors of a contribution.
@@ -133,6 +146,7 @@ impl TrimmedMean {
                 column.extend(among.iter().map(|&(place, values)| Weighted {
                     value: values[value] * units[place],
                     weight: self.weights[place],
+                    divides: row.map_or(self.weights[place], |_| self.whole_weights[place]),
                     place,
                 }));
                 self.merged.push(factor * trimmed(&mut column, self.share));
@@ -155,6 +169,7 @@ impl TrimmedMean {
         let weighted = |(place, weight): (usize, &f32)| Weighted {
             value: self.norms[place][tensor] as f32,
             weight: *weight,
+            divides: *weight,
             place,
         };
         let mut lengths: Vec<_> = self.weights.iter().enumerate().map(weighted).collect();
@@ -195,9 +210,9 @@ fn trimmed(column: &mut [Weighted], share: f64) -> f32 {
         kept.sort_unstable_by_key(|kept| kept.place);
     }
     let (mut sum, mut weights) = (0.0, 0.0);
-    for Weighted { value, weight, .. } in kept {
+    for Weighted { value, weight, divides, .. } in kept {
         sum += *weight * *value;
-        weights += *weight;
+        weights += *divides;
     }
     if weights > 0.0 { sum / weights } else { 0.0 }
 }

@@ -73,10 +73,37 @@ fn two_contributions_make_their_mean_and_one_makes_itself() {
     assert_eq!(plain(&[&[3.0, -0.7]], &[1.0], 0.25), [3.0, -0.7]);
 }
 
-/// The guard reduces weights. Their sum is the length of the result, as in the mean.
+/// The sum of the weights is the length of the result, as in the mean.
 #[test]
-fn reduced_weights_shorten_the_result_as_in_the_mean() {
+fn smaller_weights_shorten_the_result_as_in_the_mean() {
     near(&plain(&[&[2.0], &[4.0]], &[0.5, 0.0], 0.25), &[1.0]);
+}
+
+/// The guard reduces contributions, and no row of an embedding is divided by less for it.
+#[test]
+fn a_reduced_contribution_is_reduced_in_every_row() {
+    let tensors = [FoldTensor { values: 6, embedding_row: Some(2) }, FoldTensor::plain(1)];
+    let contributions: [&[f32]; 2] =
+        [&[4.0, 8.0, 0.0, 0.0, 4.0, 2.0, 4.0], &[16.0, 0.0, 8.0, 8.0, 0.0, 0.0, 16.0]];
+    let run = |embedding_mean, reductions: &[f32]| {
+        let rule = FoldRule { rescale: Rescale::NONE, embedding_mean };
+        let norms = contributions.iter().map(|values| TrimmedMean::tensor_norms(&tensors, values)).collect();
+        let mean = TrimmedMean::new(tensors.to_vec(), vec![0.25, 0.75], 0.25, rule, norms);
+        let mut mean = mean.reduced(reductions);
+        for slice in mean.slices(9) {
+            let slices = contributions.map(|values| &values[slice.values.clone()]);
+            mean.merge(&slice, &slices).unwrap();
+        }
+        mean.finish().unwrap()
+    };
+    // Nothing is trimmed of two, so these are the means of the first and a quarter of the second.
+    near(&run(EmbeddingMean::Touched, &[1.0, 0.25]), &[4.0, 2.0, 2.0, 2.0, 4.0, 2.0, 4.0]);
+    near(&run(EmbeddingMean::Paths, &[1.0, 0.25]), &[4.0, 2.0, 1.5, 1.5, 1.0, 0.5, 4.0]);
+    for embedding_mean in [EmbeddingMean::Touched, EmbeddingMean::Paths] {
+        let rule = FoldRule { rescale: Rescale::NONE, embedding_mean };
+        let whole = merged(&tensors, &[0.25, 0.75], 0.25, rule, &contributions, 9);
+        assert_eq!(run(embedding_mean, &[1.0, 1.0]), whole);
+    }
 }
 
 #[test]

@@ -65,8 +65,8 @@ struct MergedContributions {
 struct Folding {
     version: u32,
     fence: u64,
-    /// Factor of each contribution, in the order of merging.
-    weights: Vec<f32>,
+    /// Weight and reduction of each contribution, in the order of merging.
+    factors: Vec<(f32, f32)>,
     fold: Fold,
     /// Announced outer gradients by their place in the order.
     announced: BTreeMap<PathId, ObjectRef>,
@@ -189,10 +189,10 @@ impl Synchronizer {
         let &OuterStepOrder { fragment, version, fence, ref shares, .. } = order;
         // A path may contribute more than once, so a contribution is identified by its place in the order.
         let places = || (0..).map(PathId).zip(shares);
-        // The guard may have reduced a weight since the early order. The fold then starts again.
+        let factors: Vec<_> = shares.iter().map(|share| (share.weight, share.reduction)).collect();
+        // The guard may have reduced a contribution since the early order. The fold then starts again.
         let begun = |folding: &Folding| {
-            (folding.version, folding.fence) == (version, fence)
-                && folding.weights.iter().copied().eq(shares.iter().map(|share| share.weight))
+            (folding.version, folding.fence) == (version, fence) && folding.factors == factors
         };
         let before = self.folds().remove(&fragment);
         let mut folding = match before.filter(begun) {
@@ -201,8 +201,8 @@ impl Synchronizer {
                 let by_place = places().map(|(place, share)| (place, share.weight)).collect();
                 let tensors = self.layout.fragment(fragment.module.level, fragment.index)?.fold_tensors();
                 let fold = Fold::new(tensors, by_place, self.outer.fold_rule());
-                let weights = shares.iter().map(|share| share.weight).collect();
-                Folding { version, fence, weights, fold, announced: BTreeMap::new() }
+                let fold = fold.reduced(shares.iter().map(|share| share.reduction).collect());
+                Folding { version, fence, factors, fold, announced: BTreeMap::new() }
             }
         };
         for (place, share) in places() {
@@ -223,10 +223,9 @@ impl Synchronizer {
 
     /// Merges the contributions of an order by a rule that compares them with each other.
     async fn compare(&self, order: &OuterStepOrder) -> Result<MergedContributions, SynchronizerError> {
-        let weights = order.shares.iter().map(|share| share.weight).collect();
         let FragmentId { module, index } = order.fragment;
         let tensors = self.layout.fragment(module.level, index)?.fold_tensors();
-        let mut merge = RobustMerge::new(tensors, weights, &self.outer, &self.scratch);
+        let mut merge = RobustMerge::new(tensors, &order.shares, &self.outer, &self.scratch);
         for share in &order.shares {
             let gradient = self.gradient(order.fragment, Some(share)).await?;
             merge = blocking(move || merge.push(&gradient).map(|()| merge)).await??;
@@ -266,7 +265,8 @@ impl Synchronizer {
         let mut gradients = Vec::with_capacity(order.shares.len());
         for share in &order.shares {
             let mut gradient = self.gradient(order.fragment, Some(share)).await?;
-            gradient.iter_mut().for_each(|value| *value *= share.weight);
+            let factor = share.weight * share.reduction;
+            gradient.iter_mut().for_each(|value| *value *= factor);
             gradients.push(gradient);
         }
         Ok(Merged::Each(gradients, order.applied))

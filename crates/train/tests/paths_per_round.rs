@@ -3,11 +3,13 @@
 
 mod support;
 
-use dipaco_config::{PathsPerRound, RunConfig};
+use dipaco_config::{PathsPerRound, PhaseConfig, RunConfig};
 use dipaco_optim::Optimizer;
 use dipaco_path::{MomentSpecs, PathState};
 use dipaco_protocol::WorkerPlan;
+use dipaco_telemetry::Events;
 use dipaco_topology::PathId;
+use dipaco_train::coordinate;
 use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
@@ -98,4 +100,62 @@ async fn a_path_counts_the_steps_that_it_took() {
         all += took;
     }
     assert_eq!(all, u64::from(ROUNDS) * 2 * run.config.train.inner_steps);
+}
+
+/// A path may train in the last round of a phase and rest in the first rounds of the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_path_that_rests_when_a_phase_begins_reads_its_new_shard_from_the_beginning() {
+    const BOUNDARY: u64 = 3;
+    let mut config = sampled();
+    config.routing.router_share = 0.1;
+    config.routing.phases = vec![PhaseConfig { round: BOUNDARY as u32, ..PhaseConfig::default() }];
+    let steps = config.train.inner_steps;
+    // The rounds in which a path trains, counted from 0.
+    let rounds = |config: &RunConfig, path| -> Vec<u64> {
+        let schedule = WorkerPlan::new(config).schedule().unwrap();
+        (0..u64::from(ROUNDS)).filter(|round| !schedule.rests_after(PathId(path), round * steps)).collect()
+    };
+    let rests_first = |config: &RunConfig, path| {
+        let rounds = rounds(config, path);
+        let [before, first] = [BOUNDARY - 1, BOUNDARY].map(|round| rounds.contains(&round));
+        before && !first && rounds.last() > Some(&BOUNDARY)
+    };
+    while !(0..4).any(|path| rests_first(&config, path)) {
+        config.run.seed += 1;
+    }
+    let mut weights = Vec::new();
+    for workers in [1, 2] {
+        let run = Run::seeded(config.clone()).await;
+        let mut options = run.options(run.start(false).await.unwrap(), Events::off());
+        let shards = run.shards.clone();
+        options.reroute = Some(Box::new(move |_| {
+            let shards = shards.clone();
+            Box::pin(async move { Ok(shards) })
+        }));
+        let (server, token) = run.server().await;
+        let coordinator = tokio::spawn(coordinate(options, server, CancellationToken::new()));
+        let workers: Vec<_> =
+            (0..workers).map(|number| run.spawn_worker(&token, &format!("w{number}"))).collect();
+        for worker in workers {
+            // A worker whose state is refused ends with the reason.
+            worker.await.unwrap().unwrap();
+        }
+        assert!(coordinator.await.unwrap().unwrap().finished);
+        weights.push(run.weights().await);
+        let training = run.manifest().await.training.unwrap();
+        for (path, record) in (0..).zip(&training.paths) {
+            let rounds = rounds(&run.config, path);
+            let Some(state) = &record.state else {
+                assert!(rounds.is_empty());
+                continue;
+            };
+            let state = run.store.get(state).await.unwrap();
+            let state = PathState::decode(&state, &MomentSpecs::whole(&run.config.model, Optimizer::AdamW));
+            let (old, new): (Vec<u64>, Vec<u64>) = rounds.into_iter().partition(|round| *round < BOUNDARY);
+            let of_phase = if new.is_empty() { old.len() } else { new.len() };
+            let sequences = (of_phase * run.config.train.batch) as u64 * steps;
+            assert_eq!(state.unwrap().position, sequences, "path {path}");
+        }
+    }
+    assert_eq!(weights[0], weights[1]);
 }

@@ -31,6 +31,13 @@ impl RunConfig {
                            train.paths_per_round = 0, which trains all paths";
             problems.add(problem.to_owned());
         }
+        if self.outer.delay > 0 {
+            problems.add(
+                "train.paths_per_round lets paths rest, but outer.delay applies contributions one by one, with the weights of \
+                 all paths, so that a module would move too little: use outer.delay = 0, or train.paths_per_round = 0"
+                    .to_owned(),
+            );
+        }
         // A wrong topology has a message of its own.
         let Ok(topology) = Topology::new(&self.topology, self.model.blocks) else { return };
         let trained = topology.trained_paths().len();

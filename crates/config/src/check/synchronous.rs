@@ -42,5 +42,24 @@ impl RunConfig {
             "a step needs the weights after the step before: use sync.eager = false, sync.overlap_steps = 0 and \
              sync.fragments = 1",
         );
+        against(
+            self.sync.blend > 0.0,
+            "with sync.blend a path computes its gradient at weights that no module has: use sync.blend = 0",
+        );
+        against(
+            self.sync.drop_rate > 0.0,
+            "with sync.drop_rate a path drops a gradient and sends it with the next one, so that a step has the gradients of \
+             several: use sync.drop_rate = 0",
+        );
+        against(
+            self.sync.quorum > 0,
+            "with sync.quorum a module takes other steps than its paths, at gradients of older weights, and their number decides \
+             about learning rate and bias correction: use sync.quorum = 0",
+        );
+        against(
+            !self.train.paths_per_round.all(),
+            "with train.paths_per_round a module whose paths all rest takes no step, and its bias correction would count it: \
+             use train.paths_per_round = 0",
+        );
     }
 }

@@ -87,7 +87,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "contributions",
         "N, contributions between two changes of the delayed Nesterov momentum, for `sync.quorum`. Contributions are \
          applied one by one, each divided by N. The number of paths through a module is a good value. 0 merges the \
-         contributions of an outer step and changes the momentum with every outer step.",
+         contributions of an outer step and changes the momentum with every outer step. Not with `sync.eager` or \
+         `train.paths_per_round`.",
     ),
     key(
         "outer.delay_share",

@@ -25,7 +25,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
          [[0, 4], [100, 8]] trains 4 paths in each of the first 100 rounds and then 8. The others rest: they keep \
          their moments and their place in the shard, and their learning rate goes on with the round. A module takes the mean \
          of the paths that trained. \
-         Needs `sync.quorum = 0`, one fragment, and no overlap, blend or drops.",
+         Needs `sync.quorum = 0`, one fragment, and no overlap, blend, drops or `outer.delay`.",
     ),
     key("train.batch", "sequences", "B, sequences per inner step."),
     key("train.sequence_tokens", "tokens", "T, tokens per sequence; at most `model.context`."),
@@ -41,7 +41,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "train.holdout_sequences",
         "sequences",
         "Held-out sequences of a path that are measured after each round; 0 turns early stopping off. The first \
-         `evaluation.prefix_tokens` tokens of each are read and not counted.",
+         `evaluation.prefix_tokens` tokens of each are read and not counted. With more than one of `sync.fragments`, with \
+         `sync.blend` or `sync.eager`, they are measured only at the start of each phase of routing and at the end of the run.",
     ),
     free(
         "train.validate_every",

@@ -22,7 +22,7 @@ impl<'a> OrderBuilder<'a> {
         Self { ledger, fence }
     }
 
-    /// The order for an outer step that is due. Adds the gradients whose weight the guard reduces to `reduced`.
+    /// The order for an outer step that is due. Adds the gradients that the guard reduces to `reduced`.
     pub(super) fn due(
         &self,
         step: &OuterStep,
@@ -48,7 +48,7 @@ impl<'a> OrderBuilder<'a> {
                 reduced.push(ReducedGradient { path, fragment, norm, token });
             }
             let object = Some(gradient.object.clone());
-            shares.push(MergeInput { path, weight: weight * reduction, gradient: object });
+            shares.push(MergeInput { path, weight, reduction, gradient: object });
         }
         let order = self.order(fragment, step.version, shares)?;
         Ok(OuterStepOrder { due: true, applied: self.applied(fragment), ..order })
@@ -84,6 +84,8 @@ impl<'a> OrderBuilder<'a> {
             .map(|(path, weight)| MergeInput {
                 path,
                 weight,
+                // The guard compares all contributions to a step.
+                reduction: 1.0,
                 gradient: gradients.get(&path).copied().cloned(),
             })
             .collect();
@@ -148,14 +150,16 @@ impl<'a> OrderBuilder<'a> {
         paths.iter().map(|&path| (path, tokens(path))).collect()
     }
 
-    /// Number of contributions to a fragment that have been applied: all that were sent, less the pending ones.
+    /// Number of contributions to a fragment that have been applied: all that have arrived, less the pending ones. The numbers
+    /// that paths have sent are no measure, because drops and quarantines raise them too.
     fn applied(&self, fragment: FragmentId) -> u64 {
-        let state = &self.ledger.state;
-        let progress = state.progress();
+        let Ledger { state, objects, .. } = self.ledger;
         let slot = self.ledger.slot(fragment);
         let learners = state.topology().paths_through(fragment.module).inspect(|_| state.note_looks(1));
-        let sent = learners.filter_map(|path| progress.paths.get(&path)?.sent.get(slot));
-        let pending = progress.pending.get(&fragment).map_or(0, Vec::len) as u64;
-        sent.map(|&sent| u64::from(sent)).sum::<u64>().saturating_sub(pending)
+        let contributors =
+            learners.filter_map(|path| objects.paths.get(&path)).flat_map(|path| path.contributors.values());
+        let arrived: u64 = contributors.filter_map(|of_token| of_token.by_fragment.get(slot)).sum();
+        let pending = state.progress().pending.get(&fragment).map_or(0, Vec::len) as u64;
+        arrived.saturating_sub(pending)
     }
 }

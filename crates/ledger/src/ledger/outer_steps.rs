@@ -16,11 +16,11 @@ use crate::{ChangeRecord, KeptVersion, LedgerError, OuterStepDone, OuterStepOrde
 pub struct Orders {
     /// Outer steps that are due, then steps whose contributions can be merged early.
     pub orders: Vec<OuterStepOrder>,
-    /// Outer gradients that count with a smaller weight.
+    /// Outer gradients that count reduced.
     pub reduced: Vec<ReducedGradient>,
 }
 
-/// An outer gradient out of proportion: its weight in the mean is reduced.
+/// An outer gradient out of proportion: it is reduced before it is merged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReducedGradient {
     /// The path that contributed it.

@@ -1,6 +1,6 @@
 //! Tests of the check of states.
 
-use dipaco_config::RunConfig;
+use dipaco_config::{PathsPerRound, RunConfig};
 use dipaco_model::ModelConfig;
 use dipaco_optim::Optimizer;
 use dipaco_sync::Ahead;
@@ -46,6 +46,44 @@ fn checked(plan: &WorkerPlan, state: &PathState) -> (Vec<u8>, Result<(), PathErr
     let bytes = state.encode(&MomentSpecs::of_plan(plan).unwrap()).unwrap();
     let checked = check_state(plan, &layout, PathId(0), STEP, &Cut(&bytes, 1 << 12));
     (bytes, checked)
+}
+
+/// Over all leases of a run of two phases in which half of the paths rest in each round.
+#[test]
+fn a_path_that_rests_has_the_position_that_its_check_expects() {
+    let plan = plan(|plan| {
+        plan.topology.replicas = 4;
+        (plan.train.rounds, plan.boundaries) = (8, vec![4]);
+        plan.train.paths_per_round = PathsPerRound::Always(2);
+    });
+    let start = PathState::start(&MomentSpecs::of_plan(&plan).unwrap());
+    let mut rested_into_phase = 0;
+    for seed in 0..20 {
+        let schedule = WorkerPlan { seed, ..plan.clone() }.schedule().unwrap();
+        for path in (0..4).map(PathId) {
+            let mut state = start.clone();
+            loop {
+                let from = schedule.rests_until(path, state.step);
+                if from >= schedule.total() {
+                    break;
+                }
+                let phase_step = schedule.begin(schedule.phase_at(from));
+                rested_into_phase +=
+                    u32::from(state.step == phase_step && from > phase_step && phase_step > 0);
+                state.rest(&schedule, path, from, phase_step);
+                // As a lease trains.
+                if state.step == phase_step {
+                    state.position = 0;
+                }
+                let to = schedule.next_stop(from);
+                (state.step, state.position) = (to, state.position + (to - from) * plan.train.batch as u64);
+                let PathState { step, position, .. } = state;
+                let header = StateHeader { step, position, kept: BTreeMap::new(), firsts: HashMap::new() };
+                check_progress(&WorkerPlan { seed, ..plan.clone() }, path, to, &header).unwrap();
+            }
+        }
+    }
+    assert!(rested_into_phase > 0, "no path trained just before a phase and rested at its beginning");
 }
 
 #[test]

@@ -136,6 +136,39 @@ fn a_row_is_the_mean_of_the_paths_that_touched_it() {
     );
 }
 
+/// What counts is the contribution as if it had been as small as its reduction makes it.
+#[test]
+fn a_row_that_only_a_reduced_contribution_touched_is_reduced() {
+    let tensors = [FoldTensor { values: 6, embedding_row: Some(2) }, FoldTensor::plain(1)];
+    // Weights 0.25 and 0.75.
+    let weights = merge_weights(Weighting::ShardSize, &shards(&[1, 3])).unwrap();
+    let gradients: [&[f32]; 2] =
+        [&[4.0, 8.0, 0.0, 0.0, 4.0, 2.0, 4.0], &[16.0, 0.0, 8.0, 8.0, 0.0, 0.0, 16.0]];
+    let run = |embedding_mean, rescale, reductions: &[f32]| {
+        let rule = FoldRule { rescale, embedding_mean };
+        let mut fold = Fold::new(tensors.to_vec(), weights.clone(), rule).reduced(reductions.to_vec());
+        for (path, gradient) in (0..).map(PathId).zip(gradients) {
+            fold.announce(path).unwrap();
+            fold.merge(path, gradient.to_vec()).unwrap();
+        }
+        fold.finish().unwrap()
+    };
+    let reduced: Vec<f32> = gradients[1].iter().map(|value| value / 4.0).collect();
+    for (embedding_mean, expected) in [
+        (EmbeddingMean::Touched, [4.0, 2.0, 2.0, 2.0, 4.0, 2.0, 4.0]),
+        (EmbeddingMean::Paths, [4.0, 2.0, 1.5, 1.5, 1.0, 0.5, 4.0]),
+    ] {
+        assert_eq!(run(embedding_mean, Rescale::NONE, &[1.0, 0.25]), expected);
+        let rule = FoldRule { rescale: Rescale::NONE, embedding_mean };
+        assert_eq!(merged(&tensors, rule, &[1, 3], &[gradients[0], reduced.as_slice()]), expected);
+        for rescale in [Rescale::NONE, Rescale::SQRT_PATHS, Rescale::Rda] {
+            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let whole = merged(&tensors, FoldRule { rescale, embedding_mean }, &[1, 3], &gradients);
+            assert_eq!(bits(run(embedding_mean, rescale, &[1.0, 1.0])), bits(whole), "{rescale:?}");
+        }
+    }
+}
+
 /// The rule of the names before there was an exponent, written out.
 #[test]
 fn the_named_rescalings_keep_their_bits() {

@@ -24,10 +24,8 @@ impl RunState {
         let (path, fence) = (lease.path, lease.fence);
         let send = lease.sends.iter().find(|send| (send.fragment, send.number) == (fragment, number));
         let send = *send.ok_or(LeaseError::NotAsked { path, fence, fragment, number })?;
-        // Workers count the tokens of a scheduled send, also where the length of a lease follows its worker's speed.
-        let scheduled = self.plan.schedule.steps_in(path, send.fragment.index, send.step);
         let steps = self.steps_of(lease, send);
-        let most = steps.max(scheduled).saturating_mul(self.plan.limits.step_tokens);
+        let most = steps.saturating_mul(self.plan.limits.step_tokens);
         if tokens > most {
             return Err(LeaseError::Tokens { path, fence, fragment, number, tokens, most });
         }

@@ -74,6 +74,21 @@ fn an_eager_path_takes_over_whenever_it_sends() {
     assert_eq!(received, [vec![(0, 0)], vec![(0, 1)], vec![(0, 2)]]);
 }
 
+/// With three fragments the last regular send of the second one is less than half a round before the end.
+#[test]
+fn an_eager_path_takes_nothing_over_where_a_send_has_moved_to_the_end() {
+    let delayed = schedule(6, 3, 6, &[12]);
+    assert_eq!((delayed.next_stop(8), delayed.receives(10)), (10, vec![(1, 1)]));
+    let eager = delayed.eager(true);
+    let mut stops = vec![0];
+    while let Some(&stop) = stops.last().filter(|&&stop| stop < 12) {
+        stops.push(eager.next_stop(stop));
+    }
+    assert_eq!(stops, [0, 2, 4, 6, 8, 12]);
+    assert_eq!((eager.receives(4), eager.receives(10)), (vec![(1, 0)], vec![]));
+    assert_eq!(points(&eager.sends(8, 12)), [(12, 0), (12, 1), (12, 2)]);
+}
+
 #[test]
 fn what_is_dropped_is_part_of_what_is_sent_next() {
     let schedule = schedule(2, 1, 0, &[200]).without(Drops::new(5, 0.5));

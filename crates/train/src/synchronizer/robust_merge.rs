@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use dipaco_config::OuterConfig;
+use dipaco_protocol::MergeInput;
 use dipaco_sync::{Clipping, Fold, FoldTensor, Merge, TrimmedMean};
 use dipaco_topology::PathId;
 
@@ -13,6 +14,8 @@ use super::{MergedContributions, SynchronizerError};
 pub(super) struct RobustMerge {
     tensors: Vec<FoldTensor>,
     weights: Vec<f32>,
+    /// Factors of the contributions besides their weights.
+    reductions: Vec<f32>,
     outer: OuterConfig,
     contributions: GatheredContributions,
     /// Norms of the tensors of each contribution.
@@ -20,19 +23,20 @@ pub(super) struct RobustMerge {
 }
 
 impl RobustMerge {
-    /// A merge of contributions with these weights. Contributions without room in memory lie on the disk of `folder`.
+    /// A merge of these contributions. Contributions without room in memory lie on the disk of `folder`.
     pub(super) fn new(
         tensors: Vec<FoldTensor>,
-        weights: Vec<f32>,
+        shares: &[MergeInput],
         outer: &OuterConfig,
         folder: &Path,
     ) -> Self {
         let values = tensors.iter().map(|tensor| tensor.values).sum();
         let contributions = GatheredContributions::new(folder, values);
-        Self { tensors, weights, outer: outer.clone(), contributions, norms: Vec::new() }
+        let (weights, reductions) = shares.iter().map(|share| (share.weight, share.reduction)).unzip();
+        Self { tensors, weights, reductions, outer: outer.clone(), contributions, norms: Vec::new() }
     }
 
-    /// Adds the next contribution, in the order of the weights.
+    /// Adds the next contribution, in the order of the shares.
     ///
     /// # Errors
     /// When it has another length than the fragment, or the disk fails.
@@ -65,10 +69,11 @@ impl RobustMerge {
             let slices = self.contributions.slice(&(begin..(begin + longest).min(values)))?;
             clipping.add(&slices.iter().map(Vec::as_slice).collect::<Vec<_>>());
         }
-        let factors = clipping.factors(&self.weights, radius);
+        let reduced = self.weights.iter().zip(&self.reductions).map(|(weight, reduction)| weight * reduction);
+        let factors = clipping.factors(&reduced.collect::<Vec<f32>>(), radius);
         // A path may contribute more than once, so a contribution is identified by its place.
         let weights = (0..).map(PathId).zip(self.weights.iter().copied()).collect();
-        let mut fold = Fold::new(self.tensors, weights, self.outer.fold_rule());
+        let mut fold = Fold::new(self.tensors, weights, self.outer.fold_rule()).reduced(self.reductions);
         for (place, factor) in (0..).map(PathId).zip(factors) {
             let mut contribution = self.contributions.contribution(place.index())?;
             contribution.iter_mut().for_each(|value| *value *= factor);
@@ -82,7 +87,8 @@ impl RobustMerge {
     fn trimmed(mut self) -> Result<MergedContributions, SynchronizerError> {
         let OuterConfig { trim_share, .. } = self.outer;
         let rule = self.outer.fold_rule();
-        let mut mean = TrimmedMean::new(self.tensors, self.weights, trim_share, rule, self.norms);
+        let mean = TrimmedMean::new(self.tensors, self.weights, trim_share, rule, self.norms);
+        let mut mean = mean.reduced(&self.reductions);
         for slice in mean.slices(self.contributions.slice_values()) {
             let contributions = self.contributions.slice(&slice.values)?;
             mean.merge(&slice, &contributions.iter().map(Vec::as_slice).collect::<Vec<_>>())?;

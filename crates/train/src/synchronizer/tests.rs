@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dipaco_config::RunConfig;
+use dipaco_optim::NesterovConfig;
 use dipaco_store::{Patience, StoreError};
+use dipaco_sync::{Merge, Rescale};
 use dipaco_topology::ModuleId;
 
 use super::*;
@@ -56,7 +58,7 @@ fn order(weights: ObjectRef, momentum: Option<ObjectRef>, gradient: ObjectRef) -
         fence: 7,
         weights,
         momentum,
-        shares: vec![MergeInput { path: PathId(0), weight: 1.0, gradient: Some(gradient) }],
+        shares: vec![MergeInput { path: PathId(0), weight: 1.0, reduction: 1.0, gradient: Some(gradient) }],
         applied: 0,
         due: true,
     }
@@ -75,6 +77,48 @@ async fn contributions_that_overflow_are_left_out() {
         assert!(published.iter().all(|value| value.is_finite()));
         assert_eq!(published.iter().all(|value| *value == 0.25), expected.is_some(), "{value}");
         assert!(store.get(&done.momentum).await.is_ok());
+    }
+}
+
+/// Whichever way the contributions are merged.
+#[tokio::test]
+async fn a_reduced_contribution_counts_as_a_smaller_one() {
+    for (merge, delay) in [(Merge::Mean, 0), (Merge::Clipped, 0), (Merge::Trimmed, 0), (Merge::Mean, 2)] {
+        let (mut plan, store) = (plan(), RunStore::in_memory());
+        (plan.outer.merge, plan.outer.delay) = (merge, delay);
+        let weights = weights(&store, &plan, 0.25).await;
+        let mut stepped = Vec::new();
+        for (value, reduction) in [(1.0, 0.25), (0.25, 1.0)] {
+            let order = order(weights.clone(), None, gradient(&store, &plan, value).await);
+            let share = MergeInput { reduction, ..order.shares[0].clone() };
+            let order = OuterStepOrder { shares: vec![share], ..order };
+            stepped.push(synchronizer(&plan, &store).carry_out(order).await.unwrap().unwrap());
+        }
+        assert_eq!(stepped[0].weights, stepped[1].weights, "{merge:?} {delay}");
+    }
+}
+
+/// Contributions that are compared with each other.
+#[tokio::test]
+async fn a_merge_that_compares_contributions_reduces_them() {
+    for merge in [Merge::Clipped, Merge::Trimmed] {
+        let (mut plan, store) = (plan(), RunStore::in_memory());
+        (plan.outer.merge, plan.outer.rescale) = (merge, Rescale::NONE);
+        plan.outer.nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.0 };
+        let share = |path, reduction, gradient| MergeInput {
+            path: PathId(path),
+            weight: 0.5,
+            reduction,
+            gradient: Some(gradient),
+        };
+        let gradient = gradient(&store, &plan, 1.0).await;
+        let shares = vec![share(0, 1.0, gradient.clone()), share(1, 0.5, gradient.clone())];
+        let order = order(weights(&store, &plan, 0.25).await, None, gradient);
+        let order = OuterStepOrder { shares, ..order };
+        let done = synchronizer(&plan, &store).carry_out(order).await.unwrap().unwrap();
+        let published = read_module(&store, &done.weights, specs(&plan)).await.unwrap().values;
+        // The mean of 1 and a half.
+        assert!(published.iter().all(|value| (value + 0.5).abs() < 1e-6), "{merge:?} {:?}", published[0]);
     }
 }
 

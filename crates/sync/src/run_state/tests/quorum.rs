@@ -93,6 +93,30 @@ fn slower_workers_take_fewer_steps() {
 }
 
 #[test]
+fn an_outer_gradient_of_a_short_lease_has_at_most_the_tokens_of_its_steps() {
+    let mut rounds = quorum(1, 0, true);
+    rounds.plan.limits.step_tokens = 64;
+    let [fast, slow] = ["fast", "slow"].map(ProcessId::local);
+    let first = [&fast, &slow].map(|worker| lease(rounds.grant(at(0), &request(worker, &[]))));
+    for (lease, seconds) in first.iter().zip([1.0, 4.0]) {
+        rounds.commit(at(0), &lease.claim(), &LeaseOutcome { seconds, ..LeaseOutcome::default() });
+    }
+    step_all(&mut rounds, at(0));
+    // The fast worker has the other path at the start.
+    lease(rounds.grant(at(0), &request(&fast, &[])));
+    for (from, to) in [(0, 2), (2, 4)] {
+        let short = lease(rounds.grant(at(0), &request(&slow, &[])));
+        assert_eq!((short.from, short.to), (from, to));
+        let (claim, send) = (short.claim(), short.sends[0]);
+        let refused = rounds.expects(&claim, send.fragment, send.number, 2 * 64 + 1);
+        assert!(matches!(refused, Err(LeaseError::Tokens { most: 128, .. })), "{refused:?}");
+        assert_eq!(rounds.expects(&claim, send.fragment, send.number, 128).unwrap().steps, 2);
+        assert!(matches!(commit(&mut rounds, &short), Commit::Accepted(_)));
+        step_all(&mut rounds, at(0));
+    }
+}
+
+#[test]
 fn a_throttle_lets_an_outer_step_gather_whom_the_quorum_does_not_wait_for() {
     let schedule = Schedule::new(STEPS, 1, 0, vec![30]).unwrap();
     let quorum = |throttle| Quorum {

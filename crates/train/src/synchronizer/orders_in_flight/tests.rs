@@ -62,7 +62,12 @@ async fn first_orders(config: &RunConfig, store: &RunStore) -> Vec<OuterStepOrde
             fence: 7,
             weights,
             momentum: None,
-            shares: vec![MergeInput { path: PathId(index), weight: 1.0, gradient: Some(gradient) }],
+            shares: vec![MergeInput {
+                path: PathId(index),
+                weight: 1.0,
+                reduction: 1.0,
+                gradient: Some(gradient),
+            }],
             applied: 0,
             due: true,
         });
