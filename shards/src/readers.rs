@@ -10,6 +10,7 @@
 //! Nothing is dropped in silence: a line or file without a document is reported with its reason and place.
 
 mod compression;
+mod crate_sources;
 mod json;
 mod lines;
 mod list;
@@ -28,8 +29,9 @@ use crate::{NoProgress, PrepareProgress, ShardsError};
 use compression::Content;
 use lines::{Line, Lines};
 
+pub use crate_sources::crate_sources;
 use list::Format;
-pub use list::{InputFile, InputList, Skipped, crate_sources};
+pub use list::{InputFile, InputList, Skipped};
 pub(crate) use listing::Listing;
 pub use listing::list_inputs;
 
