@@ -373,6 +373,54 @@ fn an_interrupted_experiment_ends_with_the_same_numbers() {
 }
 
 #[test]
+fn the_results_of_an_interrupted_experiment_have_all_finished_cells() {
+    let bench = Bench::new();
+    let _ = bench.run("--seed 2").succeeded();
+    for words in ["", "--seed 1"] {
+        let mut process = Process::start(bench.command(words));
+        let _ = process.line_with("cell 2 of");
+        process.signal(Signal::KILL);
+        assert!(!process.finish().status.success());
+        let results = bench.results();
+        let names: Vec<String> = perplexities(&results).into_iter().map(|(name, _)| name).collect();
+        let seed_2 = ["\"dense\" 2 \"once\"", "\"2 × 2\" 2 \"once\"", "\"2 × 2\" 2 \"best\""];
+        assert_eq!(names[0], "\"dense\" 1 \"once\"", "{words}");
+        assert_eq!(names[1..], seed_2, "{words}");
+        assert_eq!(results["missing"], serde_json::json!(["2 × 2 · seed 1"]), "{words}");
+    }
+}
+
+/// How often a training is measured is no part of a cell's key.
+#[test]
+fn a_cell_that_was_trained_without_the_wanted_measurements_is_named() {
+    let bench = Bench::new();
+    let words = "--run dense --seed 1";
+    let warning = "dense · seed 1 was trained without measurements on validation text";
+    assert!(!bench.run(words).succeeded().stderr.contains(warning));
+    let measured = EXPERIMENT.replace("train.rounds = 2", "train.rounds = 2\ntrain.validate_every = 1");
+    fs::write(bench.file(), measured).unwrap();
+    let again = bench.run(words).succeeded();
+    assert_eq!(again.stderr.matches(warning).count(), 1, "{}", again.stderr);
+    let results = bench.results();
+    let place = Path::new("cells").join(results["cells"][0]["key"].as_str().unwrap());
+    assert!(again.stderr.contains(&format!("{} to train it again", place.display())), "{}", again.stderr);
+    fs::remove_dir_all(bench.out().join(place)).unwrap();
+    assert!(!bench.run(words).succeeded().stderr.contains(warning));
+    assert!(!bench.results()["cells"][0]["facts"]["validation"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn paths_that_rest_in_a_round_take_no_steps_in_it() {
+    let bench = Bench::new();
+    fs::write(bench.file(), format!("{EXPERIMENT}configuration.train.paths_per_round = 2\n")).unwrap();
+    let listed = bench.run("--dry-run --seed 1").succeeded().stdout;
+    let row = listed.lines().find(|line| line.contains("2 × 2")).unwrap();
+    let columns: Vec<&str> = row.split_whitespace().collect();
+    // Two of four paths take five steps of 256 tokens in each of two rounds.
+    assert!(columns.windows(2).any(|pair| pair == ["5", "5.1k"]), "{row}");
+}
+
+#[test]
 fn a_cell_that_fails_does_not_stop_the_others() {
     let bench = Bench::new();
     // No check of the configuration can foresee that training diverges at this rate.
@@ -386,6 +434,8 @@ fn a_cell_that_fails_does_not_stop_the_others() {
 fn a_mistake_is_reported_before_any_training() {
     let bench = Bench::new();
     let _ = bench.run("--run 4x4").failed(2, &["no run `4x4`"]);
+    let seeds = ["no selected run of experiment tiny has seed 99", "name one of their seeds: 1, 2"];
+    let _ = bench.run("--seed 1 --seed 99").failed(2, &seeds);
     fs::write(bench.file(), EXPERIMENT.replace("restarts = 1", "restarts = 0")).unwrap();
     let _ = bench.run("").failed(2, &["tiny.toml, run `dense`", "routing.restarts"]);
     let missing = Path::new("no-such-experiment.toml");

@@ -48,12 +48,16 @@ pub fn seed_config(config: &RunConfig) -> RunConfig {
     only
 }
 
-/// The key of a trained cell. `data` holds the content hashes of training and validation text.
+/// The key of a trained cell. `data` holds the content hashes of the files that it reads.
 #[must_use]
 pub fn cell_key(config: &RunConfig, data: &str) -> String {
     let mut only = config.clone();
     only.prepare = RunConfig::default().prepare;
     only.evaluation = RunConfig::default().evaluation;
+    if config.train.holdout_sequences > 0 {
+        // Held-out losses do not count these tokens, and choose the best versions of the paths.
+        only.evaluation.prefix_tokens = config.evaluation.prefix_tokens;
+    }
     only.transformer_router = RunConfig::default().transformer_router;
     only.seed_model = config.seed_model.of_weights();
     only.train = config.train.of_weights();
@@ -112,5 +116,19 @@ mod tests {
             without_values.to_hex()[..DIGITS],
             "a value with its default is a part of the key"
         );
+    }
+
+    #[test]
+    fn the_tokens_that_held_out_losses_do_not_count_are_in_the_key_of_a_cell_with_such_losses() {
+        let key = |holdout_sequences, prefix_tokens| {
+            let mut config = RunConfig::default();
+            config.train.holdout_sequences = holdout_sequences;
+            config.evaluation.prefix_tokens = prefix_tokens;
+            cell_key(&config, "data")
+        };
+        assert_ne!(key(128, 32), key(128, 40));
+        assert_eq!(key(0, 32), key(0, 40));
+        // Earlier programs left all keys of [evaluation] out. Their cells with the default are found by the same key.
+        assert_eq!(key(128, 32), key_of_revision(REVISION, &RunConfig::default(), &["cell", "data"]));
     }
 }

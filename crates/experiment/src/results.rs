@@ -67,7 +67,7 @@ pub struct Facts {
     pub path_parameters: u64,
     /// Number of parameters of all modules together.
     pub all_parameters: u64,
-    /// Number of inner steps of each path, without the steps of the seed model.
+    /// Number of inner steps of each path, without the steps of the seed model: the mean if paths rest in some rounds.
     pub steps: u64,
     /// Number of tokens of an inner step, including padding.
     pub step_tokens: u64,
@@ -95,7 +95,7 @@ pub struct Facts {
 /// A measurement on validation text during training, each path on its own documents.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ValidationPoint {
-    /// Inner steps of each path so far.
+    /// Inner steps of each path so far: the mean if paths rest in some rounds.
     pub steps: u64,
     /// Mean cross entropy in nats per token.
     pub loss: f64,

@@ -1,5 +1,6 @@
 //! `dipaco experiment`: trains and evaluates the cells of experiment files, and prints their tables.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -164,7 +165,16 @@ fn selection(experiment: &Experiment, options: &RunExperiment) -> Result<Selecti
             });
         }
     }
-    Ok(Selection { runs: options.runs.clone(), seeds: options.seeds.clone() })
+    let selected = Selection { runs: options.runs.clone(), ..Selection::default() };
+    let seeds: BTreeSet<u64> = cells.iter().filter(|cell| selected.has(cell)).map(|cell| cell.seed).collect();
+    if let Some(seed) = options.seeds.iter().find(|seed| !seeds.contains(*seed)) {
+        let known: Vec<String> = seeds.iter().map(ToString::to_string).collect();
+        return Err(CliError::Usage {
+            message: format!("no selected run of experiment {} has seed {seed}", experiment.name()),
+            remedy: format!("name one of their seeds: {}", known.join(", ")),
+        });
+    }
+    Ok(Selection { seeds: options.seeds.clone(), ..selected })
 }
 
 /// Lists the selected cells of an experiment, those of its sweeps first.
@@ -182,16 +192,17 @@ fn plan(experiment: &Experiment, selection: &Selection) -> Result<(), CliError> 
     for cell in &cells {
         let config = vocabulary::expected(&cell.config)?.config;
         let topology = Topology::new(&config.topology, config.model.blocks).map_err(PipelineError::from)?;
-        let inner = u64::from(config.train.rounds) * config.train.inner_steps;
-        let tokens = u64::from(topology.paths())
-            * inner
-            * (config.train.batch as u64 * config.train.sequence_tokens as u64);
+        let (train, trained) = (&config.train, topology.trained_paths().len() as u64);
+        // With `train.paths_per_round` a path rests in some rounds: the mean of the paths.
+        let rounds_of_paths = train.paths_per_round.rounds_of_paths(trained, train.rounds);
+        let steps = rounds_of_paths.saturating_mul(train.inner_steps);
+        let tokens = steps.saturating_mul(train.batch as u64 * train.sequence_tokens as u64);
         let evaluations: Vec<&str> = cell.evaluations.iter().map(|it| it.name.as_str()).collect();
         table.row([
             cell.label(),
             topology.paths().to_string(),
             human::count(parameters(&path_specs(&config.model)) as f64),
-            inner.to_string(),
+            (steps / trained.max(1)).to_string(),
             human::count(tokens as f64),
             evaluations.join(", "),
         ]);

@@ -72,7 +72,7 @@ fn the_key_of_a_cell_hashes_everything_that_its_weights_depend_on() {
     assert_eq!(keys.len(), cells.len());
     let mut same = cells[1].config.clone();
     same.run.name = "other".into();
-    same.evaluation.prefix_tokens = 40;
+    same.evaluation.max_documents = 40;
     same.serve.queued_requests += 1;
     same.train.lease_seconds += 1;
     same.seed_model.checkpoint_every += 1;

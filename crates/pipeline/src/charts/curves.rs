@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_config::RunConfig;
+use dipaco_config::{RunConfig, TrainConfig};
 use dipaco_monitor::{CostMeter, TrainingCost};
 use dipaco_telemetry::{Event, EventRecord, read_events};
 use dipaco_topology::{ModuleId, Topology};
@@ -13,18 +13,17 @@ use crate::run_directory::RunDirectory;
 /// Upper bound on the points of a curve.
 const POINTS: u64 = 200;
 
-/// Curves of a run. A repeated round has its last values, and a round that a rollback undid has none.
+/// Curves of a run. A repeated round has its last values, and a round that a rollback undid has none. A step of the run is
+/// an inner step of a round. Paths that rest in the round do not take it.
 #[derive(Clone, Debug)]
 pub struct RunCurves {
     /// The run's name.
     pub name: String,
-    /// Tokens of one inner step of all paths, padding included.
-    pub step_tokens: f64,
-    /// Mean training loss over the paths and over a round in nats per token, by the inner step at the round's end.
+    /// Mean training loss over the paths and over a round in nats per token, by the run's step at the round's end.
     pub training: Vec<(f64, f64)>,
-    /// Mean loss over the paths on their held-out documents, by inner step.
+    /// Mean loss over the paths on their held-out documents, by the run's step.
     pub heldout: Vec<(f64, f64)>,
-    /// Loss of the routed model on validation text during training, by inner step.
+    /// Loss of the routed model on validation text during training, by the run's step.
     pub validation: Vec<(f64, f64)>,
     /// Training loss of the seed model, by its step.
     pub seed_training: Vec<(f64, f64)>,
@@ -32,8 +31,11 @@ pub struct RunCurves {
     pub seed_validation: Vec<(f64, f64)>,
     /// Cosine between the outer gradients of a module's paths, by outer step.
     pub cosines: BTreeMap<ModuleId, Vec<(f64, f64)>>,
-    /// Cost of the training when all paths had taken so many inner steps; empty when the events do not tell.
+    /// Cost of the training up to a step of the run; empty when the events do not tell.
     costs: BTreeMap<u64, TrainingCost>,
+    train: TrainConfig,
+    /// Number of paths that train.
+    trained: u64,
 }
 
 /// A curve of means over intervals of equal length.
@@ -76,7 +78,28 @@ impl RunCurves {
         sums.curves(config)
     }
 
-    /// Cost of the training up to an inner step: when all paths had completed the round of this step.
+    /// Inner steps of each path up to a step of the run: the mean, because paths may rest (`train.paths_per_round`).
+    #[must_use]
+    pub fn path_steps(&self, step: f64) -> f64 {
+        self.steps_of_paths(step) as f64 / self.trained.max(1) as f64
+    }
+
+    /// Tokens of all paths up to a step of the run, padding included.
+    #[must_use]
+    pub fn tokens_at(&self, step: f64) -> f64 {
+        self.steps_of_paths(step) as f64 * (self.train.batch as f64 * self.train.sequence_tokens as f64)
+    }
+
+    /// Inner steps of all paths together up to a step of the run.
+    fn steps_of_paths(&self, step: f64) -> u64 {
+        let (step, inner) = (step as u64, self.train.inner_steps.max(1));
+        let round = u32::try_from(step / inner).unwrap_or(u32::MAX);
+        let rounds_of_paths = |rounds| self.train.paths_per_round.rounds_of_paths(self.trained, rounds);
+        let (before, after) = (rounds_of_paths(round), rounds_of_paths(round.saturating_add(1)));
+        before.saturating_mul(inner).saturating_add(after.saturating_sub(before).saturating_mul(step % inner))
+    }
+
+    /// Cost of the training up to a step of the run: when all paths had completed the round of this step.
     #[must_use]
     pub fn cost_at(&self, step: f64) -> Option<TrainingCost> {
         self.costs.range((step as u64)..).next().map(|(_, cost)| *cost)
@@ -89,7 +112,7 @@ impl RunCurves {
     }
 }
 
-/// Losses of the paths by inner step.
+/// Losses of the paths by the run's step.
 type PathLosses = BTreeMap<u64, BTreeMap<u32, f64>>;
 
 /// The events so far.
@@ -120,7 +143,7 @@ impl EventSums {
         }
     }
 
-    /// Inner steps of a path after so many rounds.
+    /// Steps of the run after so many rounds.
     fn steps(&self, rounds: u64) -> u64 {
         rounds.saturating_mul(self.inner_steps)
     }
@@ -183,8 +206,6 @@ impl EventSums {
         };
         Ok(RunCurves {
             name: config.run.name.clone(),
-            step_tokens: f64::from(topology.paths())
-                * (config.train.batch as f64 * config.train.sequence_tokens as f64),
             training: means(self.training),
             heldout: means(self.heldout),
             validation: floats(self.validation),
@@ -192,12 +213,15 @@ impl EventSums {
             seed_validation: floats(self.seed_validation),
             cosines: self.cosines.into_iter().map(|(module, points)| (module, floats(points))).collect(),
             costs: self.costs,
+            train: config.train.clone(),
+            trained: topology.trained_paths().len() as u64,
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use dipaco_config::PathsPerRound;
     use dipaco_telemetry::WireBytes;
     use dipaco_topology::PathId;
 
@@ -275,5 +299,23 @@ mod tests {
         assert_eq!(curves.training, [(10.0, 5.0), (20.0, 4.0)]);
         assert!(curves.validation.is_empty(), "{:?}", curves.validation);
         assert_eq!(costs(&curves, &curves.training), [Some((2.0, 10)), Some((7.0, 27))]);
+    }
+
+    #[test]
+    fn a_path_takes_no_steps_in_a_round_in_which_it_rests() {
+        let of = |paths_per_round| {
+            let mut config = RunConfig::default();
+            (config.train.inner_steps, config.train.batch, config.train.sequence_tokens) = (10, 2, 100);
+            config.train.paths_per_round = paths_per_round;
+            let curves = EventSums::new(&config).curves(&config).unwrap();
+            assert_eq!(curves.trained, 4);
+            move |step| (curves.path_steps(step), curves.tokens_at(step))
+        };
+        let all = of(PathsPerRound::default());
+        assert_eq!([all(0.0), all(25.0)], [(0.0, 0.0), (25.0, 20_000.0)]);
+        let two = of(PathsPerRound::Always(2));
+        assert_eq!([two(20.0), two(25.0)], [(10.0, 8_000.0), (12.5, 10_000.0)]);
+        let changing = of(PathsPerRound::Changing(vec![(0, 1), (2, 0)]));
+        assert_eq!([changing(20.0), changing(25.0)], [(5.0, 4_000.0), (10.0, 8_000.0)]);
     }
 }

@@ -16,16 +16,20 @@ struct Against {
     name: &'static str,
     /// Label of the axis.
     label: &'static str,
-    /// The quantity at an inner step of each path; `None` when the events do not tell.
+    /// The quantity at a step of the run; `None` when the events do not tell.
     at: fn(&RunCurves, f64) -> Option<f64>,
 }
 
 const AGAINST: [Against; 4] = [
-    Against { name: "steps", label: "inner steps of each path", at: |_, step| Some(step) },
+    Against {
+        name: "steps",
+        label: "inner steps of each path",
+        at: |curves, step| Some(curves.path_steps(step)),
+    },
     Against {
         name: "tokens",
         label: "training tokens of all paths together, padding included",
-        at: |curves, step| Some(step * curves.step_tokens),
+        at: |curves, step| Some(curves.tokens_at(step)),
     },
     Against {
         name: "seconds",

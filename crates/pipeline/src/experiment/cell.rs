@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use dipaco_config::{RunConfig, RunSection};
 use dipaco_eval::{DomainEvaluation, Domains, Evaluation, RerouteBy};
@@ -10,6 +10,7 @@ use dipaco_experiment::{
     Cell, CellEvaluation, CellResult, DomainMeasurement, EvaluatedModel, Facts, Measurement, cell_key,
     evaluation_key, seed_config, seed_key,
 };
+use dipaco_routing::RouterKind;
 
 use super::facts::facts;
 use super::folder::{ExperimentFolder, PreparedText};
@@ -94,8 +95,8 @@ impl CellPlace {
     fn of(folder: &mut ExperimentFolder, cell: &Cell) -> Result<Self, PipelineError> {
         let text = folder.text(&folder.with_tokenizer(&cell.config)?)?;
         let config = prepared(folder, &cell.config, &text, &name(cell))?;
-        let key = cell_key(&config, &text.all);
-        let run = RunDirectory::new(folder.out().join("cells").join(&key)).with_data(Some(&text.folder));
+        let key = cell_key(&config, &content(&config, &text)?);
+        let run = RunDirectory::new(root(folder, &key)).with_data(Some(&text.folder));
         let with_key = |evaluation: &CellEvaluation| {
             let config = prepared(folder, &evaluation.config, &text, &config.run.name)?;
             let evaluation = CellEvaluation { config, ..evaluation.clone() };
@@ -122,6 +123,18 @@ impl CellPlace {
         let (run, router, key) = (cell.run.clone(), cell.router.clone(), self.key.clone());
         CellResult { run, router, seed: cell.seed, key, facts, measurements }
     }
+}
+
+/// The folder of the cell with this key.
+pub(super) fn root(folder: &ExperimentFolder, key: &str) -> PathBuf {
+    folder.out().join("cells").join(key)
+}
+
+/// Content hashes of all that a cell reads: its text, the pretrained model, and the label file that its shards follow.
+fn content(config: &RunConfig, text: &PreparedText) -> Result<String, PipelineError> {
+    let labels = config.routing.labels.as_deref().filter(|_| config.routing.kind == RouterKind::Labels);
+    let hash = labels.map(dipaco_files::file_hash).transpose()?;
+    Ok(hash.map_or_else(|| text.all.clone(), |hash| format!("{} {hash}", text.all)))
 }
 
 /// A configuration with its text, vocabulary and name.
@@ -307,5 +320,31 @@ fn removed(path: &Path, result: io::Result<()>) -> Result<(), PipelineError> {
             Err(PipelineError::Io { action: "remove", path: path.to_owned(), source })
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_of_a_cell_follows_the_content_of_its_label_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("labels.jsonl");
+        let (data, train, all) =
+            (folder.path().to_owned(), "train".to_owned(), "train validation".to_owned());
+        let text = PreparedText { folder: data, train, all };
+        let mut config = RunConfig::default();
+        config.routing.labels = Some(file.clone());
+        let key = |config: &RunConfig| content(config, &text).map(|content| cell_key(config, &content));
+        assert_eq!(key(&config).unwrap(), cell_key(&config, "train validation"), "no shard follows a label");
+        config.routing.kind = RouterKind::Labels;
+        let error = key(&config).unwrap_err().to_string();
+        assert!(error.contains("labels.jsonl"), "{error}");
+        fs::write(&file, r#"{"url": "a", "domain": "law"}"#).unwrap();
+        let law = key(&config).unwrap();
+        assert_eq!(key(&config).unwrap(), law);
+        fs::write(&file, r#"{"url": "a", "domain": "art"}"#).unwrap();
+        assert_ne!(key(&config).unwrap(), law);
     }
 }

@@ -28,10 +28,10 @@ pub struct ExperimentOutcome {
     pub failed: usize,
 }
 
-/// Finishes the selected cells of an experiment, and writes results and table into the folder after each, and charts at the
-/// end. The sweeps of the selected runs come first, because the cells of these runs have the chosen values. Cells that are
-/// finished are not repeated. The results also have the sweeps and cells that are not selected but finished. Blocks: call it
-/// from a thread that may, outside the tokio runtime.
+/// Finishes the selected cells of an experiment, and writes results and table into the folder before the first and after each, and
+/// charts at the end. The sweeps of the selected runs come first, because the cells of these runs have the chosen values. Cells
+/// that are finished are not repeated. The results also have the sweeps and cells that are not selected but finished. Blocks:
+/// call it from a thread that may, outside the tokio runtime.
 ///
 /// # Errors
 /// [`PipelineError::Interrupted`] when the work was asked to stop, and the errors of the experiment and of writing results.
@@ -42,54 +42,30 @@ pub fn run(
     selection: &Selection,
 ) -> Result<ExperimentOutcome, PipelineError> {
     let (sweeps, cells) = (selection.sweeps(experiment)?, selection.cells(experiment)?);
-    let results = Results {
-        name: experiment.name().to_owned(),
-        title: experiment.title().to_owned(),
-        notes: experiment.notes().to_owned(),
-        baseline: experiment.baseline().to_owned(),
-        program: env!("CARGO_PKG_VERSION").to_owned(),
-        command: command(experiment),
-        missing: sweeps.iter().flat_map(Sweep::cells).chain(&cells).map(Cell::label).collect(),
-        sweeps: Vec::new(),
-        cells: Vec::new(),
+    let missing: Vec<String> = sweeps.iter().flat_map(Sweep::cells).chain(&cells).map(Cell::label).collect();
+    let mut work = Work {
+        folder,
+        selection: None,
+        cells: missing.len(),
+        begun: 0,
+        failed: 0,
+        results: Results {
+            name: experiment.name().to_owned(),
+            title: experiment.title().to_owned(),
+            notes: experiment.notes().to_owned(),
+            baseline: experiment.baseline().to_owned(),
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            command: command(experiment),
+            missing,
+            sweeps: Vec::new(),
+            cells: Vec::new(),
+        },
+        evaluations: Vec::new(),
     };
-    let mut work =
-        Work { folder, cells: results.missing.len(), begun: 0, failed: 0, results, evaluations: Vec::new() };
-    let needed = |sweep: &Sweep| sweeps.iter().any(|it| it.run == sweep.run && it.key == sweep.key);
-    let planned = experiment.sweeps()?;
-    let mut experiment = experiment.clone();
-    // Runs without a chosen value. Their cells wait until the sweep has a result.
-    let mut waiting = BTreeSet::new();
-    for planned in planned {
-        if waiting.contains(&planned.run) {
-            continue;
-        }
-        let selected = needed(&planned);
-        // An earlier sweep may have chosen another value of this run.
-        let sweep = experiment.sweep(&planned.run, &planned.key)?.unwrap_or(planned);
-        let Some(result) = work.sweep(&sweep, selected)? else {
-            waiting.insert(sweep.run);
-            continue;
-        };
-        if result.chosen.is_none() {
-            waiting.insert(sweep.run);
-        }
-        experiment.choose(&result);
-        work.results.sweeps.push(result);
-        work.publish()?;
-    }
-    for cell in experiment.cells()? {
-        if waiting.contains(&cell.run) {
-            continue;
-        }
-        if let Some((result, evaluations)) = work.result(&cell, selection.has(&cell))? {
-            work.results.cells.push(result);
-            work.evaluations.push(evaluations);
-            work.compare();
-            work.publish()?;
-        }
-    }
-    work.publish()?;
+    // What is finished is published before anything is trained: the results of an interrupted command have it too.
+    work.pass(experiment)?;
+    work.selection = Some(selection);
+    work.pass(experiment)?;
     for chart in of_results(&work.results) {
         chart.write(work.folder.out())?;
     }
@@ -99,6 +75,8 @@ pub fn run(
 /// The work on an experiment so far.
 struct Work<'a> {
     folder: &'a mut ExperimentFolder,
+    /// The cells to finish; `None` in a pass that only reads.
+    selection: Option<&'a Selection>,
     results: Results,
     /// The evaluations of each cell of the results.
     evaluations: Vec<Vec<Evaluation>>,
@@ -109,28 +87,112 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
+    /// Goes through the sweeps and the cells of an experiment once: finishes what is selected, reads what is finished, and
+    /// writes the results.
+    fn pass(&mut self, experiment: &Experiment) -> Result<(), PipelineError> {
+        let selection = self.selection;
+        let needed = match selection {
+            Some(selection) => selection.sweeps(experiment)?,
+            None => Vec::new(),
+        };
+        let sweeps = experiment.sweeps()?;
+        let mut experiment = experiment.clone();
+        // Runs without a chosen value. Their cells wait until the sweep has a result.
+        let mut waiting = BTreeSet::new();
+        for (place, planned) in sweeps.iter().enumerate() {
+            if waiting.contains(&planned.run) {
+                continue;
+            }
+            let selected = needed.iter().any(|it| it.run == planned.run && it.key == planned.key);
+            // An earlier sweep may have chosen another value of this run.
+            let sweep = experiment.sweep(&planned.run, &planned.key)?.unwrap_or_else(|| planned.clone());
+            let Some(result) = self.sweep(&sweep, selected)? else {
+                waiting.insert(sweep.run);
+                continue;
+            };
+            if result.chosen.is_none() {
+                waiting.insert(sweep.run);
+            }
+            experiment.choose(&result);
+            self.add_sweep(&sweeps[..place], result);
+            if selected {
+                self.publish()?;
+            }
+        }
+        let cells = experiment.cells()?;
+        for (place, cell) in cells.iter().enumerate() {
+            let selected = selection.is_some_and(|selection| selection.has(cell));
+            let known = self.results.cells.iter().any(|result| is_of(result, cell));
+            if waiting.contains(&cell.run) || (known && !selected) {
+                continue;
+            }
+            let found = self.result(cell, selected)?;
+            if let Some((result, evaluations)) = found.filter(|_| !known) {
+                self.add_cell(&cells[..place], cell, result, evaluations);
+            }
+            if selected {
+                self.publish()?;
+            }
+        }
+        self.publish()
+    }
+
     /// Chooses the value of a sweep from its cells; `None` for a sweep that is not selected and has an unfinished cell.
     fn sweep(&mut self, sweep: &Sweep, selected: bool) -> Result<Option<SweepResult>, PipelineError> {
-        let mut measured = Vec::new();
+        let (mut measured, mut unfinished) = (Vec::new(), false);
         for trial in &sweep.trials {
             let mut found = Vec::new();
             for cell in &trial.cells {
                 let result = self.result(cell, selected)?;
-                if result.is_none() && !selected {
-                    return Ok(None);
-                }
-                self.publish()?;
+                unfinished |= result.is_none();
                 found.extend(result.and_then(|(result, _)| Some(result.measurements.first()?.perplexity)));
+                if selected {
+                    self.publish()?;
+                }
             }
             measured.push(found);
         }
-        let result = sweep.judge(&measured);
-        let of = format!("{}, {}", sweep.run, sweep.key);
+        Ok((selected || !unfinished).then(|| sweep.judge(&measured)))
+    }
+
+    /// Takes the result of a sweep over if it is new. `earlier` are the sweeps before it in the file.
+    fn add_sweep(&mut self, earlier: &[Sweep], result: SweepResult) {
+        let known = &mut self.results.sweeps;
+        if known.iter().any(|it| it.run == result.run && it.key == result.key) {
+            return;
+        }
+        let of = format!("{}, {}", result.run, result.key);
         match &result.chosen {
             Some(value) => self.folder.progress.line(&format!("{of}: {value} is the best value")),
             None => tracing::error!("{of}: no value has a result, so the cells of this run wait"),
         }
-        Ok(Some(result))
+        let is_earlier =
+            |it: &&SweepResult| earlier.iter().any(|sweep| sweep.run == it.run && sweep.key == it.key);
+        let place = known.iter().take_while(is_earlier).count();
+        known.insert(place, result);
+    }
+
+    /// Takes a finished cell over. `earlier` are the cells before it in the file.
+    fn add_cell(&mut self, earlier: &[Cell], cell: &Cell, result: CellResult, evaluations: Vec<Evaluation>) {
+        // Another experiment may have trained the cell. How often a training is measured is not in the key.
+        if cell.config.train.validate_every > 0 && result.facts.validation.is_empty() {
+            let (label, folder) = (cell.label(), cell::root(self.folder, &result.key));
+            tracing::warn!(
+                "{label} was trained without measurements on validation text, so its perplexities during training are missing: \
+                 remove {} to train it again",
+                folder.display()
+            );
+        }
+        if cell.run == self.results.baseline {
+            // It may come before the cell that the others were compared with.
+            let of_seed = self.results.cells.iter_mut().filter(|known| known.seed == cell.seed);
+            of_seed.flat_map(|known| &mut known.measurements).for_each(|found| found.against_baseline = None);
+        }
+        let is_earlier = |known: &&CellResult| earlier.iter().any(|cell| is_of(known, cell));
+        let place = self.results.cells.iter().take_while(is_earlier).count();
+        self.results.cells.insert(place, result);
+        self.evaluations.insert(place, evaluations);
+        self.compare(cell.seed);
     }
 
     /// The result of a cell; `None` for a cell that failed, or that is neither selected nor finished.
@@ -139,14 +201,29 @@ impl Work<'_> {
         cell: &Cell,
         selected: bool,
     ) -> Result<Option<(CellResult, Vec<Evaluation>)>, PipelineError> {
-        if selected {
-            return self.finish(cell);
+        let found = if selected { self.finish(cell)? } else { self.read(cell)? };
+        if found.is_some() {
+            let label = cell.label();
+            self.results.missing.retain(|missing| *missing != label);
         }
-        // A cell that the command does not need is no reason to end it.
-        Ok(cell::finished(self.folder, cell).unwrap_or_else(|error| {
-            tracing::warn!("{}, which is not selected, can't be read: {}", cell.label(), chain(&error));
-            None
-        }))
+        Ok(found)
+    }
+
+    /// Reads a cell; `None` if it is not finished.
+    fn read(&mut self, cell: &Cell) -> Result<Option<(CellResult, Vec<Evaluation>)>, PipelineError> {
+        match cell::finished(self.folder, cell) {
+            Err(_) if self.folder.cancel.requested() => Err(PipelineError::Interrupted),
+            // A cell that the command does not need is no reason to end it. The pass that only reads leaves the word to the
+            // next one.
+            Err(error) => {
+                if self.selection.is_some() {
+                    let (label, error) = (cell.label(), chain(&error));
+                    tracing::warn!("{label}, which is not selected, can't be read: {error}");
+                }
+                Ok(None)
+            }
+            found => found,
+        }
     }
 
     /// Finishes a cell; `None` if it failed.
@@ -158,7 +235,6 @@ impl Work<'_> {
         match cell::finish(self.folder, cell) {
             Ok((result, evaluations)) => {
                 self.folder.progress.line(&describe(&result));
-                self.results.missing.retain(|missing| *missing != label);
                 Ok(Some((result, evaluations)))
             }
             Err(error) if self.folder.cancel.requested() || matches!(error, PipelineError::Interrupted) => {
@@ -173,9 +249,8 @@ impl Work<'_> {
         }
     }
 
-    /// Compares the cells of the last seed with the baseline of this seed, document by document.
-    fn compare(&mut self) {
-        let Some(seed) = self.results.cells.last().map(|cell| cell.seed) else { return };
+    /// Compares the cells of a seed with the baseline of this seed, document by document.
+    fn compare(&mut self, seed: u64) {
         let of_baseline = |cell: &CellResult| cell.run == self.results.baseline && cell.seed == seed;
         let Some(place) = self.results.cells.iter().position(of_baseline) else { return };
         let Some(base) = self.evaluations[place].first() else { return };
@@ -196,6 +271,11 @@ impl Work<'_> {
         let table = ExperimentTable::of(&self.results).to_string();
         files::write(&file.with_extension("md"), table.as_bytes())
     }
+}
+
+/// True for the result of a cell.
+fn is_of(result: &CellResult, cell: &Cell) -> bool {
+    result.run == cell.run && result.router == cell.router && result.seed == cell.seed
 }
 
 /// The results of an experiment in the folder `out`.

@@ -27,7 +27,7 @@ pub(super) fn facts(run: &RunDirectory, config: &RunConfig, phase: u32) -> Resul
         modules: (0..topology.levels()).map(|level| topology.modules_in(level)).sum(),
         path_parameters: parameters(&path_specs(&config.model)) as u64,
         all_parameters: all.sum(),
-        steps: u64::from(config.train.rounds) * config.train.inner_steps,
+        steps: steps(&curves, config),
         step_tokens: config.train.batch as u64 * config.train.sequence_tokens as u64,
         seconds: seconds(&curves),
         wire_bytes: None,
@@ -41,12 +41,17 @@ pub(super) fn facts(run: &RunDirectory, config: &RunConfig, phase: u32) -> Resul
     })
 }
 
+/// Inner steps of each path in the whole training.
+fn steps(curves: &RunCurves, config: &RunConfig) -> u64 {
+    curves.path_steps(f64::from(config.train.rounds) * config.train.inner_steps as f64) as u64
+}
+
 /// The measurements during training with their costs.
 fn validation(curves: &RunCurves) -> Vec<ValidationPoint> {
     let point = |&(step, loss): &(f64, f64)| {
         let cost = curves.cost_at(step);
         let (seconds, wire_bytes) = (cost.map(|cost| cost.seconds), cost.map(|cost| cost.wire_bytes));
-        ValidationPoint { steps: step as u64, loss, seconds, wire_bytes }
+        ValidationPoint { steps: curves.path_steps(step) as u64, loss, seconds, wire_bytes }
     };
     curves.validation.iter().map(point).collect()
 }
@@ -85,6 +90,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::{Duration, SystemTime};
 
+    use dipaco_config::PathsPerRound;
     use dipaco_telemetry::{Events, RunClock, WireBytes};
 
     use super::*;
@@ -138,7 +144,14 @@ mod tests {
             events.write(event).unwrap();
         }
         let point = |steps, loss| ValidationPoint { steps, loss, seconds: None, wire_bytes: None };
-        let found = validation(&RunCurves::read(&run, &RunConfig::default()).unwrap());
-        assert_eq!(found, [point(20, 5.0), point(40, 4.5)]);
+        let mut config = RunConfig::default();
+        (config.train.rounds, config.train.inner_steps) = (5, 10);
+        let found = |config: &RunConfig| {
+            let curves = RunCurves::read(&run, config).unwrap();
+            (validation(&curves), steps(&curves, config))
+        };
+        assert_eq!(found(&config), (vec![point(20, 5.0), point(40, 4.5)], 50));
+        config.train.paths_per_round = PathsPerRound::Always(2);
+        assert_eq!(found(&config), (vec![point(10, 5.0), point(20, 4.5)], 25), "half of the paths rest");
     }
 }
