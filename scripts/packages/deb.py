@@ -60,6 +60,7 @@ def fill(tree, binary, root):
         "usr/bin/dipaco": binary.path.read_bytes(),
         **{f"usr/lib/systemd/system/{unit.name}": unit.read_bytes() for unit in sorted(units.glob("*.service"))},
         "usr/lib/sysusers.d/dipaco.conf": (units / "sysusers.conf").read_bytes(),
+        "usr/lib/tmpfiles.d/dipaco.conf": (units / "tmpfiles.conf").read_bytes(),
         # Not among the documents: images of containers leave those out.
         **{f"usr/share/dipaco/configs/{file.relative_to(configs)}": file.read_bytes() for file in sorted(configs.rglob("*.toml"))},
         **{place: binary.output("completions", shell).encode() for shell, place in COMPLETIONS.items()},

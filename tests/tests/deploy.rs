@@ -70,6 +70,24 @@ fn kustomize_fills_the_manifests() {
 }
 
 #[test]
+fn what_ends_with_the_run_is_a_job_and_stays_ended() {
+    let manifest = |name: &str| fs::read_to_string(root().join("deploy/kubernetes").join(name)).unwrap();
+    // The exit codes after which another pod could not help.
+    for (name, codes) in
+        [("coordinator.yaml", "[2, 3]"), ("synchronizer.yaml", "[2]"), ("workers.yaml", "[2]")]
+    {
+        let text = manifest(name);
+        let ends =
+            |line: &str| line.contains("action: FailJob") && line.contains(&format!("values: {codes}}}"));
+        assert!(text.contains("\nkind: Job\n") && text.lines().any(ends), "{name}: {text}");
+        // Kubernetes starts their pods again whenever they end.
+        assert!(!text.contains("StatefulSet") && !text.contains("Deployment"), "{name}: {text}");
+    }
+    // Otherwise those that were not there at the end would be started after it, and wait for a coordinator.
+    assert!(!manifest("workers.yaml").contains("\n  completions:"));
+}
+
+#[test]
 fn job_scripts_are_shell_and_name_options_that_exist() {
     let mut found = 0;
     for entry in fs::read_dir(root().join("deploy/slurm")).unwrap() {

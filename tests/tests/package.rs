@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -122,6 +123,42 @@ fn a_binary_for_newer_systems_is_refused_with_its_symbols() {
     let _ = elsewhere.failed(1, &["/etc/passwd"]);
 }
 
+/// Installs the package in `tree`, whose script finds nothing but the programs in a new folder: they leave this machine alone.
+fn makes_the_user_and_its_folders(tree: &Path, programs: &Path) {
+    fs::create_dir(programs).unwrap();
+    let program = |name: &str, script: &str| {
+        fs::write(programs.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(programs.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let install = || {
+        let mut script = clean(Command::new("/bin/sh"), [tree.join("DEBIAN/postinst")]);
+        script.arg("configure").env("PATH", programs);
+        let _ = output(script).succeeded();
+    };
+    program("systemctl", "");
+    install();
+    assert!(!tree.join("var").exists(), "a container without systemd gets neither user nor folders");
+
+    let tools = ["systemd-sysusers", "systemd-tmpfiles"].map(|name| (name, Path::new("/usr/bin").join(name)));
+    if !rustix::process::geteuid().is_root() || tools.iter().any(|(_, tool)| !tool.exists()) {
+        eprintln!("only root can give folders to a user, and only with systemd: this is left out");
+        return;
+    }
+    for (name, tool) in tools {
+        program(name, &format!("exec {} --root={} \"$@\"", tool.display(), tree.display()));
+    }
+    fs::create_dir(tree.join("etc")).unwrap();
+    install();
+    let users = fs::read_to_string(tree.join("etc/passwd")).unwrap();
+    let user = users.lines().find_map(|line| line.strip_prefix("dipaco:x:")).unwrap();
+    let user: u32 = user.split(':').next().unwrap().parse().unwrap();
+    let made = |path: &str| {
+        let folder = fs::metadata(tree.join(path)).unwrap();
+        (folder.mode() & 0o7777, folder.uid())
+    };
+    assert_eq!((made("var/lib/dipaco"), made("etc/dipaco")), ((0o750, user), (0o755, 0)));
+}
+
 #[test]
 fn the_debian_package_brings_services_that_systemd_understands() {
     let folder = tempfile::tempdir().unwrap();
@@ -163,6 +200,7 @@ fn the_debian_package_brings_services_that_systemd_understands() {
     for script in ["postinst", "prerm"] {
         let _ = call("sh", &["-n", tree.join("DEBIAN").join(script).to_str().unwrap()]).succeeded();
     }
+    makes_the_user_and_its_folders(&tree, &folder.path().join("programs"));
 
     // The services lie beside the targets of this machine, which they name.
     let units = tree.join("usr/lib/systemd/system");

@@ -7,7 +7,7 @@ use dipaco_telemetry::{LiveRun, LiveSource};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::{EventTail, RunHistory, Watched, metrics, page};
+use crate::{EventTail, RunHistory, Watched, WorkerHistory, metrics, page};
 
 /// A coordinator seen from outside.
 pub struct Monitor {
@@ -45,13 +45,9 @@ impl Monitor {
         }
         let mut history = sum.clone();
         drop(guard);
-        // No event says so: a coordinator that was killed wrote nothing. Times of this form sort as text.
-        for worker in history.workers.values_mut() {
-            if worker.connected && worker.last < self.began {
-                (worker.connected, worker.silent) = (false, false);
-                "the coordinator has started again".clone_into(&mut worker.reason);
-            }
-        }
+        // No event says so before the run is taken over. Times of this form sort as text.
+        let earlier = history.workers.values_mut().filter(|worker| worker.last < self.began);
+        earlier.for_each(WorkerHistory::leave_earlier_coordinator);
         history
     }
 }

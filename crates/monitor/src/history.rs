@@ -76,6 +76,17 @@ impl WorkerHistory {
             (false, _) => format!("left: {}", self.reason),
         }
     }
+
+    fn leave(&mut self, reason: String) {
+        (self.connected, self.silent, self.reason) = (false, false, reason);
+    }
+
+    /// The worker leaves if it was connected to an earlier coordinator.
+    pub(crate) fn leave_earlier_coordinator(&mut self) {
+        if self.connected {
+            self.leave("the coordinator has started again".to_owned());
+        }
+    }
 }
 
 /// The sum of a run's events.
@@ -126,14 +137,17 @@ impl RunHistory {
         self.cost = self.meter.add(&record);
         let EventRecord { time, event } = record;
         match event {
+            // A coordinator that was killed did not say that its workers left.
+            Event::CoordinatorStarted { .. } => {
+                self.workers.values_mut().for_each(WorkerHistory::leave_earlier_coordinator);
+            }
             Event::WorkerJoined { worker, numerics } => {
                 let worker = self.worker(worker, &time);
                 worker.numerics = numerics;
                 (worker.connected, worker.silent, worker.reason) = (true, false, String::new());
             }
             Event::WorkerLeft { worker, reason } => {
-                let worker = self.worker(worker, &time);
-                (worker.connected, worker.silent, worker.reason) = (false, false, reason);
+                self.worker(worker, &time).leave(reason);
             }
             Event::PathCompleted {
                 path, round, worker, loss, heldout_loss, seconds, waited_seconds, ..
@@ -279,6 +293,19 @@ mod tests {
         assert_eq!(state(&events), "left: its machine is gone");
         events.push(joined("a"));
         assert_eq!(state(&events), "connected");
+    }
+
+    #[test]
+    fn the_workers_of_a_killed_coordinator_have_left_until_they_join_the_next_one() {
+        let left = Event::WorkerLeft { worker: "c".to_owned(), reason: "its machine is gone".to_owned() };
+        let expired = Event::LeaseExpired { path: PathId(0), round: 0, worker: "b".to_owned(), fence: 1 };
+        let started = Event::CoordinatorStarted { rounds: 1 };
+        let history = history([joined("a"), joined("b"), joined("c"), left, expired, started, joined("a")]);
+        let state = |worker: &str| history.workers[worker].state();
+        assert_eq!([state("a"), state("b")], ["connected", "left: the coordinator has started again"]);
+        assert_eq!(state("c"), "left: its machine is gone");
+        assert_eq!(history.workers["b"].last, "2026-01-01T00:00:04.000Z", "its own last event");
+        assert_eq!(history.with_other_numerics("another"), 1);
     }
 
     #[test]

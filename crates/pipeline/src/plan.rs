@@ -1,7 +1,8 @@
 //! `dipaco plan`: the settings of a run beside those of the literature.
 
-use dipaco_config::RunConfig;
-use dipaco_plan::{Plan, PlannedLevel, Setting, WorkerFleet, WorkerLink};
+use dipaco_config::{PathsPerRound, RunConfig};
+use dipaco_plan::{Plan, PlannedLevel, PlannedRounds, Setting, WorkerFleet, WorkerLink};
+use dipaco_topology::Topology;
 
 use crate::dry_run::DryRun;
 use crate::error::PipelineError;
@@ -27,8 +28,8 @@ pub struct PlanInputs {
 /// The plan of a run, whose sizes and traffic `sizes` holds.
 ///
 /// # Errors
-/// [`PipelineError::Shards`] when the run's token file is damaged, and [`PipelineError::MeasuredRuns`] when no law can be fitted to
-/// the measured runs.
+/// [`PipelineError::Shards`] when the run's token file is damaged, [`PipelineError::MeasuredRuns`] when no law can be fitted to the
+/// measured runs, and [`PipelineError::Topology`] when the topology does not fit the model.
 pub fn plan(
     run: &RunDirectory,
     config: &RunConfig,
@@ -54,16 +55,14 @@ pub fn plan(
         [] => None,
         files => Some(measured_law(files, &inputs.measured_runs)?),
     };
-    // The mean where the number changes.
-    let rounds_of_paths =
-        config.train.paths_per_round.rounds_of_paths(sizes.paths.into(), config.train.rounds);
+    let trained = Topology::new(&config.topology, config.model.blocks)?.trained_paths().len() as u64;
     Ok(Plan::new(&Setting {
         parameters: sizes.parameters.path,
         paths: sizes.paths.into(),
-        paths_per_round: rounds_of_paths / u64::from(config.train.rounds).max(1),
+        trained_paths: trained,
         levels: levels.collect(),
         seed_steps: config.seed_model.steps,
-        rounds: config.train.rounds.into(),
+        rounds: planned_rounds(config, trained),
         inner_steps: config.train.inner_steps,
         step_tokens: sizes.tokens.step,
         learning_rate: config.train.adamw.learning_rate,
@@ -75,8 +74,67 @@ pub fn plan(
     }))
 }
 
+/// The rounds of a run with this number of paths that train at all.
+fn planned_rounds(config: &RunConfig, trained: u64) -> Vec<PlannedRounds> {
+    let (changes, rounds) = (config.train.paths_per_round.changes(), config.train.rounds);
+    let ends = changes.iter().skip(1).map(|&(before, _)| before.min(rounds)).chain([rounds]);
+    let part = |(&(before, paths), end): (&(u32, u32), u32)| PlannedRounds {
+        rounds: end.saturating_sub(before).into(),
+        paths: PathsPerRound::Always(paths).most(trained),
+    };
+    changes.iter().zip(ends).map(part).collect()
+}
+
 /// The outer learning rate of a level as it acts on the mean of its outer gradients.
 fn outer_rate(config: &RunConfig, level: u16, paths: u32) -> f64 {
     let outer = config.outer.of_level(level);
     outer.nesterov.learning_rate * f64::from(outer.rescale.factor(paths as usize))
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_plan::TimePlan;
+    use dipaco_topology::{AddedPaths, PathId};
+
+    use super::*;
+
+    fn config() -> RunConfig {
+        let mut config = RunConfig::default();
+        config.model.vocab_size = 4096;
+        config
+    }
+
+    /// The time of one worker that takes a second for a step.
+    fn time(config: &RunConfig) -> TimePlan {
+        let sizes = DryRun::new(config, String::new(), 1, 1, None).unwrap();
+        let inputs = PlanInputs {
+            corpus_tokens: Some(1_000_000),
+            tokens_per_second: Some(sizes.tokens.step as f64),
+            ..PlanInputs::default()
+        };
+        plan(&RunDirectory::new("none"), config, &sizes, inputs).unwrap().time.unwrap()
+    }
+
+    #[test]
+    fn every_round_takes_the_time_of_the_paths_that_train_in_it() {
+        let mut config = config();
+        config.train.paths_per_round = PathsPerRound::Changing(vec![(0, 1), (5, 2)]);
+        // Five rounds of one path and five of two, of 30 steps each.
+        assert_eq!(time(&config).training_seconds, 15.0 * 30.0);
+        assert!((time(&config).worker_hours - 15.0 * 30.0 / 3600.0).abs() < 1e-9);
+        config.train.paths_per_round = PathsPerRound::Changing(vec![(0, 0), (9, 3)]);
+        assert_eq!(time(&config).training_seconds, (9.0 * 4.0 + 3.0) * 30.0);
+    }
+
+    #[test]
+    fn the_kept_paths_of_an_extended_run_take_no_time() {
+        let mut config = config();
+        let grid = Topology::new(&config.topology, config.model.blocks).unwrap();
+        let added = AddedPaths { like: vec![PathId(0), PathId(3)], ..AddedPaths::default() };
+        config.topology = grid.with_paths(&config.topology, &added).unwrap().config;
+        assert_eq!((config.topology.kept_paths, config.topology.paths.len()), (4, 6));
+        let time = time(&config);
+        assert_eq!((time.paths_per_worker, time.training_seconds), (2, 10.0 * 2.0 * 30.0));
+        assert!((time.worker_hours - 600.0 / 3600.0).abs() < 1e-9);
+    }
 }

@@ -1,6 +1,8 @@
 //! The lock that keeps trainings and rollbacks of a run apart.
 
 use std::fs::{File, TryLockError};
+use std::io;
+use std::path::Path;
 
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
@@ -46,7 +48,7 @@ impl RunLock {
             let path = path.clone();
             move |source| PipelineError::Io { action, path, source }
         };
-        let file = File::create(&path).map_err(failed("create"))?;
+        let file = open(&path).map_err(failed("create"))?;
         match lock(&file) {
             Ok(()) => Ok(Self { _file: file }),
             Err(TryLockError::WouldBlock) => {
@@ -57,9 +59,31 @@ impl RunLock {
     }
 }
 
+/// Opens the file of the lock, which has no content.
+fn open(path: &Path) -> io::Result<File> {
+    // Linux locks files on NFS as fcntl does: a shared lock takes a file that can be read, an exclusive one a file that can be
+    // written.
+    File::options().read(true).write(true).create(true).truncate(false).open(path)
+}
+
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{OFlags, fcntl_getfl};
+
     use super::*;
+
+    #[test]
+    fn the_file_of_a_lock_is_open_as_nfs_asks_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path());
+        let flags = |lock: RunLock| fcntl_getfl(&lock._file).unwrap();
+        let shared = RunLock::for_training(&run).unwrap().map(flags).unwrap();
+        let exclusive = flags(RunLock::for_rollback(&run).unwrap());
+        assert!(
+            shared.contains(OFlags::RDWR) && exclusive.contains(OFlags::RDWR),
+            "{shared:?} {exclusive:?}"
+        );
+    }
 
     #[test]
     fn a_run_is_taken_back_only_while_nobody_trains_it() {

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::law::{self, OutOfRange, Prediction, TOKENS_PER_PARAMETER};
 use crate::measured::{MeasuredLaw, MeasuredPrediction, RunSize};
-use crate::time::{TimePlan, WorkerFleet};
+use crate::time::{PlannedRounds, TimePlan, WorkerFleet, over_rounds};
 
 /// Share of the seed in the steps of the paper: 24,000 of 88,000 (arXiv:2403.10616 figure 8).
 const SEED_SHARE: f64 = 24.0 / 88.0;
@@ -35,14 +35,14 @@ pub struct Setting {
     pub parameters: u64,
     /// Number of paths.
     pub paths: u64,
-    /// Number of paths that train in a round.
-    pub paths_per_round: u64,
+    /// Number of paths that train. The kept paths of an extended run do not.
+    pub trained_paths: u64,
     /// The levels.
     pub levels: Vec<PlannedLevel>,
     /// Inner steps of the seed.
     pub seed_steps: u64,
-    /// Rounds.
-    pub rounds: u64,
+    /// The rounds, in order, with the number of paths that train in them.
+    pub rounds: Vec<PlannedRounds>,
     /// H, the inner steps of a round.
     pub inner_steps: u64,
     /// Tokens of an inner step of a path.
@@ -134,16 +134,17 @@ impl Plan {
     /// The plan of a run.
     #[must_use]
     pub fn new(setting: &Setting) -> Self {
-        // A path trains in its share of the rounds.
-        let share = setting.paths_per_round as f64 / setting.paths.max(1) as f64;
-        let steps = (setting.rounds.saturating_mul(setting.inner_steps) as f64 * share.min(1.0)) as u64;
+        let rounds = over_rounds(&setting.rounds, |_| 1);
+        // Paths may rest in some rounds: the mean of those that train.
+        let rounds_of_paths = over_rounds(&setting.rounds, |paths| paths);
+        let steps = rounds_of_paths.saturating_mul(setting.inner_steps) / setting.trained_paths.max(1);
         let path_tokens = steps.saturating_mul(setting.step_tokens);
         let parameters = setting.parameters as f64;
         let training = TrainingPlan {
             path_tokens,
             tokens_per_parameter: path_tokens as f64 / parameters.max(1.0),
             seed_share: setting.seed_steps as f64 / (setting.seed_steps.saturating_add(steps)).max(1) as f64,
-            rounds: setting.rounds,
+            rounds,
         };
         let shard = setting.corpus_tokens.map(|tokens| {
             let tokens =
@@ -152,10 +153,10 @@ impl Plan {
         });
         let levels: Vec<LevelPlan> =
             setting.levels.iter().map(|level| self::level(parameters, level)).collect();
-        let time = setting.workers.as_ref().map(|workers| {
-            let paths = setting.paths_per_round;
-            TimePlan::new(paths, setting.rounds, setting.inner_steps, setting.step_tokens, workers)
-        });
+        let time = setting
+            .workers
+            .as_ref()
+            .map(|workers| TimePlan::new(&setting.rounds, setting.inner_steps, setting.step_tokens, workers));
         let measured = setting.measured.clone().map(|law| {
             let size = RunSize { parameters: setting.parameters, paths: setting.paths, tokens: path_tokens };
             let predicted = law.predict(size);
@@ -177,10 +178,10 @@ impl Plan {
 
     fn find_warnings(&self, setting: &Setting) -> Vec<String> {
         let mut warnings = Vec::new();
-        if setting.rounds < FEW_ROUNDS && setting.paths > 1 {
+        let rounds = self.training.rounds;
+        if rounds < FEW_ROUNDS && setting.paths > 1 {
             warnings.push(format!(
-                "{} outer steps are few: the papers take 128 to 427, and the outer momentum needs about 10 to build up",
-                setting.rounds
+                "{rounds} outer steps are few: the papers take 128 to 427, and the outer momentum needs about 10 to build up"
             ));
         }
         let share = self.training.seed_share;
@@ -267,10 +268,10 @@ mod tests {
         Setting {
             parameters: 151_181_184,
             paths: 64,
-            paths_per_round: 64,
+            trained_paths: 64,
             levels: vec![PlannedLevel { paths_per_module: 8, outer_rate: 0.7 * 8f64.sqrt() }; 2],
             seed_steps: 24_000,
-            rounds: 427,
+            rounds: vec![PlannedRounds { rounds: 427, paths: 64 }],
             inner_steps: 150,
             step_tokens: 512 * 1024,
             learning_rate: 4e-4,
@@ -299,7 +300,8 @@ mod tests {
 
     #[test]
     fn a_path_that_rests_in_three_of_four_rounds_reads_a_quarter() {
-        let plan = Plan::new(&Setting { paths_per_round: 16, ..paper() });
+        let rounds = vec![PlannedRounds { rounds: 427, paths: 16 }];
+        let plan = Plan::new(&Setting { rounds, ..paper() });
         assert!((plan.shard.unwrap().epochs - 13.8 / 4.0).abs() < 0.05);
         assert!((plan.training.tokens_per_parameter - 222.0 / 4.0).abs() < 0.3);
     }
@@ -337,5 +339,35 @@ mod tests {
         // 40 s down and 40 s up in each round.
         assert!((time.transfer_seconds.unwrap() - 427.0 * 80.0).abs() < 1e-6);
         assert_eq!(time.inner_steps_for_90_percent, Some(180.0));
+    }
+
+    #[test]
+    fn the_time_follows_a_number_of_paths_that_changes() {
+        let workers = WorkerFleet {
+            workers: 2,
+            tokens_per_second: 1000.0,
+            bytes_down: 2_000_000,
+            bytes_up: 500_000,
+            link: Some(WorkerLink { down: 1e6, up: 1e6 }),
+        };
+        let part = |rounds, paths| PlannedRounds { rounds, paths };
+        let plan = Plan::new(&Setting {
+            paths: 18,
+            trained_paths: 4,
+            rounds: vec![part(5, 1), part(4, 4), part(1, 3)],
+            inner_steps: 30,
+            step_tokens: 2000,
+            workers: Some(workers),
+            ..paper()
+        });
+        // 24 rounds of paths; six for each of them.
+        assert_eq!((plan.training.rounds, plan.training.path_tokens), (10, 6 * 30 * 2000));
+        let time = plan.time.unwrap();
+        // A round of a path takes a minute. The busiest worker has one path in five rounds, and two in the others.
+        assert_eq!((time.paths_per_worker, time.training_seconds), (2, 15.0 * 60.0));
+        assert!((time.worker_hours - 24.0 / 60.0).abs() < 1e-9);
+        // 10 s for each of its paths in each round.
+        assert!((time.transfer_seconds.unwrap() - 150.0).abs() < 1e-9);
+        assert_eq!(time.inner_steps_for_90_percent, Some(45.0));
     }
 }

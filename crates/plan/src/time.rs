@@ -5,6 +5,20 @@ use serde::Serialize;
 /// Seconds of training per second of transfer of a worker that trains for 90 % of the time.
 const TRAINING_PER_TRANSFER: f64 = 9.0;
 
+/// Rounds in which equally many paths train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedRounds {
+    /// Number of rounds.
+    pub rounds: u64,
+    /// Number of paths that train in each of them.
+    pub paths: u64,
+}
+
+/// The sum over all rounds of a number that depends on the paths of a round.
+pub(crate) fn over_rounds(rounds: &[PlannedRounds], of_paths: impl Fn(u64) -> u64) -> u64 {
+    rounds.iter().map(|part| part.rounds.saturating_mul(of_paths(part.paths))).fold(0, u64::saturating_add)
+}
+
 /// The workers of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerFleet {
@@ -12,9 +26,9 @@ pub struct WorkerFleet {
     pub workers: u64,
     /// Training tokens per second of one worker.
     pub tokens_per_second: f64,
-    /// Bytes that the busiest worker downloads per round.
+    /// Bytes that the busiest worker downloads in a round with the most paths.
     pub bytes_down: u64,
-    /// Bytes that the busiest worker uploads per round.
+    /// Bytes that it uploads in such a round.
     pub bytes_up: u64,
     /// The link of each worker; absent if it is not known.
     pub link: Option<WorkerLink>,
@@ -32,7 +46,7 @@ pub struct WorkerLink {
 /// The time of a training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TimePlan {
-    /// Paths that the busiest worker trains in a round.
+    /// Paths that the busiest worker trains in a round with the most paths.
     pub paths_per_worker: u64,
     /// Seconds of the inner steps of all rounds.
     pub training_seconds: f64,
@@ -45,27 +59,30 @@ pub struct TimePlan {
 }
 
 impl TimePlan {
-    /// The time of `rounds` rounds of `inner_steps` steps of `step_tokens` tokens, for each of `paths` paths.
+    /// The time of `rounds` of `inner_steps` steps of `step_tokens` tokens for each path.
     pub(crate) fn new(
-        paths: u64,
-        rounds: u64,
+        rounds: &[PlannedRounds],
         inner_steps: u64,
         step_tokens: u64,
         workers: &WorkerFleet,
     ) -> Self {
-        let paths_per_worker = paths.div_ceil(workers.workers.max(1));
+        let busiest = |paths: u64| paths.div_ceil(workers.workers.max(1));
+        let paths_per_worker = rounds.iter().map(|part| busiest(part.paths)).max().unwrap_or(0);
+        let rounds_of_busiest = over_rounds(rounds, busiest) as f64;
         let step = step_tokens as f64 / workers.tokens_per_second;
-        let all_paths = paths_per_worker as f64 * step;
-        let transfer = workers
-            .link
-            .map(|link| 8.0 * (workers.bytes_down as f64 / link.down + workers.bytes_up as f64 / link.up));
+        let round = inner_steps as f64 * step;
+        // Of one path, as are `step` and `round`. Each path of a worker has the same bytes.
+        let transfer = workers.link.map(|link| {
+            let all = 8.0 * (workers.bytes_down as f64 / link.down + workers.bytes_up as f64 / link.up);
+            all / paths_per_worker.max(1) as f64
+        });
         Self {
             paths_per_worker,
-            training_seconds: rounds as f64 * inner_steps as f64 * all_paths,
-            worker_hours: paths as f64 * rounds as f64 * inner_steps as f64 * step / 3600.0,
-            transfer_seconds: transfer.map(|seconds| seconds * rounds as f64),
+            training_seconds: rounds_of_busiest * round,
+            worker_hours: over_rounds(rounds, |paths| paths) as f64 * round / 3600.0,
+            transfer_seconds: transfer.map(|seconds| seconds * rounds_of_busiest),
             inner_steps_for_90_percent: transfer
-                .map(|seconds| (TRAINING_PER_TRANSFER * seconds / all_paths).ceil()),
+                .map(|seconds| (TRAINING_PER_TRANSFER * seconds / step).ceil()),
         }
     }
 }

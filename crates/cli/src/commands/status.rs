@@ -93,7 +93,7 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
     };
     if options.data {
         let training = manifest.training.as_ref().ok_or(PipelineError::NotTrained)?;
-        let accounts = Accounts::new(training, &config);
+        let accounts = Accounts::new(training, &config)?;
         return if options.json {
             output::print_json(&accounts)
         } else {

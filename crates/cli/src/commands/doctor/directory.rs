@@ -79,14 +79,20 @@ fn write_rename_lock(folder: &Path) -> Result<(), (&'static str, io::Error)> {
     if fs::read(&new).map_err(failed("read"))? != b"after" {
         return Err(("renamed", io::Error::other("the old content is still there")));
     }
-    let (first, second) =
-        (File::open(&new).map_err(failed("read"))?, File::open(&new).map_err(failed("read"))?);
+    let open = || open_to_lock(&new).map_err(failed("opened"));
+    let (first, second) = (open()?, open()?);
     first.try_lock().map_err(|error| ("locked", error.into()))?;
     match second.try_lock() {
         Err(TryLockError::WouldBlock) => Ok(()),
         Err(TryLockError::Error(error)) => Err(("locked", error)),
         Ok(()) => Err(("locked", io::Error::other("a second lock was granted"))),
     }
+}
+
+fn open_to_lock(path: &Path) -> io::Result<File> {
+    // Linux locks files on NFS as fcntl does: a shared lock takes a file that can be read, an exclusive one a file that can be
+    // written.
+    File::options().read(true).write(true).open(path)
 }
 
 fn hdf5_file(folder: &Path) -> Finding {
@@ -107,4 +113,19 @@ fn round_trip(path: &Path) -> hdf5::Result<bool> {
     file.new_dataset_builder().with_data(tokens.as_slice()).create("tokens")?;
     file.close()?;
     Ok(hdf5::File::open(path)?.dataset("tokens")?.read_raw::<u16>()? == tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{OFlags, fcntl_getfl};
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_locked_as_nfs_asks_for() {
+        let folder = tempfile::tempdir().unwrap();
+        write_rename_lock(folder.path()).unwrap();
+        let flags = fcntl_getfl(open_to_lock(&folder.path().join("new")).unwrap()).unwrap();
+        assert!(flags.contains(OFlags::RDWR), "{flags:?}");
+    }
 }

@@ -1,8 +1,11 @@
 //! `dipaco status --data`: the text that each path has used, and its share in the weights.
 
 use dipaco_config::RunConfig;
+use dipaco_protocol::{PlanError, WorkerPlan};
 use dipaco_store::{PathRecord, TrainingRecord};
+use dipaco_sync::Schedule;
 use dipaco_telemetry::{Align, Table, human};
+use dipaco_topology::PathId;
 use serde::Serialize;
 
 /// The accounts of all paths.
@@ -17,7 +20,7 @@ pub(super) struct Accounts {
 #[derive(Debug, Serialize)]
 struct Account {
     path: u32,
-    /// Inner steps of complete leases.
+    /// Inner steps of complete leases, without those of rounds in which the path rests.
     steps: u64,
     /// Sequences drawn from the shard in this phase. They are drawn in turn: every sequence is used once before any is used
     /// again.
@@ -33,18 +36,27 @@ struct Account {
 }
 
 impl Accounts {
-    pub(super) fn new(training: &TrainingRecord, config: &RunConfig) -> Self {
-        let account = |(path, record)| Account::new(path, record, training, config);
+    pub(super) fn new(training: &TrainingRecord, config: &RunConfig) -> Result<Self, PlanError> {
+        let schedule = WorkerPlan::new(config).schedule()?;
+        let account = |(path, record)| Account::new(path, record, training, config, &schedule);
         let paths: Vec<_> = (0..).zip(&training.paths).map(account).collect();
         let wrong = paths.iter().filter(|account| !account.balanced).map(|account| account.path).collect();
-        Self { paths, wrong }
+        Ok(Self { paths, wrong })
     }
 }
 
 impl Account {
-    fn new(path: u32, record: &PathRecord, training: &TrainingRecord, config: &RunConfig) -> Self {
-        let steps = record.steps;
+    fn new(
+        path: u32,
+        record: &PathRecord,
+        training: &TrainingRecord,
+        config: &RunConfig,
+        schedule: &Schedule,
+    ) -> Self {
         let begin = training.phase_begin_step();
+        // The record's steps go on while the path rests.
+        let taken_since = |step| schedule.trained(PathId(path), step, record.steps);
+        let steps = taken_since(0);
         // A frozen level has no outer gradients, and nobody trains a kept path.
         let kept = path < config.topology.kept_paths;
         let fragments = config.sync.fragments.max(1) as usize;
@@ -60,7 +72,8 @@ impl Account {
             .for_each(|(level, fragment, steps)| *by_fragment.entry((level, fragment)).or_insert(0) += steps);
         // A lease that is out may have sent gradients of steps beyond the last complete lease.
         let ahead = config.sync.overlap_steps.max(config.train.inner_steps);
-        let at_end = steps == u64::from(training.phase_end()) * training.inner_steps || steps == begin;
+        let end = u64::from(training.phase_end()) * training.inner_steps;
+        let at_end = record.steps == end || record.steps == begin;
         let behind = if at_end { 0 } else { config.train.inner_steps };
         // The steps of a path in quarantine go on without training.
         let quarantined = record.quarantine.is_some();
@@ -68,7 +81,7 @@ impl Account {
         Self {
             path,
             steps,
-            sequences: if kept { 0 } else { steps.saturating_sub(begin) * config.train.batch as u64 },
+            sequences: if kept { 0 } else { taken_since(begin) * config.train.batch as u64 },
             counted_steps: [least, most],
             waiting_steps: by_fragment.into_values().max().unwrap_or(0),
             counted_tokens: record.counted.iter().map(|counted| counted.tokens).max().unwrap_or(0),
@@ -109,5 +122,45 @@ impl std::fmt::Display for Accounts {
             [] => writeln!(f, "every inner step counts once"),
             wrong => writeln!(f, "does not balance: paths {wrong:?}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_config::PathsPerRound;
+    use dipaco_store::CountRecord;
+
+    use super::*;
+
+    #[test]
+    fn rounds_in_which_a_path_rests_are_no_steps_of_it() {
+        let mut config = RunConfig::default();
+        (config.train.rounds, config.train.paths_per_round) = (6, PathsPerRound::Always(2));
+        let (inner_steps, batch) = (config.train.inner_steps, config.train.batch as u64);
+        let schedule = WorkerPlan::new(&config).schedule().unwrap();
+        let end = schedule.total();
+        let took = |path| schedule.trained(PathId(path), 0, end);
+        let record = |path| PathRecord {
+            steps: end,
+            counted: vec![CountRecord { steps: took(path), tokens: 1 }; 2],
+            ..PathRecord::default()
+        };
+        let mut training = TrainingRecord {
+            rounds: config.train.rounds,
+            inner_steps,
+            paths: (0..4).map(record).collect(),
+            ..TrainingRecord::default()
+        };
+        let accounts = Accounts::new(&training, &config).unwrap();
+        assert!(accounts.wrong.is_empty(), "{accounts}");
+        for account in &accounts.paths {
+            let steps = took(account.path);
+            assert_eq!((account.steps, account.sequences), (steps, steps * batch), "path {}", account.path);
+        }
+        assert_eq!(accounts.paths.iter().map(|account| account.steps).sum::<u64>(), 6 * 2 * inner_steps);
+
+        let most = (0..4).max_by_key(|&path| took(path)).unwrap();
+        training.paths[most as usize].counted[0].steps -= inner_steps;
+        assert_eq!(Accounts::new(&training, &config).unwrap().wrong, [most], "an outer gradient is lost");
     }
 }
