@@ -172,6 +172,27 @@ fn a_worker_without_a_coordinator_asks_to_be_started_again_later() {
 }
 
 #[test]
+fn a_coordinator_that_cannot_take_the_run_over_leaves_the_tokens_as_they_are() {
+    let run = untrained();
+    let mut first = run.coordinator("--listen 127.0.0.1:0");
+    first.line_with("listening for workers");
+    kill(first);
+    let tokens = || {
+        ["join", "synchronizer"]
+            .map(|name| std::fs::read_to_string(run.file(&format!("secrets/{name}.token"))).unwrap())
+    };
+    let before = tokens();
+    // The name of the next manifest is taken, as if another coordinator were faster each time.
+    let manifests = run.file("store/manifest");
+    let names = std::fs::read_dir(&manifests).unwrap().map(|entry| entry.unwrap().file_name());
+    let newest = names.filter_map(|name| name.to_str()?.strip_suffix(".json")?.parse::<u64>().ok()).max();
+    std::fs::create_dir(manifests.join(format!("{:020}.json", newest.unwrap() + 1))).unwrap();
+    let second = run.coordinator("--listen 127.0.0.1:0 --resume");
+    let _ = second.finish().failed(3, &["was replaced by another writer"]);
+    assert_eq!(tokens(), before);
+}
+
+#[test]
 fn synchronizer_processes_may_be_killed_and_give_the_same_bits() {
     let run = untrained();
     let mut coordinator = run.coordinator("--listen 127.0.0.1:0");

@@ -138,6 +138,7 @@ fn a_training_can_be_watched_by_probes_prometheus_and_people_also_after_a_restar
     let mut first = run.coordinator(&start);
     let http = address(&mut first);
     assert_eq!(get(&http, "/health").status, 200);
+    first.line_with("listening for workers");
     let workers = ["<i>a", "b"].map(|name| run.worker(name));
     for _ in 0..6 {
         first.line_with(" committed ");
@@ -209,6 +210,7 @@ fn a_killed_worker_is_seen_within_the_time_of_a_lease() {
     let settings = format!("--set train.lease_seconds={} --set train.inner_steps=100000", LEASE.as_secs());
     let mut coordinator = run.coordinator(&format!("--listen 127.0.0.1:0 --http 0 {settings}"));
     let http = address(&mut coordinator);
+    coordinator.line_with("listening for workers");
     let worker = run.worker("a");
     let status = || get(&http, "/status.json").json();
     let leases = |status: &serde_json::Value| {

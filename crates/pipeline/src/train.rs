@@ -1,5 +1,6 @@
 //! Training the paths of a run: the coordinator in this process, workers in processes of their own.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,12 +10,12 @@ use dipaco_config::RunConfig;
 use dipaco_monitor::{Monitor, TensorBoard, follow};
 use dipaco_net::{Clock, Limits, RunAuthority, Server};
 use dipaco_path::DeviceChoice;
-use dipaco_store::{RunManifest, RunStore};
+use dipaco_store::{RunManifest, RunStore, TrainingRecord};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::Topology;
 use dipaco_train::{
     CoordinatorError, CoordinatorOptions, CoordinatorSummary, Revocations, coordinate, recover,
-    rising_losses, small_shards, start_training, training_origin,
+    rising_losses, small_shards, start_training, take_over, training_origin,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -71,25 +72,22 @@ pub async fn train(
     let stop = cancel.clone();
     let store = open_store_of_long_work(run, move || stop.is_cancelled()).await?;
     let _lock = RunLock::for_training(run)?;
-    if options.resume {
-        // First, because a damaged run goes back to a checkpoint and is then no longer complete.
-        recover(&store, progress).await?;
-    }
-    let saved = manifest_in(&store).await?;
-    if let Some(summary) = saved.as_ref().map_or(Ok(None), |saved| finished(saved, config))? {
+    // Before the recovery, which reads all objects: a complete run keeps no checkpoint to go back to.
+    if let Some(saved) = manifest_in(&store).await?
+        && let Some(summary) = finished(&saved, config)?
+    {
         return Ok(summary);
     }
-    let phase = saved.map_or(0, |saved| saved.phase());
-    let started = start_training(&store, config, shard_records(run, phase, config)?, options.resume).await?;
-    if let Some(training) = &started.manifest.training {
-        let rounds = training.phase_end() - training.phase_begin();
-        if let Some(warning) = small_shards(&training.shards, config, rounds) {
-            tracing::warn!("{warning}");
-        }
+    if options.resume {
+        recover(&store, progress).await?;
     }
+    // Read again, because the run may have gone back to an earlier phase.
+    let phase = manifest_in(&store).await?.map_or(0, |saved| saved.phase());
+    let started = start_training(&store, config, shard_records(run, phase, config)?, options.resume).await?;
+    warn_of_settings(started.manifest.training.as_ref(), config);
     raise_open_files();
     let authority = Arc::new(authority(run, &started.manifest.run, SystemTime::now())?);
-    let server = listen(run, &authority, config.train.max_workers, options)?;
+    let server = bind(run, &authority, config.train.max_workers, options.listen)?;
     let events = Events::create(&run.events())?;
     let (monitor, watching) = (Monitor::new(&run.events()), CancellationToken::new());
     // Ends with this function, however it ends.
@@ -101,6 +99,11 @@ pub async fn train(
         .tensorboard
         .as_deref()
         .map(|folder| tokio::spawn(follow(TensorBoard::new(&run.events(), folder), watching.clone())));
+    let local = useful_workers(config, options.workers)?;
+    let mut validation = Validation::begin(run, config)?;
+    // A coordinator that already runs goes on, with its address in the tokens, unless this one can take its place.
+    let started = take_over(&store, started).await?;
+    announce(run, &authority, &server, &options.advertise)?;
     let setup = CoordinatorOptions {
         config: config.clone(),
         store: store.clone(),
@@ -114,8 +117,7 @@ pub async fn train(
         progress: progress.clone(),
         observe: Some(Box::new(move |live| monitor.watch(live))),
     };
-    let local = useful_workers(config, options.workers)?;
-    // After the socket and the join token, which the worker processes look for at once.
+    // After the join token, which the worker processes read at once.
     let mut workers = Workers::start(WorkerSetup {
         run: run.clone(),
         program: options.program.clone(),
@@ -123,20 +125,16 @@ pub async fn train(
         threads: threads_per_worker(config, local),
         device: options.device,
     })?;
-    let mut validation = Validation::begin(run, config)?;
-    let mut result = tokio::select! {
+    let result = tokio::select! {
         result = coordinate(setup, server, cancel.clone()) => result.map_err(PipelineError::from),
         result = workers.watch() => result,
-        Err(error) = validate_in_turn(validation.as_mut()) => Err(error),
+        never = validate_in_turn(validation.as_mut()) => match never {},
     };
     workers.stop().await;
-    let finished = result.as_ref().is_ok_and(|summary| summary.finished);
-    if let Some(validation) = validation.as_mut().filter(|_| finished) {
+    if let (Some(validation), Ok(CoordinatorSummary { finished: true, .. })) = (&mut validation, &result) {
+        // The workers have ended, so their cores and GPUs are free.
         tokio::select! {
-            // The workers have ended, so their cores and GPUs are free.
-            measured = validation.of_last_round(options.device, progress) => {
-                result = measured.and(result);
-            }
+            () = validation.of_last_round(options.device, progress) => {}
             () = cancel.cancelled() => {}
         }
     }
@@ -151,10 +149,24 @@ pub async fn train(
 }
 
 /// Runs [`Validation::in_turn`]. Without a validation it never returns.
-async fn validate_in_turn(validation: Option<&mut Validation<'_>>) -> Result<(), PipelineError> {
+async fn validate_in_turn(validation: Option<&mut Validation<'_>>) -> Infallible {
     match validation {
         Some(validation) => validation.in_turn().await,
         None => std::future::pending().await,
+    }
+}
+
+/// Warns of shards that are read too often, and tells of early stopping that hardly measures.
+fn warn_of_settings(training: Option<&TrainingRecord>, config: &RunConfig) {
+    let small = training.and_then(|training| {
+        small_shards(&training.shards, config, training.phase_end() - training.phase_begin())
+    });
+    if let Some(warning) = small {
+        tracing::warn!("{warning}");
+    }
+    // A choice that only `--early-stopping` makes later, so no warning.
+    if let Some(note) = config.early_stopping_note() {
+        tracing::info!("{note}");
     }
 }
 
@@ -225,12 +237,12 @@ pub fn threads_per_worker(config: &RunConfig, workers: usize) -> usize {
     }
 }
 
-/// Binds the coordinator's socket and writes the tokens of workers and synchronizers.
-fn listen(
+/// Binds the coordinator's socket.
+fn bind(
     run: &RunDirectory,
     authority: &Arc<RunAuthority>,
     max_workers: usize,
-    options: &TrainOptions,
+    listen: SocketAddr,
 ) -> Result<Server, PipelineError> {
     let now = SystemTime::now();
     let (directory, source) = (run.clone(), authority.clone());
@@ -241,15 +253,24 @@ fn listen(
         }
         source.server(now, TOKEN_LIFETIME)
     });
-    let server = Server::bind(options.listen, &identity, Limits::for_peers(max_workers))?;
-    let bound = server.local_addr().port();
-    let advertised = options.advertise.iter();
-    let mut addresses: Vec<_> = advertised.map(|address| with_bound_port(address, bound)).collect();
+    Ok(Server::bind(listen, &identity, Limits::for_peers(max_workers))?)
+}
+
+/// Writes the tokens of workers and synchronizers, with the coordinator's addresses.
+fn announce(
+    run: &RunDirectory,
+    authority: &RunAuthority,
+    server: &Server,
+    advertise: &[String],
+) -> Result<(), PipelineError> {
+    let address = server.local_addr();
+    let mut addresses: Vec<_> =
+        advertise.iter().map(|advertised| with_bound_port(advertised, address.port())).collect();
     if addresses.is_empty() {
-        addresses.push(server.local_addr().to_string());
+        addresses.push(address.to_string());
     }
-    write_tokens(run, authority, &addresses, now)?;
+    write_tokens(run, authority, &addresses, SystemTime::now())?;
     let token = run.join_token();
-    tracing::info!(address = %server.local_addr(), token = %token.display(), "listening for workers");
-    Ok(server)
+    tracing::info!(%address, token = %token.display(), "listening for workers");
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! Validation during training: the routed model on the run's validation text, every few rounds and after the last. Training
 //! does not wait.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,9 +49,9 @@ impl<'a> Validation<'a> {
         Ok(Some(Self { run, config, events, begun: Instant::now(), validated: 0 }))
     }
 
-    /// Measures when another `train.validate_every` rounds are complete. Returns only when the event file can't be written.
-    /// It takes one thread, so that the workers of this machine keep theirs.
-    pub(crate) async fn in_turn(&mut self) -> Result<(), PipelineError> {
+    /// Measures when another `train.validate_every` rounds are complete. It takes one thread, so that the workers of this
+    /// machine keep theirs.
+    pub(crate) async fn in_turn(&mut self) -> Infallible {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -68,26 +69,22 @@ impl<'a> Validation<'a> {
             let Some(round) = self.due(&training) else { continue };
             // Workers may have the GPUs.
             let means = Means { threads: 1, device: TrainDevice::Cpu, progress: Progress::hidden() };
-            self.validate(&training, round, weights, means).await?;
+            self.validate(&training, round, weights, means).await;
         }
     }
 
     /// Measures the last round of a training that is complete, on all cores of this machine and on `device`.
-    pub(crate) async fn of_last_round(
-        &mut self,
-        device: DeviceChoice,
-        progress: &Progress,
-    ) -> Result<(), PipelineError> {
+    pub(crate) async fn of_last_round(&mut self, device: DeviceChoice, progress: &Progress) {
         let device = match device::open(device) {
             Ok(device) => device,
             Err(error) => {
                 tracing::warn!(%error, "no validation of the last round");
-                return Ok(());
+                return;
             }
         };
-        let Some((training, weights)) = self.open().await else { return Ok(()) };
+        let Some((training, weights)) = self.open().await else { return };
         let means = Means { threads: 0, device, progress: progress.clone() };
-        self.validate(&training, training.rounds_done(), weights, means).await
+        self.validate(&training, training.rounds_done(), weights, means).await;
     }
 
     fn due(&self, training: &TrainingRecord) -> Option<u32> {
@@ -105,21 +102,14 @@ impl<'a> Validation<'a> {
         }
     }
 
-    async fn validate(
-        &mut self,
-        training: &TrainingRecord,
-        round: u32,
-        weights: Weights,
-        means: Means,
-    ) -> Result<(), PipelineError> {
+    async fn validate(&mut self, training: &TrainingRecord, round: u32, weights: Weights, means: Means) {
         self.validated = round;
         match measure(self.run, self.config, weights, means).await {
             Ok(found) => {
-                self.events.write(validated_event(training, round, &found, self.begun.elapsed()))?;
+                self.events.note(validated_event(training, round, &found, self.begun.elapsed()));
             }
             Err(error) => tracing::warn!(round, %error, "no validation of this round"),
         }
-        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use thiserror::Error;
@@ -49,8 +49,56 @@ pub struct Events {
 
 struct Sink {
     path: PathBuf,
-    file: Mutex<File>,
+    lines: Mutex<Lines<File>>,
     clock: Box<dyn RunClock>,
+}
+
+impl Sink {
+    fn lines(&self) -> MutexGuard<'_, Lines<File>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The lines of an event file.
+struct Lines<F> {
+    file: F,
+    /// True if the last write has failed. It may have left a part of a line.
+    failed: bool,
+    /// Events that have been dropped since the last one that was written.
+    dropped: u64,
+}
+
+/// What the log says of a time in which events can't be written.
+#[derive(Debug)]
+enum Outage {
+    Begins(io::Error),
+    Over { dropped: u64 },
+}
+
+impl<F: Read + Write + Seek> Lines<F> {
+    /// Appends a line in a single write.
+    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        if self.failed {
+            end_torn_line(&mut self.file)?;
+        }
+        let written = self.file.write_all(line);
+        self.failed = written.is_err();
+        written
+    }
+
+    /// Appends a line, or drops it. Of each outage the log has one line about its beginning and one about its end.
+    fn note(&mut self, line: io::Result<Vec<u8>>) -> Option<Outage> {
+        match line.and_then(|line| self.append(&line)) {
+            Ok(()) => {
+                let dropped = std::mem::take(&mut self.dropped);
+                (dropped > 0).then_some(Outage::Over { dropped })
+            }
+            Err(error) => {
+                self.dropped += 1;
+                (self.dropped == 1).then_some(Outage::Begins(error))
+            }
+        }
+    }
 }
 
 impl Events {
@@ -70,7 +118,8 @@ impl Events {
         let io = |source| EventsError::Io { path: path.to_owned(), source };
         let mut file = OpenOptions::new().create(true).read(true).append(true).open(path).map_err(io)?;
         end_torn_line(&mut file).map_err(io)?;
-        let sink = Sink { path: path.to_owned(), file: Mutex::new(file), clock };
+        let lines = Mutex::new(Lines { file, failed: false, dropped: 0 });
+        let sink = Sink { path: path.to_owned(), lines, clock };
         Ok(Self { sink: Some(Arc::new(sink)), wire: None })
     }
 
@@ -90,16 +139,39 @@ impl Events {
     ///
     /// # Errors
     /// When the line can't be written, for example on a full disk.
-    pub fn write(&self, mut event: Event) -> Result<(), EventsError> {
+    pub fn write(&self, event: Event) -> Result<(), EventsError> {
         let Some(sink) = &self.sink else { return Ok(()) };
+        let written = self.line(sink, event).and_then(|line| sink.lines().append(&line));
+        written.map_err(|source| EventsError::Io { path: sink.path.clone(), source })
+    }
+
+    /// Appends one event as a line, or drops it if that fails. A long process goes on without its events: it warns once, and
+    /// again when the file can be written.
+    pub fn note(&self, event: Event) {
+        let Some(sink) = &self.sink else { return };
+        let line = self.line(sink, event);
+        let outage = sink.lines().note(line);
+        let file = sink.path.display();
+        match outage {
+            Some(Outage::Begins(error)) => {
+                tracing::warn!(%file, %error, "events are dropped until the event file can be written: check its disk");
+            }
+            Some(Outage::Over { dropped }) => {
+                tracing::warn!(%file, dropped, "the event file can be written again, and lacks some events");
+            }
+            None => {}
+        }
+    }
+
+    /// The line of an event that happens now.
+    fn line(&self, sink: &Sink, mut event: Event) -> io::Result<Vec<u8>> {
         if let (Event::RoundCompleted { wire_bytes, .. }, Some(counter)) = (&mut event, &self.wire) {
             *wire_bytes = Some(counter());
         }
-        let io = |source| EventsError::Io { path: sink.path.clone(), source };
         let time = rfc3339(sink.clock.now());
-        let mut line = serde_json::to_vec(&EventRecord { time, event }).map_err(|error| io(error.into()))?;
+        let mut line = serde_json::to_vec(&EventRecord { time, event })?;
         line.push(b'\n');
-        sink.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line).map_err(io)
+        Ok(line)
     }
 }
 
@@ -110,9 +182,9 @@ fn rfc3339(time: SystemTime) -> String {
     format!("{}T{hour:02}:{minute:02}:{second:02}.{millisecond:03}Z", time.date())
 }
 
-/// Ends an incomplete last line, left by a process that died while writing. The next event would otherwise be appended to
-/// that line and lost.
-fn end_torn_line(file: &mut File) -> io::Result<()> {
+/// Ends an incomplete last line, left by a process that died while writing or by a write that failed. The next event would
+/// otherwise be appended to that line and lost.
+fn end_torn_line(file: &mut (impl Read + Write + Seek)) -> io::Result<()> {
     if file.seek(SeekFrom::End(0))? == 0 {
         return Ok(());
     }
@@ -233,6 +305,62 @@ mod tests {
         let read: Vec<_> = read_events(&path).unwrap().collect();
         assert!(matches!(&read[0], Err(EventsError::Line { line: 1, .. })));
         assert_eq!(read[1].as_ref().unwrap().event, step(1.0));
+    }
+
+    /// A file on a disk with so many bytes left.
+    struct Disk {
+        file: File,
+        room: usize,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if self.room == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let written = self.file.write(&bytes[..bytes.len().min(self.room)])?;
+            self.room -= written;
+            Ok(written)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            self.file.flush()
+        }
+    }
+
+    impl Read for Disk {
+        fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+            self.file.read(bytes)
+        }
+    }
+
+    impl Seek for Disk {
+        fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
+            self.file.seek(place)
+        }
+    }
+
+    #[test]
+    fn a_disk_that_is_full_for_a_while_costs_the_events_of_that_time_and_the_log_says_so_twice() {
+        // The disk becomes full in the middle of a line, or between two lines.
+        for (room, left) in [(9, "sec\n"), (6, "")] {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("metrics.jsonl");
+            let file = OpenOptions::new().create(true).read(true).append(true).open(&path).unwrap();
+            let mut lines = Lines { file: Disk { file, room }, failed: false, dropped: 0 };
+            assert!(lines.note(Ok(b"first\n".to_vec())).is_none());
+            let begins = lines.note(Ok(b"second\n".to_vec()));
+            assert!(
+                matches!(&begins, Some(Outage::Begins(error)) if error.kind() == io::ErrorKind::StorageFull),
+                "{begins:?}"
+            );
+            assert!(lines.note(Ok(b"third\n".to_vec())).is_none());
+            lines.file.room = 100;
+            let over = lines.note(Ok(b"fourth\n".to_vec()));
+            assert!(matches!(over, Some(Outage::Over { dropped: 2 })), "{over:?}");
+            assert!(lines.note(Ok(b"fifth\n".to_vec())).is_none());
+            let found = std::fs::read_to_string(&path).unwrap();
+            assert_eq!(found, format!("first\n{left}fourth\nfifth\n"));
+        }
     }
 
     #[test]

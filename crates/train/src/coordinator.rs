@@ -21,7 +21,9 @@ pub use recover::recover;
 pub use requests::RenewToken;
 pub use rollback::roll_back;
 pub use start::{start_training, training_origin};
+pub use take_over::take_over;
 
+use std::convert::Infallible;
 use std::error::Error;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -76,7 +78,7 @@ pub struct CoordinatorOptions {
     pub config: RunConfig,
     /// The run's store. Give it [`store_patience`](crate::store_patience), or the first failure of a disk ends the coordinator.
     pub store: RunStore,
-    /// The current manifest of the run.
+    /// The current manifest of the run. Where another coordinator may still run, it is that of [`take_over()`].
     pub started: OpenRun,
     /// The routing folder. Paths of shard files are relative to it.
     pub shards: PathBuf,
@@ -124,8 +126,8 @@ pub struct CoordinatorSummary {
 /// Coordinates the run until it is complete or `cancel` is triggered.
 ///
 /// # Errors
-/// When the store or the event file can't be written, when another coordinator has taken the run over, or when the
-/// store does not fit the configuration.
+/// When the store can't be written, when another coordinator has taken the run over, or when the store does not fit the
+/// configuration.
 pub async fn coordinate(
     mut options: CoordinatorOptions,
     server: Server,
@@ -137,7 +139,7 @@ pub async fn coordinate(
     let RunningCoordinator { requests, synchronizer, writer, leftovers, reroute, steps_before } =
         RunningCoordinator::take_over(options).await?;
     let rounds = requests.ledger().rounds_done().into();
-    requests.progress.event(Event::CoordinatorStarted { rounds })?;
+    requests.progress.event(Event::CoordinatorStarted { rounds });
     if let Some(observe) = observe {
         observe(live::source(&requests, server.traffic_source()));
     }
@@ -148,7 +150,7 @@ pub async fn coordinate(
     // A failure anywhere ends the coordinator: every answer that its workers have is on the disk, and `--resume` goes on.
     let ended = tokio::select! {
         result = requests.take_own_outer_steps(synchronizer) => result.map(|()| Ended::Stopped),
-        result = watch_leases(&requests) => result.map(|()| Ended::Stopped),
+        never = watch_leases(&requests) => match never {},
         result = &mut accepting => result.map(|()| Ended::Stopped),
         result = lead_phases(&requests, reroute.as_ref()) => result,
         () = requests.written.ended() => Err(CoordinatorError::Stopped),
@@ -177,8 +179,8 @@ pub async fn coordinate(
     requests.ledger().close();
     writer.stop().await?;
     // A request may have changed the ledger and not told of it yet.
-    requests.note_progress()?;
-    requests.progress.event(Event::CoordinatorStopped { wire_bytes: wire_bytes(traffic) })?;
+    requests.note_progress();
+    requests.progress.event(Event::CoordinatorStopped { wire_bytes: wire_bytes(traffic) });
     let time = requests.progress.worker_time();
     let ledger = requests.ledger();
     let paths = ledger.state().progress().paths.len() as u64;
@@ -363,12 +365,12 @@ async fn lead_phases(
         let shards = reroute(phase).await.map_err(|source| CoordinatorError::Reroute { source })?;
         requests.begin_phase(shards).await?;
         let seconds = begun.elapsed().as_secs_f64();
-        requests.progress.event(Event::PhaseStarted { phase, round: round.into(), seconds })?;
+        requests.progress.event(Event::PhaseStarted { phase, round: round.into(), seconds });
     }
 }
 
 /// Ends leases at their deadline.
-async fn watch_leases(requests: &CoordinatorRequests) -> Result<(), CoordinatorError> {
+async fn watch_leases(requests: &CoordinatorRequests) -> Infallible {
     loop {
         // A statement of its own, so that the ledger is not locked during the wait.
         let deadline = requests.next_deadline();
@@ -376,7 +378,7 @@ async fn watch_leases(requests: &CoordinatorRequests) -> Result<(), CoordinatorE
             Some(deadline) => {
                 tokio::select! {
                     // Heartbeats postpone deadlines, so at the wake-up every lease may still be valid.
-                    () = tokio::time::sleep_until(requests.started + deadline) => requests.on_deadline()?,
+                    () = tokio::time::sleep_until(requests.started + deadline) => requests.on_deadline(),
                     () = requests.deadlines.notified() => {}
                 }
             }

@@ -62,9 +62,6 @@ pub enum TrainError {
     /// The network can't be used.
     #[error(transparent)]
     Net(#[from] dipaco_net::NetError),
-    /// The event file can't be written.
-    #[error(transparent)]
-    Events(#[from] dipaco_telemetry::EventsError),
     /// Training of a path fails.
     #[error(transparent)]
     Path(#[from] dipaco_path::PathError),
@@ -83,7 +80,6 @@ macro_rules! through_train_error {
             dipaco_path::PathError,
             dipaco_protocol::PlanError,
             dipaco_store::StoreError,
-            dipaco_telemetry::EventsError,
             dipaco_topology::TopologyError,
             tokio::task::JoinError,
         );

@@ -2,8 +2,8 @@
 //!
 //! `dipaco-sync` decides and `dipaco-path` computes. This package connects them to files, sockets and threads. A *run*
 //! is its store: [`open_run`] reads the current manifest, [`train_seed`] trains the dense path from which every path
-//! starts, [`start_training`] cuts it into modules, [`coordinate`] hands out leases and takes outer steps, [`work`]
-//! trains paths, and [`synchronize`] takes outer steps in another process.
+//! starts, [`start_training`] cuts it into modules, [`take_over`] shuts out a coordinator that still runs, [`coordinate`]
+//! hands out leases and takes outer steps, [`work`] trains paths, and [`synchronize`] takes outer steps in another process.
 //!
 //! A store with [`store_patience`] lets these processes outlive a disk or a line that fails for some minutes. This package has
 //! no command line and chooses no directories.
@@ -31,7 +31,7 @@ mod worker;
 pub use coordinator::{
     CoordinatorError, CoordinatorOptions, CoordinatorSummary, FragmentContributions, Observe,
     PathContributions, RenewToken, Reroute, Rerouting, TokenContributions, contributions_of, coordinate,
-    recover, roll_back, start_training, training_origin,
+    recover, roll_back, start_training, take_over, training_origin,
 };
 pub use dipaco_ledger::LedgerError;
 pub use error::TrainError;

@@ -3,12 +3,14 @@
 
 mod support;
 
+use std::path::Path;
+
 use dipaco_codec::Compression;
 use dipaco_protocol::{LeaseResult, Request, Response};
 use dipaco_store::StoreError;
 use dipaco_telemetry::Events;
 use dipaco_train::client::{TokenPlace, TokenSource};
-use dipaco_train::{CoordinatorError, TrainError, WorkerOptions, coordinate, work};
+use dipaco_train::{CoordinatorError, TrainError, WorkerOptions, coordinate, take_over, work};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -137,6 +139,51 @@ async fn a_replaced_coordinator_fails_at_its_next_write() {
     deceived.await.unwrap().unwrap();
     let worker = run.spawn_worker(&new_token, "worker");
     assert!(newer.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+    assert_eq!(run.bits().await, undisturbed().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newer_coordinator_takes_the_run_over_although_the_older_one_has_written_meanwhile() {
+    let run = Run::seeded(config()).await;
+    let early = run.start(true).await.unwrap();
+    let (older, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    // The older one has replaced the manifest before it answers.
+    Puppet::welcome(&token, "first").await;
+    let written = run.manifest().await;
+    assert!(written.incarnation > early.manifest.incarnation);
+    let taken = take_over(&run.store, early).await.unwrap();
+    assert_eq!(taken.manifest, written);
+    let stop = CancellationToken::new();
+    let deceived = tokio::spawn(work(run.worker(&token, "deceived"), stop.clone()));
+    let error = older.await.unwrap().unwrap_err();
+    assert!(
+        matches!(error, CoordinatorError::Core(TrainError::Store(StoreError::Conflict { .. }))),
+        "{error}"
+    );
+    stop.cancel();
+    deceived.await.unwrap().unwrap();
+    let (server, token) = run.server().await;
+    let options = run.options(taken, Events::off());
+    let newer = tokio::spawn(coordinate(options, server, CancellationToken::new()));
+    let worker = run.spawn_worker(&token, "worker");
+    assert!(newer.await.unwrap().unwrap().finished);
+    worker.await.unwrap().unwrap();
+    assert_eq!(run.bits().await, undisturbed().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_of_the_event_file_and_an_unreadable_list_of_revoked_tokens_end_no_training() {
+    let run = Run::seeded(config()).await;
+    let events = Events::create(Path::new("/dev/full")).unwrap();
+    let (coordinator, token) = run.coordinator(events, CancellationToken::new()).await;
+    // The list has been looked at for this answer.
+    Puppet::welcome(&token, "first").await;
+    let revoked = run.folder.path().join("revoked");
+    // A link to itself can't be opened, also not by root, and it is not absent.
+    std::os::unix::fs::symlink(&revoked, &revoked).unwrap();
+    let worker = run.spawn_worker(&token, "worker");
+    assert!(coordinator.await.unwrap().unwrap().finished);
     worker.await.unwrap().unwrap();
     assert_eq!(run.bits().await, undisturbed().await);
 }

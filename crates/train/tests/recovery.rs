@@ -5,8 +5,9 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use dipaco_store::{ObjectRef, RunManifest, StoreError, TrainingRecord};
+use dipaco_store::{ManifestSequence, ObjectRef, Patience, RunManifest, StoreError, TrainingRecord};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{CoordinatorError, TrainError, recover};
 use tokio_util::sync::CancellationToken;
@@ -105,6 +106,32 @@ async fn a_coordinator_ends_at_a_damaged_object_and_its_successor_goes_back() {
     worker.abort();
     assert!(recover(&run.store, &Progress::hidden()).await.unwrap().is_some());
     assert_eq!(finish(&run).await, undisturbed);
+}
+
+#[tokio::test]
+async fn an_object_that_a_running_coordinator_deletes_meanwhile_is_no_damage() {
+    let run = Run::seeded(config()).await;
+    let started = run.start(false).await.unwrap();
+    let (mut named, next) = (started.manifest.clone(), started.manifest);
+    let superseded = ObjectRef::of("paths/0/4-1", b"state");
+    named.training.as_mut().unwrap().paths[0].state = Some(superseded.clone());
+    let sequence = run.store.replace(&named, started.sequence).await.unwrap();
+    let ManifestSequence(newest) = run.store.replace(&next, sequence).await.unwrap();
+    // The running coordinator has not written its next manifest yet, which does not name the object.
+    let folder = run.folder.path();
+    let (manifest, kept) = (folder.join(format!("store/manifest/{newest:020}.json")), folder.join("kept"));
+    std::fs::rename(&manifest, &kept).unwrap();
+    // A link to itself can't be opened, also not by root, and it is not absent.
+    let place = file(&run, &superseded);
+    std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(&place, &place).unwrap();
+    // Called when the object is read: the coordinator writes the manifest and deletes the object.
+    let patience = Patience::new(Duration::ZERO, Duration::from_secs(3600), move |_| {
+        std::fs::rename(&kept, &manifest).is_ok() && std::fs::remove_file(&place).is_ok()
+    });
+    let store = run.store.clone().with_patience(patience);
+    assert_eq!(recover(&store, &Progress::hidden()).await.unwrap(), None);
+    assert_eq!(run.manifest().await, next);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

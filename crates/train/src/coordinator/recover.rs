@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use dipaco_store::{Loaded, ObjectRef, RunManifest, RunStore, StoreError, TrainingRecord};
+use dipaco_store::{Loaded, ManifestSequence, ObjectRef, RunManifest, RunStore, StoreError, TrainingRecord};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use tokio::task::JoinSet;
 
 use crate::coordinator::error::CoordinatorError;
-use crate::coordinator::take_over::{CheckpointContent, is_damage, read_checkpoint};
+use crate::coordinator::take_over::{ATTEMPTS, CheckpointContent, is_damage, read_checkpoint};
 
 /// Number of objects that are read at a time.
 const AT_ONCE: usize = 4;
@@ -18,35 +18,54 @@ const AT_ONCE: usize = 4;
 /// # Errors
 /// [`CoordinatorError::DamagedRun`] when every checkpoint is damaged too, and when the store can't be read or written.
 pub async fn recover(store: &RunStore, progress: &Progress) -> Result<Option<u32>, CoordinatorError> {
-    let Some(Loaded { mut manifest, sequence, warnings }) = store.load::<RunManifest>().await? else {
-        return Ok(None);
-    };
-    for warning in warnings {
-        tracing::warn!("{warning}");
-    }
-    let Some(training) = &manifest.training else { return Ok(None) };
-    // Shared by all readings: checkpoints have most objects in common.
+    // Shared by all readings: manifests and checkpoints have most objects in common.
     let mut sound = BTreeSet::new();
-    let damage = match verify(store, training, &mut sound, progress).await? {
-        Verification::Sound => return Ok(None),
-        Verification::Damaged(damage) => damage,
-    };
-    tracing::warn!(%damage, "the store is damaged; looking for an undamaged checkpoint");
+    let mut attempt = 1;
+    loop {
+        let Some(Loaded { manifest, sequence, warnings }) = store.load::<RunManifest>().await? else {
+            return Ok(None);
+        };
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
+        let Some(training) = &manifest.training else { return Ok(None) };
+        let damage = match verify(store, training, &mut sound, progress).await? {
+            Verification::Sound => return Ok(None),
+            Verification::Damaged(damage) => damage,
+        };
+        // A coordinator that still runs deletes what its newer manifests do not name.
+        let newest = store.load::<RunManifest>().await?.map(|newest| newest.sequence);
+        if attempt == ATTEMPTS || newest == Some(sequence) {
+            tracing::warn!(%damage, "the store is damaged; looking for an undamaged checkpoint");
+            return go_back(store, manifest, sequence, damage, &mut sound, progress).await.map(Some);
+        }
+        attempt += 1;
+    }
+}
+
+/// Takes a damaged run back to its newest undamaged checkpoint, and returns the checkpoint's round. Checks all objects but
+/// those in `sound`.
+async fn go_back(
+    store: &RunStore,
+    mut manifest: RunManifest,
+    sequence: ManifestSequence,
+    damage: StoreError,
+    sound: &mut BTreeSet<ObjectRef>,
+    progress: &Progress,
+) -> Result<u32, CoordinatorError> {
     while let Some(checkpoint) = manifest.checkpoints.last() {
         let round = checkpoint.round;
         let damage = match read_checkpoint(store, checkpoint).await? {
             CheckpointContent::Damaged(damage) => damage,
-            CheckpointContent::Sound(training) => {
-                match verify(store, &training, &mut sound, progress).await? {
-                    Verification::Damaged(damage) => damage,
-                    Verification::Sound => {
-                        manifest.training = Some(training);
-                        store.replace(&manifest, sequence).await?;
-                        tracing::warn!(round, "the run goes back to its checkpoint, and on from there");
-                        return Ok(Some(round));
-                    }
+            CheckpointContent::Sound(training) => match verify(store, &training, sound, progress).await? {
+                Verification::Damaged(damage) => damage,
+                Verification::Sound => {
+                    manifest.training = Some(training);
+                    store.replace(&manifest, sequence).await?;
+                    tracing::warn!(round, "the run goes back to its checkpoint, and on from there");
+                    return Ok(round);
                 }
-            }
+            },
         };
         tracing::warn!(round, %damage, "the checkpoint is damaged too");
         manifest.checkpoints.pop();
@@ -80,7 +99,7 @@ pub(super) async fn verify(
             && let Some(object) = wanted.next()
         {
             let store = store.clone();
-            reading.spawn(async move { (store.get(&object).await.map(drop), object) });
+            reading.spawn(async move { (store.verify(&object).await, object) });
         }
         let Some(read) = reading.join_next().await else {
             task.finish();

@@ -131,7 +131,7 @@ impl RequestHandler for CoordinatorRequests {
             self.progress.event_of_peer(Event::WorkerJoined {
                 worker: peer.process.name.clone(),
                 numerics: peer.numerics.clone(),
-            })?;
+            });
         }
         let run = self.ledger().run().to_owned();
         Ok(self.intake.welcome(run)?)
@@ -215,18 +215,13 @@ impl RequestHandler for CoordinatorRequests {
     async fn left(&self, peer: &Peer, reason: String, succeeded: bool) -> Result<(), CoordinatorError> {
         match peer.role {
             // The worker is still here, as another process.
-            Role::Worker if succeeded => {
-                self.part_with(&peer.process);
-                Ok(())
+            Role::Worker if succeeded => self.part_with(&peer.process),
+            Role::Worker => {
+                self.progress.event_of_peer(Event::WorkerLeft { worker: peer.process.name.clone(), reason });
             }
-            Role::Worker => Ok(self
-                .progress
-                .event_of_peer(Event::WorkerLeft { worker: peer.process.name.clone(), reason })?),
-            Role::Synchronizer => {
-                self.take_modules_back(&peer.process, &reason);
-                Ok(())
-            }
+            Role::Synchronizer => self.take_modules_back(&peer.process, &reason),
         }
+        Ok(())
     }
 }
 
@@ -278,7 +273,7 @@ impl CoordinatorRequests {
 
     /// Forgets the fingerprint that a revoked token has set, and wakes the workers that wait for it.
     fn forget_numerics(&self) {
-        // A list that can't be read ends the coordinator at its next look.
+        // A list that nobody could read yet ends the coordinator at its next look.
         let Ok(revoked) = self.revocations.names() else { return };
         if let Some(token) = self.change(|ledger| ledger.forget_numerics(&revoked)) {
             tracing::warn!(
@@ -296,9 +291,9 @@ impl CoordinatorRequests {
 
     /// Shows how far the paths are, and tells of the rounds that are complete. Each change that may move paths on is followed
     /// by this: also an outer step or a quarantine, because paths that nobody trains are passed over.
-    pub(crate) fn note_progress(&self) -> Result<(), CoordinatorError> {
+    pub(crate) fn note_progress(&self) {
         let reached = RunReach::of(&self.ledger());
-        Ok(self.progress.moved_on(reached)?)
+        self.progress.moved_on(reached);
     }
 
     /// Drops the incomplete uploads of a lease that has ended.
@@ -315,7 +310,7 @@ impl CoordinatorRequests {
     pub(crate) async fn begin_phase(&self, shards: Vec<ShardRecord>) -> Result<(), CoordinatorError> {
         self.change(|ledger| ledger.begin_phase(shards))?;
         self.on_disk().await?;
-        self.note_progress()?;
+        self.note_progress();
         self.changed.notify_waiters();
         Ok(())
     }

@@ -10,7 +10,6 @@ use dipaco_telemetry::{Event, Events, Progress, ProgressUnit, Task};
 use dipaco_topology::PathId;
 use tokio::time::Instant;
 
-use crate::TrainError;
 use crate::coordinator::round_tally::RoundTally;
 
 /// Progress of all paths together, in inner steps.
@@ -138,27 +137,27 @@ impl RunProgress {
     }
 
     /// Writes an event that a peer can cause at will, unless peers have caused too many.
-    pub(crate) fn event_of_peer(&self, event: Event) -> Result<(), TrainError> {
+    pub(crate) fn event_of_peer(&self, event: Event) {
         let mut budget = self.peer_events.lock().unwrap_or_else(PoisonError::into_inner);
         if budget.take(Instant::now()) {
             drop(budget);
-            return self.event(event);
-        }
-        if budget.suppressed == 1 {
+            self.event(event);
+        } else if budget.suppressed == 1 {
             tracing::warn!("peers cause very many events; the event file does not get all of them");
         }
-        Ok(())
     }
 
-    /// Writes an event to the event file.
-    pub(crate) fn event(&self, event: Event) -> Result<(), TrainError> {
-        Ok(self.events.write(event)?)
+    /// Writes an event to the event file, or drops it while that can't be written.
+    pub(crate) fn event(&self, event: Event) {
+        self.events.note(event);
     }
 
     /// Notes that a path at this step was leased.
-    pub(crate) fn leased(&self, step: u64) -> Result<(), TrainError> {
+    pub(crate) fn leased(&self, step: u64) {
         let event = self.counters().tally.leased(step, Instant::now());
-        event.map_or(Ok(()), |event| self.event(event))
+        if let Some(event) = event {
+            self.event(event);
+        }
     }
 
     fn counters(&self) -> MutexGuard<'_, ProgressCounters> {
@@ -214,14 +213,14 @@ impl RunProgress {
     }
 
     /// Notes how far the paths are, and writes the events of the rounds that are complete now.
-    pub(crate) fn moved_on(&self, reached: RunReach) -> Result<(), TrainError> {
+    pub(crate) fn moved_on(&self, reached: RunReach) {
         let _ordered = self.ordered.lock().unwrap_or_else(PoisonError::into_inner);
         let mut events = Vec::new();
         self.update(|counters| {
             counters.reach(reached.steps);
             events = counters.tally.completes(reached.rounds, Instant::now());
         });
-        events.into_iter().try_for_each(|event| self.event(event))
+        events.into_iter().for_each(|event| self.event(event));
     }
 
     /// Adds the time of a worker for a lease.
@@ -274,11 +273,11 @@ mod tests {
         progress.committed(PathId(0), 10, 5.0, 20);
         assert!(progress.counters().running.is_empty());
         committed(40);
-        progress.moved_on(RunReach { rounds: 1, steps: 30 }).unwrap();
+        progress.moved_on(RunReach { rounds: 1, steps: 30 });
         committed(50);
         progress.committed(PathId(0), 20, 4.0, 40);
-        progress.moved_on(RunReach { rounds: 2, steps: 40 }).unwrap();
-        progress.moved_on(RunReach { rounds: 1, steps: 30 }).unwrap();
+        progress.moved_on(RunReach { rounds: 2, steps: 40 });
+        progress.moved_on(RunReach { rounds: 1, steps: 30 });
         committed(60);
         let rounds = read_events(&file).unwrap().map(|record| match record.unwrap().event {
             Event::RoundCompleted { round, loss, .. } => (round, loss),

@@ -2,15 +2,50 @@
 
 use std::time::Duration;
 
-use dipaco_ledger::{LedgerPlan, SavedCheckpoint, StoredRun};
-use dipaco_store::{CheckpointRecord, RunManifest, RunStore, StoreError, TrainingRecord, names};
+use dipaco_ledger::{LedgerError, LedgerPlan, SavedCheckpoint, StoredRun};
+use dipaco_store::{CheckpointRecord, Loaded, RunManifest, RunStore, StoreError, TrainingRecord, names};
 use dipaco_sync::LeaseLimits;
 
 use crate::coordinator::error::CoordinatorError;
+use crate::open_run::OpenRun;
 use dipaco_protocol::WorkerPlan;
 
 /// Leases that a process has at a time: while it uploads the results of one, it trains the next.
 const LEASES_OF_A_PROCESS: usize = 2;
+
+/// Attempts at a step that another coordinator disturbs: it replaces the manifest after each of its changes.
+pub(super) const ATTEMPTS: u32 = 16;
+
+/// Takes a run over from a coordinator that may still run: writes the manifest once more, so that each later write of the
+/// other one fails. If the other one has replaced the manifest of `started`, its newest manifest counts.
+///
+/// Before the call do everything else that can fail, or the run may be left without a coordinator. After it tell others of
+/// the new coordinator.
+///
+/// # Errors
+/// [`CoordinatorError::OtherTraining`] when the newest manifest is of another training, [`StoreError::Conflict`] when the
+/// other coordinator was faster each time, and when the store can't be read or written.
+pub async fn take_over(store: &RunStore, started: OpenRun) -> Result<OpenRun, CoordinatorError> {
+    // The incarnation rises with the first write of the ledger.
+    let OpenRun { mut manifest, mut sequence } = started;
+    let origin = manifest.training.as_ref().map(|training| training.origin.clone());
+    let mut attempt = 1;
+    loop {
+        match store.replace(&manifest, sequence).await {
+            Ok(sequence) => return Ok(OpenRun { manifest, sequence }),
+            Err(StoreError::Conflict { .. }) if attempt < ATTEMPTS => attempt += 1,
+            Err(error) => return Err(error.into()),
+        }
+        let newest = store.load::<RunManifest>().await?.ok_or(LedgerError::NotStarted)?;
+        for warning in &newest.warnings {
+            tracing::warn!("{warning}");
+        }
+        Loaded { manifest, sequence, .. } = newest;
+        if manifest.training.as_ref().map(|training| &training.origin) != origin.as_ref() {
+            return Err(CoordinatorError::OtherTraining);
+        }
+    }
+}
 
 /// The settings of the ledger.
 pub(super) fn ledger_plan(plan: &WorkerPlan) -> Result<LedgerPlan, CoordinatorError> {

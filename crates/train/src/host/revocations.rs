@@ -18,8 +18,8 @@ use crate::host::HostError;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The names of revoked tokens. The coordinator has them from a file of one name a line: every lookup compares the file's
-/// metadata and reads the file when it has changed, so a revocation holds from the next request on. A synchronizer has
-/// them from the coordinator.
+/// metadata and reads the file when it has changed, so a revocation holds from the next request on. While the file can't be
+/// read, the names of its last reading count. A synchronizer has them from the coordinator.
 #[derive(Clone, Debug, Default)]
 pub struct Revocations {
     /// The file; `None` if the coordinator tells the names.
@@ -34,6 +34,10 @@ struct KnownNames {
     /// State of the file; `None` if there was no file.
     state: Option<FileState>,
     names: BTreeSet<String>,
+    /// True once a look at the file has succeeded.
+    looked: bool,
+    /// True if the last look has failed.
+    failing: bool,
 }
 
 /// Metadata that tells one state of the file from another: each revocation makes the file longer.
@@ -53,6 +57,18 @@ impl FileState {
             #[cfg(unix)]
             inode: std::os::unix::fs::MetadataExt::ino(metadata),
         }
+    }
+}
+
+impl KnownNames {
+    /// Takes the names of the file, which is in this state.
+    fn update(&mut self, file: &Path, state: Option<FileState>) -> std::io::Result<()> {
+        if self.state != state {
+            self.names = read(file)?;
+            self.state = state;
+        }
+        (self.looked, self.failing) = (true, false);
+        Ok(())
     }
 }
 
@@ -77,7 +93,7 @@ impl Revocations {
     /// All names.
     ///
     /// # Errors
-    /// When the file exists and can't be read. An unknown list lets nobody in.
+    /// When the file exists and can't be read, and never could. An unknown list lets nobody in.
     pub fn names(&self) -> Result<BTreeSet<String>, HostError> {
         Ok(self.current()?.names.clone())
     }
@@ -109,15 +125,23 @@ impl Revocations {
     fn current(&self) -> Result<MutexGuard<'_, KnownNames>, HostError> {
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(file) = &self.file else { return Ok(known()) };
-        let failed = |source| TrainError::Io { action: "read", file: file.clone(), source };
         let state = match std::fs::metadata(file) {
-            Ok(metadata) => Some(FileState::of(&metadata)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(source) => return Err(failed(source).into()),
+            Ok(metadata) => Ok(Some(FileState::of(&metadata))),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         };
         let mut known = known();
-        if known.state != state {
-            *known = KnownNames { state, names: read(file).map_err(failed)? };
+        if let Err(source) = state.and_then(|state| known.update(file, state)) {
+            if !known.looked {
+                return Err(TrainError::Io { action: "read", file: file.clone(), source }.into());
+            }
+            if !std::mem::replace(&mut known.failing, true) {
+                tracing::warn!(
+                    file = %file.display(),
+                    error = %source,
+                    "the list of revoked tokens can't be read: it counts as it was, and new revocations wait until it can"
+                );
+            }
         }
         Ok(known)
     }
@@ -177,6 +201,24 @@ mod tests {
         assert!(revocations.contains("gpu-1").unwrap() && !revocations.contains("gpu-2").unwrap());
         // A list that can't be read lets nobody in.
         assert!(Revocations::of(folder.path()).names().is_err());
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_read_for_a_while_counts_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, kept) = (folder.path().join("revoked"), folder.path().join("kept"));
+        let revocations = Revocations::of(&file);
+        assert!(revocations.revoke("gpu-3").unwrap() && revocations.contains("gpu-3").unwrap());
+        std::fs::rename(&file, &kept).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        for _ in 0..2 {
+            assert!(revocations.contains("gpu-3").unwrap() && !revocations.contains("gpu-1").unwrap());
+        }
+        assert!(Revocations::of(&file).names().is_err());
+        std::fs::remove_dir(&file).unwrap();
+        std::fs::rename(&kept, &file).unwrap();
+        assert!(Revocations::of(&file).revoke("gpu-1").unwrap());
+        assert!(revocations.contains("gpu-3").unwrap() && revocations.contains("gpu-1").unwrap());
     }
 
     #[test]

@@ -124,12 +124,12 @@ impl Pretraining {
             let batch = self.sampler.batch(self.trainer.position(), self.config.seed_model.batch)?;
             let report = self.trainer.step(&batch, PathId(0))?;
             self.tokens += report.tokens;
-            self.note(&report, begun.elapsed().as_secs_f64())?;
+            self.note(&report, begun.elapsed().as_secs_f64());
         }
         let validation_loss = if self.validates() { self.validate()? } else { None };
         if let Some(loss) = validation_loss {
             let (step, tokens) = (self.step(), self.tokens);
-            self.monitor.events.write(Event::SeedValidated { step, loss, tokens })?;
+            self.monitor.events.note(Event::SeedValidated { step, loss, tokens });
         }
         self.snapshot(validation_loss)
     }
@@ -170,18 +170,17 @@ impl Pretraining {
     }
 
     /// Reports an inner step of so many seconds.
-    fn note(&self, report: &StepReport, seconds: f64) -> Result<(), SeedError> {
+    fn note(&self, report: &StepReport, seconds: f64) {
         let Monitor { events, task, .. } = &self.monitor;
         task.note(format!("loss {:.3}", report.loss));
         task.set(self.step());
-        events.write(Event::SeedStep {
+        events.note(Event::SeedStep {
             step: self.step(),
             loss: report.loss.into(),
             learning_rate: report.learning_rate,
             gradient_norm: report.gradient_norm,
             tokens_per_second: report.tokens as f64 / seconds,
-        })?;
-        Ok(())
+        });
     }
 
     fn snapshot(&mut self, validation_loss: Option<f64>) -> Result<SeedSnapshot, SeedError> {

@@ -161,7 +161,7 @@ impl CoordinatorRequests {
     fn grant_answer(&self, peer: &Peer, ledger: &Ledger, lease: &Lease) -> Result<Answer, CoordinatorError> {
         let granted = ledger.granted_lease(lease)?;
         if lease.task == LeaseTask::Train {
-            self.progress.leased(lease.from)?;
+            self.progress.leased(lease.from);
         }
         let Lease { path, from, to, fence, .. } = lease;
         tracing::debug!(%path, from, to, %fence, worker = peer.process.name, "lease");
@@ -234,8 +234,8 @@ impl CoordinatorRequests {
     }
 
     /// Ends leases and grace periods of outer steps whose time is over.
-    pub(crate) fn on_deadline(&self) -> Result<(), CoordinatorError> {
-        self.expire_leases()?;
+    pub(crate) fn on_deadline(&self) {
+        self.expire_leases();
         // Not before: the call above also passes grace periods that have just ended, and no deadline is left for them.
         self.notify_synchronizers();
         let before = self.now().checked_sub(self.standstill);
@@ -243,11 +243,10 @@ impl CoordinatorRequests {
         for synchronizer in overdue {
             self.take_modules_back(&synchronizer, "it has not taken an outer step in time");
         }
-        Ok(())
     }
 
     /// Ends the leases whose deadline has passed.
-    fn expire_leases(&self) -> Result<(), CoordinatorError> {
+    fn expire_leases(&self) {
         let expired = self.change(|ledger| ledger.expire(self.now()));
         for lease in &expired {
             tracing::warn!(%lease.path, lease.from, worker = lease.worker.name, "a lease expired; another worker trains the path again from its start");
@@ -258,12 +257,11 @@ impl CoordinatorRequests {
                 round: self.round(lease.from),
                 worker: lease.worker.name.clone(),
                 fence: lease.fence.0,
-            })?;
+            });
         }
         if !expired.is_empty() {
             self.changed.notify_waiters();
         }
-        Ok(())
     }
 }
 

@@ -85,8 +85,8 @@ impl CoordinatorRequests {
             paths: u32::try_from(contributions).unwrap_or(u32::MAX),
             outer_gradient_norm: done.norm,
             cosine: done.cosine,
-        })?;
-        self.note_progress()?;
+        });
+        self.note_progress();
         self.changed.notify_waiters();
         self.notify_synchronizers();
         Ok(true)

@@ -90,7 +90,7 @@ impl CoordinatorRequests {
                 if self.reception.may_log(&claim.worker) {
                     tracing::warn!(path = %claim.key.path, item = item.name(), %failure, "a result does not count");
                 }
-                self.follow_failure(claim, &decision)?;
+                self.follow_failure(claim, &decision);
                 let reason = failure.to_string();
                 if self.ledger().is_out(claim) {
                     Response::Refused { reason }
@@ -131,7 +131,7 @@ impl CoordinatorRequests {
             let (path, worker) = (claim.key.path, &claim.worker.name);
             tracing::warn!(%path, worker, step, "the training of a path diverged");
         }
-        self.follow_failure(claim, &decision)?;
+        self.follow_failure(claim, &decision);
         Ok(match decision {
             FailureDecision::Lost(error) => (Response::Lost { reason: error.to_string() }, None),
             FailureDecision::Retried | FailureDecision::Quarantined(_) => (Response::Done, None),
@@ -143,28 +143,26 @@ impl CoordinatorRequests {
     }
 
     /// Drops what belongs to a lease that ended with the failure of its training, and tells of a quarantine.
-    fn follow_failure(&self, claim: &LeaseClaim, decision: &FailureDecision) -> Result<(), CoordinatorError> {
+    fn follow_failure(&self, claim: &LeaseClaim, decision: &FailureDecision) {
         if !matches!(decision, FailureDecision::Lost(_)) && !self.ledger().is_out(claim) {
             self.progress.lost(claim.key.path, claim.key.fence);
             self.drop_ended_uploads(&claim.worker, claim.key.path, claim.key.fence);
         }
-        self.announce(claim, decision)?;
+        self.announce(claim, decision);
         self.changed.notify_waiters();
-        Ok(())
     }
 
     /// Tells that a path has gone into quarantine.
-    fn announce(&self, claim: &LeaseClaim, decision: &FailureDecision) -> Result<(), CoordinatorError> {
-        let FailureDecision::Quarantined(record) = decision else { return Ok(()) };
+    fn announce(&self, claim: &LeaseClaim, decision: &FailureDecision) {
+        let FailureDecision::Quarantined(record) = decision else { return };
         let QuarantineRecord { step, workers, reason, back_to } = record.clone();
         let path = claim.key.path;
         tracing::error!(%path, step, ?workers, reason, back_to, "a path goes into quarantine: nobody trains it any more");
-        self.progress.event(Event::PathQuarantined { path, step, workers, reason })?;
-        self.note_progress()?;
+        self.progress.event(Event::PathQuarantined { path, step, workers, reason });
+        self.note_progress();
         // Its modules need not wait for it any more.
         self.notify_synchronizers();
         self.changed.notify_waiters();
-        Ok(())
     }
 
     /// Completes a lease: its results count together with its report.
@@ -199,7 +197,7 @@ impl CoordinatorRequests {
                     round: self.round(error.step().unwrap_or(0)),
                     worker,
                     reason: reason.clone(),
-                })?;
+                });
                 Ok((Response::Lost { reason }, None))
             }
             LeaseCompletion::OtherNumerics(other) => Ok((Response::Lost { reason: other.to_string() }, None)),
@@ -209,7 +207,7 @@ impl CoordinatorRequests {
                 self.progress.add_linked(report.linked_bytes);
                 let round = self.round(lease.from);
                 let [seconds, waited_seconds] = [report.seconds, report.waited_seconds].map(possible_time);
-                self.note_progress()?;
+                self.note_progress();
                 if lease.task == LeaseTask::Train {
                     self.progress.add_time(seconds, waited_seconds);
                     self.notify_synchronizers();
@@ -223,7 +221,7 @@ impl CoordinatorRequests {
                     best,
                     seconds,
                     waited_seconds,
-                })?;
+                });
                 tracing::debug!(%path, round, %fence, worker, "committed");
                 self.wake_after_lease(&claim.worker);
                 Ok((Response::Done, None))
