@@ -118,13 +118,7 @@ pub async fn train(
         observe: Some(Box::new(move |live| monitor.watch(live))),
     };
     // After the join token, which the worker processes read at once.
-    let mut workers = Workers::start(WorkerSetup {
-        run: run.clone(),
-        program: options.program.clone(),
-        workers: local,
-        threads: threads_per_worker(config, local),
-        device: options.device,
-    })?;
+    let mut workers = start_workers(run, config, options, local)?;
     let result = tokio::select! {
         result = coordinate(setup, server, cancel.clone()) => result.map_err(PipelineError::from),
         result = workers.watch() => result,
@@ -146,6 +140,17 @@ pub async fn train(
     let summary = result?;
     warn_of_rising_losses(&store, config).await?;
     Ok(summary)
+}
+
+fn start_workers(
+    run: &RunDirectory,
+    config: &RunConfig,
+    options: &TrainOptions,
+    workers: usize,
+) -> Result<Workers, PipelineError> {
+    let (run, program) = (run.clone(), options.program.clone());
+    let threads = threads_per_worker(config, workers);
+    Workers::start(WorkerSetup { run, program, workers, threads, device: options.device })
 }
 
 /// Runs [`Validation::in_turn`]. Without a validation it never returns.
