@@ -47,8 +47,8 @@ pub(crate) struct EvaluateOptions {
     /// Leave out the seed, and the imported model that it began with.
     #[arg(long, conflicts_with_all = ["paths", "seed"])]
     no_seed: bool,
-    /// Directory of a dense run on the same text, to compare with. It is a run of one path. The section [evaluation] of this
-    /// run counts for both.
+    /// Directory of a dense run on the same text, to compare with. It is a run of one path. This run's settings of the
+    /// evaluation count for both.
     #[arg(long, value_name = "DIR")]
     dense: Option<PathBuf>,
     /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
