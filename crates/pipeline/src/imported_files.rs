@@ -166,6 +166,12 @@ impl ImportedFolder {
         Ok(default.map(|&(_, template)| template.to_owned()))
     }
 
+    /// The file that [`ImportedFolder::chat_template`] reads.
+    pub fn chat_template_file(&self) -> PathBuf {
+        let own = self.file(CHAT_TEMPLATE);
+        if own.exists() { own } else { self.file(TOKENIZER_CONFIG) }
+    }
+
     /// The files that an export takes over, and the keys of `config.json` that name special tokens. `None` in a run without an
     /// imported model. `end_of_text`, with which the run's documents end, becomes an end token where it is none.
     ///

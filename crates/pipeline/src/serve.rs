@@ -1,6 +1,5 @@
 //! Serving a run over HTTP, or to callers in the same process.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -16,7 +15,6 @@ use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
 pub use crate::fingerprint::{FixedParts, fingerprint};
-use crate::imported_files::{CHAT_TEMPLATE, TOKENIZER_CONFIG};
 use crate::machine_memory::machine_memory;
 use crate::prefix_router::prefix_router;
 use crate::prepared::tokenizer;
@@ -83,13 +81,6 @@ pub async fn engine(
     let start = Start { run: run.clone(), config: config.clone(), version, progress };
     let Opened { model, codec, .. } = opened(start, weights).await?;
     Ok(start_engine(serve, model, codec, Arc::new(NoObserver))?)
-}
-
-/// The file that [`ImportedFolder::chat_template`](crate::ImportedFolder::chat_template) reads.
-pub fn chat_template_file(run: &RunDirectory) -> PathBuf {
-    let folder = run.imported();
-    let own = folder.file(CHAT_TEMPLATE);
-    if own.exists() { own } else { folder.file(TOKENIZER_CONFIG) }
 }
 
 /// A run as model and tokenizer of an engine.

@@ -186,10 +186,8 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
         }
         output::print(&(text.trim_end().to_owned() + "\n"))
     };
-    // The results may be worth hours of work, and neither way to keep them depends on the other.
-    if let Err(error) = record(&run, &comparison) {
-        tracing::warn!(%error, source = ?error.source(), "the results are not in the run's event file");
-    }
+    // Neither way to keep the results depends on the other.
+    record(&run, &comparison);
     printed
 }
 
@@ -280,17 +278,20 @@ async fn open_dense(
     }
 }
 
-/// Records the results in the run's event file.
-pub(crate) fn record(run: &RunDirectory, comparison: &Comparison) -> Result<(), CliError> {
-    let events = Events::create(&run.events())?;
-    for (model, evaluation) in &comparison.rows {
-        events.write(Event::Evaluated {
-            model: model.clone(),
-            perplexity: evaluation.perplexity,
-            loss: evaluation.perplexity.ln(),
-            tokens: evaluation.tokens_counted,
-            documents: evaluation.documents,
-        })?;
+/// Records the results in the run's event file. A file that can't be written is a warning: the results may be worth hours of
+/// work.
+pub(crate) fn record(run: &RunDirectory, comparison: &Comparison) {
+    let event = |(model, evaluation): &(String, Evaluation)| Event::Evaluated {
+        model: model.clone(),
+        perplexity: evaluation.perplexity,
+        loss: evaluation.perplexity.ln(),
+        tokens: evaluation.tokens_counted,
+        documents: evaluation.documents,
+    };
+    let events = Events::create(&run.events());
+    let recorded =
+        events.and_then(|events| comparison.rows.iter().try_for_each(|row| events.write(event(row))));
+    if let Err(error) = recorded {
+        tracing::warn!(%error, source = ?error.source(), "the results are not in the run's event file");
     }
-    Ok(())
 }

@@ -4,7 +4,6 @@ mod crate_text;
 mod pretrained;
 mod prompts;
 
-use std::error::Error as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -113,10 +112,8 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
     let dense = quickstart.dense()?;
     let comparison = quickstart.evaluate(&dense)?;
     let printed = output::print(&format!("\n{comparison}\n"));
-    // The results are worth much work, and neither way to keep them depends on the other.
-    if let Err(error) = commands::evaluate::record(&quickstart.run, &comparison) {
-        tracing::warn!(%error, source = ?error.source(), "the results are not in the run's event file");
-    }
+    // Neither way to keep the results depends on the other.
+    commands::evaluate::record(&quickstart.run, &comparison);
     printed?;
     quickstart.complete()?;
     let run = quickstart.run.root().display();

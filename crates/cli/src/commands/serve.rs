@@ -17,7 +17,7 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::runtime;
-use dipaco_pipeline::serve::{chat_template_file, open};
+use dipaco_pipeline::serve::open;
 use dipaco_pipeline::{RunDirectory, Version, chat_template_in, prepared, vocabulary};
 
 /// The environment variable with API keys. There is no option for them: every user of a machine sees the arguments of its
@@ -132,7 +132,7 @@ fn chat_template(
     match ChatTemplate::new(text, tokens, encode) {
         Err(error) if config.serve.chat_template.is_none() => {
             let fault = error.source().map_or_else(|| error.to_string(), |source| source.to_string());
-            tracing::warn!(file = %chat_template_file(run).display(), fault, "chats are refused: {error}");
+            tracing::warn!(file = %run.imported().chat_template_file().display(), fault, "chats are refused: {error}");
             Ok(Some(Err(fault)))
         }
         template => Ok(Some(Ok(template?))),
