@@ -15,6 +15,8 @@ pub(crate) fn encode_int8(values: &[f32], out: &mut Vec<u8>) {
     for block in values.chunks(BLOCK) {
         let largest = block.iter().fold(0f32, |largest, value| largest.max(value.abs()));
         let scale = largest / 127.0;
+        // Near the largest number of f32, the scale may be rounded up so far that the value would be read as infinite.
+        let scale = if (scale * 127.0).is_finite() { scale } else { scale.next_down() };
         out.extend_from_slice(&scale.to_le_bytes());
         // The scale is 0 if all values are 0, or so small that a 127th of them is 0 in f32.
         let inverse = if scale > 0.0 { 1.0 / f64::from(scale) } else { 0.0 };

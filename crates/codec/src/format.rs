@@ -276,6 +276,18 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_numbers_of_f32_can_be_read_again() {
+        let values = [f32::MAX, f32::MIN, f32::MAX.next_down(), f32::MAX / 2.0, 0.0];
+        for compression in ALL {
+            let found = decode(&encode(&values, compression).unwrap(), values.len()).unwrap();
+            assert!(found.iter().any(|value| value.abs() >= f32::MAX / 2.0), "{compression:?}: {found:?}");
+        }
+        let found = decode(&encode(&values, Compression::Int8).unwrap(), values.len()).unwrap();
+        let close = |(value, found): (&f32, &f32)| (value - found).abs() <= f32::MAX / 253.0;
+        assert!(values.iter().zip(&found).all(close), "{found:?}");
+    }
+
+    #[test]
     fn wrong_bytes_are_named() {
         let bytes = encode(&[1.0; 300], Compression::E3m0).unwrap();
         assert_eq!(decode(&bytes, 299), Err(CodecError::Count { expected: 299, found: 300 }));

@@ -45,7 +45,7 @@ pub(crate) struct Saved {
     pub(crate) middle: Address,
     /// Output of the input norm (N, D), element.
     pub(crate) input_normed: Address,
-    /// Rotated queries and keys, and values (N, 3 · H · Dh), element.
+    /// Rotated queries and keys, and values (N, (H + 2 · Hkv) · Dh), element.
     pub(crate) qkv: Address,
     /// Result of the attention (N, H · Dh), element.
     pub(crate) attended: Address,
@@ -95,7 +95,7 @@ pub(crate) struct Arena {
     pub(crate) slope_copy: Address,
     /// Gradient of the output of a norm (N, D), element.
     pub(crate) normed_slope: Address,
-    /// Gradients of the attention's result (N, H · Dh) and of qkv (N, 3 · H · Dh), element.
+    /// Gradients of the attention's result (N, H · Dh) and of qkv (N, (H + 2 · Hkv) · Dh), element.
     pub(crate) attended_slope: Address,
     pub(crate) qkv_slope: Address,
     /// Sums of y · dy over each head (B, H, T), f32.

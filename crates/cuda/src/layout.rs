@@ -7,7 +7,7 @@ use dipaco_model::{ModelConfig, parameters, path_specs};
 pub(crate) struct BlockOffsets {
     /// Input norm (D).
     pub(crate) input_norm: usize,
-    /// Queries, keys and values (3 · H · Dh, D): three consecutive tensors.
+    /// Queries, keys and values ((H + 2 · Hkv) · Dh, D): three consecutive tensors.
     pub(crate) qkv: usize,
     /// Output projection of the attention (D, H · Dh).
     pub(crate) output: usize,

@@ -65,9 +65,8 @@ pub(crate) fn give_back(_: &mut [f32]) {}
 #[cfg(test)]
 #[cfg(all(target_os = "linux", not(miri)))]
 mod tests {
-    use std::os::unix::fs::FileExt;
-
     use crate::buffer::Buffer;
+    use crate::test_support::is_resident;
 
     /// True if the system marks the mapping with this address for huge pages (`VmFlags` of `/proc/self/smaps`).
     fn is_marked(address: usize) -> bool {
@@ -86,18 +85,6 @@ mod tests {
             }
         }
         panic!("no mapping has the address");
-    }
-
-    /// True if the page with this address is in memory (bit 63 of its entry in `/proc/self/pagemap`).
-    fn is_resident(address: usize) -> bool {
-        /// Bytes of an entry.
-        const ENTRY: usize = 8;
-        // SAFETY: the call reads a constant of the system.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap();
-        let mut entry = [0; ENTRY];
-        let file = std::fs::File::open("/proc/self/pagemap").unwrap();
-        file.read_exact_at(&mut entry, (address / page * ENTRY) as u64).unwrap();
-        u64::from_le_bytes(entry) >> 63 == 1
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Computations on plain slices, without a graph: for serving, scoring and routing.
 //!
-//! Every function takes row-major f32 and panics when a slice is shorter than the sizes demand.
+//! Every function takes row-major f32. [`linear`] and [`transposed_product`] panic when a slice is shorter than their shape
+//! demands. A function without a shape computes the elements or whole rows that all of its slices have, and leaves the rest
+//! of the result as it was.
 
 use rayon::prelude::*;
 
@@ -48,12 +50,18 @@ pub fn linear(x: &[f32], weight: &[f32], y: &mut [f32], shape: LinearShape) {
 }
 
 /// Normalises each row of D = `weight.len()` elements: `y = x / sqrt(mean(x²) + epsilon) · weight`.
+///
+/// # Panics
+/// When D is 0.
 pub fn rms_norm(x: &[f32], weight: &[f32], y: &mut [f32], epsilon: f32) {
     crate::rms_norm::forward(x, weight, y, epsilon);
 }
 
 /// Rotates x (T, H × Dh) in place. Each row of `width` = H × Dh elements is one position, the first row is position
 /// `offset`. Rows past the table's positions stay as they are.
+///
+/// # Panics
+/// When `width` is 0.
 pub fn rope(x: &mut [f32], table: &RopeTable, width: usize, offset: usize) {
     vector::dispatch(
         #[inline(always)]
@@ -85,7 +93,7 @@ pub fn add_assign(a: &mut [f32], b: &[f32]) {
 /// Copies the rows of `weight` (V, D) for `tokens` into `y` (tokens, D).
 ///
 /// # Panics
-/// When a token is not below V.
+/// When a token is not below V, or `width` is 0.
 pub fn embedding(weight: &[f32], tokens: &[u32], width: usize, y: &mut [f32]) {
     crate::embedding::copy_rows(weight, tokens, width, y);
 }

@@ -1,6 +1,7 @@
 //! Keys and values of many sequences, in pages.
 
 use half::bf16;
+use half::vec::HalfBitsVecExt as _;
 
 use crate::OpsError;
 use crate::element::{Element, Precision};
@@ -66,7 +67,9 @@ impl KvPages {
         let length = shape.blocks * pages * shape.kv_heads * shape.head();
         let memory = match precision {
             Precision::F32 => Memory::F32(vec![0.0; length]),
-            Precision::Bf16 => Memory::Bf16(vec![bf16::ZERO; length]),
+            // The standard library asks the system for zeros of its own number types only. It would write each
+            // `bf16::ZERO`, and so take the memory of all pages at once.
+            Precision::Bf16 => Memory::Bf16(vec![0u16; length].reinterpret_into()),
         };
         Self { shape, pages, memory }
     }
@@ -75,6 +78,12 @@ impl KvPages {
     #[must_use]
     pub fn pages(&self) -> usize {
         self.pages
+    }
+
+    /// The sizes of the keys and values in the pages.
+    #[must_use]
+    pub fn shape(&self) -> KvShape {
+        self.shape
     }
 
     /// Copies the keys and values of the first `blocks` blocks from one page to another.
@@ -108,20 +117,22 @@ impl KvPages {
     /// A page does not exist, a sequence has too few pages, or a page to be written is in use by another sequence.
     pub fn open<'a>(&'a mut self, places: &[SequencePlace<'a>]) -> Result<Vec<SequencePages<'a>>, OpsError> {
         let problem = |problem: String| shape("pages", problem);
-        // For each page: the number of sequences that hold it.
-        let mut holders = vec![0u32; self.pages];
-        for SequencePlace { pages, start, rows } in places {
+        // For each page: the number of sequences that hold it, and the last of them, counted from 1.
+        let (mut holders, mut last) = (vec![0u32; self.pages], vec![0usize; self.pages]);
+        for (number, SequencePlace { pages, start, rows }) in (1..).zip(places) {
             if (start + rows).div_ceil(PAGE_TOKENS) > pages.len() {
                 let tokens = start + rows;
                 return Err(problem(format!("{tokens} tokens do not fit {} pages", pages.len())));
             }
-            for (at, &page) in pages.iter().enumerate() {
-                if pages[..at].contains(&page) {
+            for &page in *pages {
+                let last = last
+                    .get_mut(page as usize)
+                    .ok_or_else(|| problem(format!("page {page} of {} does not exist", self.pages)))?;
+                if *last == number {
                     return Err(problem(format!("a sequence has page {page} twice")));
                 }
-                *holders
-                    .get_mut(page as usize)
-                    .ok_or_else(|| problem(format!("page {page} of {} does not exist", self.pages)))? += 1;
+                *last = number;
+                holders[page as usize] += 1;
             }
         }
         for SequencePlace { pages, start, rows } in places {
@@ -220,17 +231,40 @@ mod tests {
         // Page 0 is shared and only read.
         let two = [place(&[0, 1], 16, 4), place(&[0, 2], 20, 1)];
         assert_eq!(pages.open(&two).unwrap().len(), 2);
+        let three = [place(&[0, 1], 16, 4), place(&[0, 2], 20, 1), place(&[3, 0], 0, 3)];
+        assert_eq!(pages.open(&three).unwrap().len(), 3);
         for (bad, message) in [
             ([place(&[0, 1], 15, 2), place(&[0, 2], 16, 1)], "page 0 would be written"),
             ([place(&[0, 4], 16, 1), place(&[1, 2], 16, 1)], "page 4 of 4"),
             ([place(&[0], 16, 1), place(&[1, 2], 16, 1)], "17 tokens do not fit 1 pages"),
             ([place(&[3, 3], 0, 1), place(&[1, 2], 16, 1)], "page 3 twice"),
+            ([place(&[0, 1], 16, 1), place(&[0, 2, 0], 16, 1)], "page 0 twice"),
         ] {
             let error = pages.open(&bad).unwrap_err().to_string();
             assert!(error.contains(message), "{error}");
         }
         for (from, to, blocks) in [(4, 0, 1), (0, 4, 1), (0, 1, 2)] {
             assert!(pages.copy(from, to, blocks).unwrap_err().to_string().contains("can't be copied"));
+        }
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn pages_that_nobody_wrote_take_no_memory() {
+        use crate::test_support::is_resident;
+
+        let shape = KvShape { blocks: 1, kv_heads: 1, head_dim: 64 };
+        for precision in [Precision::F32, Precision::Bf16] {
+            let count = (64 << 20) / shape.page_bytes(precision);
+            let mut pages = KvPages::new(shape, count, precision);
+            let middle = |pages: &KvPages| match &pages.memory {
+                Memory::F32(memory) => memory[memory.len() / 2..].as_ptr().addr(),
+                Memory::Bf16(memory) => memory[memory.len() / 2..].as_ptr().addr(),
+            };
+            assert!(!is_resident(middle(&pages)), "{precision:?}");
+            let written = u32::try_from(count / 2).unwrap();
+            pages.copy(0, written, 1).unwrap();
+            assert!(is_resident(middle(&pages)), "{precision:?}");
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::attention::paged::{PagedQueries, attend};
 use crate::block::BlockShape;
 use crate::buffer::Workspace;
 use crate::element::Element;
-use crate::kv_pages::{SequencePages, SharedMemory};
+use crate::kv_pages::{KvShape, SequencePages, SharedMemory};
 use crate::packed_rows::{PackedRows, Target, gated_products};
 use crate::product::Shared;
 use crate::{OpsError, WeightFormat, rms_norm, vector};
@@ -113,10 +113,16 @@ impl PackedBlock {
     /// Memory of the weights of a block in bytes, before it is packed.
     #[must_use]
     pub fn bytes_of(shape: &BlockShape, format: WeightFormat) -> usize {
-        let (width, attention, ffn) = (shape.width, shape.attention(), shape.ffn);
-        let matrices = [(shape.qkv(), width), (width, attention), (ffn, width), (ffn, width), (width, ffn)];
-        let matrices = matrices.map(|(rows, depth)| PackedRows::bytes_of(rows, depth, format));
-        2 * width * size_of::<f32>() + matrices.iter().sum::<usize>()
+        let matrices = matrices(shape).map(|(rows, depth)| PackedRows::bytes_of(rows, depth, format));
+        2 * shape.width * size_of::<f32>() + matrices.iter().sum::<usize>()
+    }
+
+    /// True if the weights have the sizes of a block of this shape.
+    #[must_use]
+    pub fn fits(&self, shape: &BlockShape) -> bool {
+        let own = [&self.qkv, &self.o, &self.gate, &self.up, &self.down];
+        own.map(|matrix| (matrix.rows(), matrix.depth())) == matrices(shape)
+            && [&self.input_norm, &self.post_norm].iter().all(|norm| norm.len() == shape.width)
     }
 
     /// Memory of the weights in bytes.
@@ -145,6 +151,12 @@ impl PackedBlock {
         let rows = x.len() / shape.width;
         let given: usize = sequences.iter().map(|sequence| sequence.rows()).sum();
         assert_eq!(rows, given, "rows that do not fit the sequences");
+        // The tasks of attention rely on both: each of them writes the pages of its sequence, and the heads of its group.
+        assert!(shape.heads.is_multiple_of(shape.kv_heads), "heads that do not divide into groups");
+        let fits = |KvShape { blocks, kv_heads, head_dim }| {
+            block < blocks && kv_heads == shape.kv_heads && head_dim == shape.rope.head_dim()
+        };
+        assert!(sequences.iter().all(|sequence| fits(sequence.shape)), "pages of another shape");
         let mut h = workspace.take(rows * shape.width);
         rms_norm::forward(x, &self.input_norm, &mut h, shape.epsilon);
         let mut qkv = workspace.take(rows * shape.qkv());
@@ -161,6 +173,12 @@ impl PackedBlock {
             workspace.give(buffer);
         }
     }
+}
+
+/// Rows and depths of queries, keys and values together, the output of attention, gate, up and down.
+fn matrices(shape: &BlockShape) -> [(usize, usize); 5] {
+    let (width, attention, ffn) = (shape.width, shape.attention(), shape.ffn);
+    [(shape.qkv(), width), (width, attention), (ffn, width), (ffn, width), (width, ffn)]
 }
 
 /// Rotates queries and keys, appends keys and values to the pages, and writes the results of attention to y (rows, H × Dh).
@@ -221,4 +239,80 @@ fn write<E: Element>(
     values: &[f32],
 ) {
     sequence.write(memory, block, position, keys, values);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{KvPages, Precision, RopeTable, SequencePlace};
+
+    fn shape() -> BlockShape {
+        let rope = RopeTable::new(4, 2, 1e4).unwrap();
+        BlockShape { width: 4, heads: 2, kv_heads: 1, ffn: 3, epsilon: 1e-5, rope }
+    }
+
+    fn packed(shape: &BlockShape) -> PackedBlock {
+        let mut packer = BlockPacker::default();
+        let [qkv, o, gate, up, down] = matrices(shape).map(|(rows, depth)| rows * depth);
+        for (part, length) in [
+            (BlockPart::InputNorm, shape.width),
+            (BlockPart::Qkv, qkv),
+            (BlockPart::O, o),
+            (BlockPart::PostNorm, shape.width),
+            (BlockPart::Gate, gate),
+            (BlockPart::Up, up),
+            (BlockPart::Down, down),
+        ] {
+            packer.add(shape, part, &vec![0.5; length], WeightFormat::F32).unwrap();
+        }
+        packer.finish().unwrap()
+    }
+
+    /// Runs rows of two sequences whose pages have a shape of their own.
+    fn run(block: usize, kv: KvShape) {
+        let mut pages = KvPages::new(kv, 2, Precision::F32);
+        let place = |pages, rows| SequencePlace { pages, start: 0, rows };
+        let mut opened = pages.open(&[place(&[0], 1), place(&[1], 2)]).unwrap();
+        let mut sequences: Vec<_> = opened.iter_mut().collect();
+        let mut x = [1.0; 12];
+        packed(&shape()).run(&shape(), block, &mut x, &mut sequences, &Workspace::default());
+        assert!(x.iter().all(|x| x.is_finite() && *x != 1.0), "{x:?}");
+    }
+
+    #[test]
+    fn pages_of_the_shape_are_taken() {
+        run(1, KvShape { blocks: 2, kv_heads: 1, head_dim: 2 });
+    }
+
+    #[test]
+    #[should_panic(expected = "pages of another shape")]
+    fn pages_with_other_heads_are_refused() {
+        run(1, KvShape { blocks: 2, kv_heads: 2, head_dim: 2 });
+    }
+
+    #[test]
+    #[should_panic(expected = "pages of another shape")]
+    fn pages_with_heads_of_another_width_are_refused() {
+        run(1, KvShape { blocks: 2, kv_heads: 1, head_dim: 4 });
+    }
+
+    #[test]
+    #[should_panic(expected = "pages of another shape")]
+    fn pages_without_the_block_are_refused() {
+        run(2, KvShape { blocks: 2, kv_heads: 1, head_dim: 2 });
+    }
+
+    #[test]
+    fn a_block_fits_its_own_shape_only() {
+        let block = packed(&shape());
+        assert!(block.fits(&shape()));
+        for other in [
+            BlockShape { width: 6, ..shape() },
+            BlockShape { heads: 4, ..shape() },
+            BlockShape { kv_heads: 2, ..shape() },
+            BlockShape { ffn: 4, ..shape() },
+        ] {
+            assert!(!block.fits(&other), "{other:?}");
+        }
+    }
 }

@@ -156,6 +156,12 @@ impl PackedRows {
         self.rows
     }
 
+    /// K.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
     /// Memory of the packed matrix in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {

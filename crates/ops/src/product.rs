@@ -126,8 +126,12 @@ pub(crate) unsafe fn multiply_shared(
     c_row: usize,
     accumulate: bool,
 ) {
-    let end = at + lhs.rows.saturating_sub(1) * c_row + columns.len();
-    assert!(lhs.rows == 0 || end <= c.len(), "the result is too short");
+    // A result without rows is empty, so that columns after the first begin beyond its end.
+    if lhs.rows == 0 {
+        return;
+    }
+    let end = at + (lhs.rows - 1) * c_row + columns.len();
+    assert!(end <= c.len(), "the result is too short");
     // SAFETY: the elements lie in the slice by the assertion and are ours by this function's contract.
     unsafe { multiply_into(lhs, rhs, columns, c.at(at), c_row, accumulate) }
 }

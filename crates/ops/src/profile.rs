@@ -11,7 +11,7 @@ pub enum Phase {
     Attention,
     /// The final norm, the output projection and the cross entropy.
     Head,
-    /// Gradient clipping and AdamW.
+    /// Gradient clipping and the step of the optimizer: AdamW, Muon or plain descent.
     Optimizer,
 }
 

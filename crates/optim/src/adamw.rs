@@ -7,6 +7,12 @@ use crate::config_error::require;
 use crate::vector::vectorized;
 use crate::{CHUNK, OptimConfigError};
 
+/// Least [`AdamWConfig::epsilon`]. A step casts epsilon to f32, where less than 1e-45 is 0: a parameter without a gradient
+/// would become NaN. What a second moment loses below the normal numbers of f32 is worth about 1e-18 in its root with the
+/// default decays. A peer's state may thus have a first moment of this size beside a second moment of 0 (the bounds of
+/// moments in `dipaco-path`). Divided by a far smaller epsilon, it would move a weight by many learning rates.
+const LEAST_EPSILON: f64 = 1e-16;
+
 /// The inner optimizer. The defaults are DiPaCo's where it names them (arXiv:2403.10616 §4).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -18,7 +24,7 @@ pub struct AdamWConfig {
     pub beta1: f64,
     /// Decay of the second moment per step, 0 to 1 (default 0.95).
     pub beta2: f64,
-    /// Added to the root of the second moment (default 1e-8); must be above 0.
+    /// Added to the root of the second moment (default 1e-8); must be at least 1e-16.
     pub epsilon: f64,
     /// Decoupled weight decay per step and unit of learning rate (default 0.1). Norms are not decayed.
     pub weight_decay: f64,
@@ -51,7 +57,9 @@ impl AdamWConfig {
         for (key, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
             require((0.0..1.0).contains(&beta), key, beta, "at least 0 and below 1")?;
         }
-        require(positive(self.epsilon), "epsilon", self.epsilon, "above 0")?;
+        let epsilon = self.epsilon;
+        let allowed = epsilon.is_finite() && epsilon >= LEAST_EPSILON;
+        require(allowed, "epsilon", epsilon, "at least 1e-16")?;
         require(not_negative(self.weight_decay), "weight_decay", self.weight_decay, "0 or more")?;
         require(not_negative(self.clip_norm), "clip_norm", self.clip_norm, "0 (no clipping) or more")
     }

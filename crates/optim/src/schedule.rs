@@ -53,7 +53,10 @@ pub fn learning_rate(step: u64, total_steps: u64, peak: f64, config: &ScheduleCo
     let last = peak * config.final_fraction;
     if let Some(fraction) = config.decay_fraction {
         let after_warmup = total_steps.saturating_sub(config.warmup_steps).max(1);
-        let decay = ((fraction * total_steps as f64).ceil() as u64).clamp(1, after_warmup);
+        // A decimal fraction is rounded to binary, and so is the product: 0.07 · 100 is a little above 7. The last factor
+        // takes off more than both roundings can add, so that they add no step.
+        let steps = fraction * total_steps as f64 * (1.0 - 2.0 * f64::EPSILON);
+        let decay = (steps.ceil() as u64).clamp(1, after_warmup);
         // The first step of the decay is already below the peak, so that the last one has the final value.
         let done = (step + 1).saturating_sub(total_steps.saturating_sub(decay)).min(decay);
         return peak - (peak - last) * (done as f64 / decay as f64);

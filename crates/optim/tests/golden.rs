@@ -133,6 +133,10 @@ fn a_stable_rate_decays_linearly_at_the_end() {
     assert_eq!(learning_rate(6, 40, 1.0, &whole), 1.0);
     assert!(learning_rate(7, 40, 1.0, &whole) < 1.0);
     assert!((learning_rate(7, 3, 1.0, &whole) - 0.1).abs() < 1e-15);
+    // In binary, 0.07 · 100 is a little above 7.
+    let seventh = ScheduleConfig { warmup_steps: 0, decay_fraction: Some(0.07), ..ScheduleConfig::default() };
+    assert_eq!(learning_rate(92, 100, 1.0, &seventh), 1.0, "7 steps of decay, not 8");
+    assert!(learning_rate(93, 100, 1.0, &seventh) < 1.0);
     for wrong in [0.0, -0.1, 1.1, f64::NAN] {
         assert!(ScheduleConfig { decay_fraction: Some(wrong), ..ScheduleConfig::default() }.check().is_err());
     }
@@ -166,5 +170,11 @@ fn numbers_out_of_range_are_named() {
     assert!(NesterovConfig { learning_rate: f64::NAN, momentum: 0.9 }.check().is_err());
     assert!(ScheduleConfig { final_fraction: 1.5, ..ScheduleConfig::default() }.check().is_err());
     assert!(DelayedNesterovConfig { share: 0.5, ..DelayedNesterovConfig::default() }.check().is_err());
+    // 1e-46 is 0 in f32.
+    for epsilon in [0.0, 1e-46, 1e-30, 9e-17, f64::NAN, f64::INFINITY] {
+        let error = AdamWConfig { epsilon, ..AdamWConfig::default() }.check().unwrap_err();
+        assert!(error.to_string().ends_with("it must be at least 1e-16"), "{error}");
+    }
+    assert!(AdamWConfig { epsilon: 1e-16, ..AdamWConfig::default() }.check().is_ok());
     assert!(AdamWConfig::default().check().is_ok() && DelayedNesterovConfig::default().check().is_ok());
 }

@@ -47,7 +47,7 @@ impl<T> ForwardBuffers<T> {
 impl ForwardBuffers<usize> {
     fn lengths<E: Element>(keys: usize, head_dim: usize) -> Self {
         let (group, Tiling { panel: block, .. }) = (Group::of::<E>(), Tiling::of::<E>());
-        // Rows of scores are padded to whole tiles, which the kernels write without a detour.
+        // Only the stride of the rows of scores is padded to whole tiles, so that each row begins on a cache line.
         let wide = keys.next_multiple_of(NR);
         Self {
             k_transposed: packed_len(group, head_dim, keys, NR),

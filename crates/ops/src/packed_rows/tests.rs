@@ -68,6 +68,20 @@ fn a_row_has_the_same_bits_alone_in_any_block_and_with_any_threads() {
 }
 
 #[test]
+fn a_product_of_no_rows_is_empty() {
+    // More columns than a task computes.
+    let (depth, outputs) = (32, 150);
+    for format in FORMATS {
+        let packed = PackedRows::with_format(&values(depth * outputs, 37), depth, format).unwrap();
+        packed.products(&[], &mut []);
+        for target in [Target::Replace, Target::Add] {
+            packed.products_by_columns(&[], &mut [], target);
+        }
+        gated_products(&packed, &packed, &[], &mut []);
+    }
+}
+
+#[test]
 fn bf16_gives_the_bits_of_f32_with_rounded_weights() {
     for (depth, outputs, rows) in [(600, 150, 13), (7, 5, 1)] {
         let (weights, x) = (values(depth * outputs, 37), values(depth * rows, 23));
