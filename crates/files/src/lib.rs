@@ -2,7 +2,7 @@
 //!
 //! [`publish`] writes bytes, [`PendingFile`] takes content piece by piece or lends its path to a library such as HDF5.
 //! Both follow the same order: write a temporary file in the folder of the destination, sync the file, rename it, sync
-//! the folder. Readers therefore see either the old file or the complete new one.
+//! the folder. Readers therefore see either the old file or the complete new one. [`open_to_lock`] opens a file for a lock.
 //!
 //! ```
 //! let folder = tempfile::tempdir()?;
@@ -16,6 +16,7 @@
 
 mod error;
 mod hash;
+mod lock;
 mod pending;
 
 use std::fs::File;
@@ -24,6 +25,7 @@ use std::path::Path;
 
 pub use error::FileError;
 pub use hash::{content_hash, file_hash};
+pub use lock::open_to_lock;
 pub use pending::PendingFile;
 
 /// Publishes `bytes` as the file `path`, replacing an earlier file. The folder must exist. The umask decides who may read

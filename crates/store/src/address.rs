@@ -88,9 +88,9 @@ pub(crate) fn resolve(address: &str, options: &StoreOptions, open: Open) -> Resu
 
 fn local(path: PathBuf, options: &StoreOptions, open: Open) -> Result<Resolved, StoreError> {
     let address = path.display().to_string();
-    let unusable =
-        |error: io::Error| StoreError::Address { address: address.clone(), reason: error.to_string() };
-    if open == Open::Create {
+    let unusable = |source: io::Error| StoreError::Directory { address: address.clone(), source };
+    // What exists may be a file, which the next step reports.
+    if open == Open::Create && !path.exists() {
         std::fs::create_dir_all(&path).map_err(unusable)?;
     }
     match path.metadata() {
@@ -103,8 +103,7 @@ fn local(path: PathBuf, options: &StoreOptions, open: Open) -> Result<Resolved, 
         }
         Err(source) => return Err(unusable(source)),
     }
-    let store = LocalFileSystem::new_with_prefix(&path)
-        .map_err(|error| StoreError::Address { address: address.clone(), reason: error.to_string() })?;
+    let store = LocalFileSystem::new_with_prefix(&path).map_err(|error| unusable(io::Error::other(error)))?;
     // A folder goes with its last object: an outer step would leave a folder for each fragment.
     let store = store.with_fsync(options.durable).with_automatic_cleanup(true);
     Ok(Resolved {
@@ -129,4 +128,25 @@ fn may_hold_secret(address: &str) -> bool {
     let authority = rest.split('/').next().unwrap_or(rest);
     let password = authority.rsplit_once('@').is_some_and(|(user, _)| user.contains(':'));
     password || rest.contains(['?', '#'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RunStore;
+
+    #[test]
+    fn a_directory_that_can_not_be_used_is_no_wrong_address() {
+        let folder = tempfile::tempdir().unwrap();
+        let a_file = folder.path().join("run");
+        std::fs::write(&a_file, "x").unwrap();
+        let below = a_file.join("store");
+        for opened in [RunStore::open(below.to_str().unwrap()), RunStore::create(below.to_str().unwrap())] {
+            let error = opened.unwrap_err();
+            assert!(matches!(error, StoreError::Directory { .. }), "{error:?}");
+            assert!(error.to_string().contains("check the directory and its permissions"), "{error}");
+        }
+        let error = RunStore::create(a_file.to_str().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("it is a file, not a directory"), "{error}");
+    }
 }

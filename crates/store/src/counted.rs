@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use object_store::path::Path;
@@ -18,8 +19,8 @@ use crate::RunStore;
 /// What has been done through a counted store.
 #[derive(Debug, Default)]
 pub struct StoreLoad {
-    reading: AtomicUsize,
-    most_reading: AtomicUsize,
+    reads: OpenCalls,
+    deletions: OpenCalls,
     written: Mutex<BTreeMap<String, usize>>,
 }
 
@@ -27,7 +28,13 @@ impl StoreLoad {
     /// The greatest number of reads that were open at the same time.
     #[must_use]
     pub fn most_reads(&self) -> usize {
-        self.most_reading.load(Ordering::Relaxed)
+        self.reads.most.load(Ordering::Relaxed)
+    }
+
+    /// The greatest number of deletions that were open at the same time.
+    #[must_use]
+    pub fn most_deletions(&self) -> usize {
+        self.deletions.most.load(Ordering::Relaxed)
     }
 
     /// How often each object was written, by name.
@@ -46,8 +53,8 @@ impl StoreLoad {
 }
 
 impl RunStore {
-    /// This store, and counts of what is done through it. In a test on one thread, reads that several tasks begin before
-    /// they wait for anything else are always counted as simultaneous.
+    /// This store, and counts of what is done through it. In a test on one thread, reads or deletions that several tasks begin
+    /// before they wait for anything else are always counted as simultaneous.
     #[must_use]
     pub fn counted(mut self) -> (Self, Arc<StoreLoad>) {
         let load = Arc::<StoreLoad>::default();
@@ -68,20 +75,27 @@ impl fmt::Display for CountedObjects {
     }
 }
 
-/// An open read.
-struct Reading<'a>(&'a StoreLoad);
+/// Calls of one kind that are open at the same time.
+#[derive(Debug, Default)]
+struct OpenCalls {
+    now: Arc<AtomicUsize>,
+    most: AtomicUsize,
+}
 
-impl<'a> Reading<'a> {
-    fn begin(load: &'a StoreLoad) -> Self {
-        let reading = load.reading.fetch_add(1, Ordering::Relaxed) + 1;
-        load.most_reading.fetch_max(reading, Ordering::Relaxed);
-        Self(load)
+impl OpenCalls {
+    fn begin(&self) -> OpenCall {
+        let now = self.now.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most.fetch_max(now, Ordering::Relaxed);
+        OpenCall(self.now.clone())
     }
 }
 
-impl Drop for Reading<'_> {
+/// An open call. It ends when this is dropped.
+struct OpenCall(Arc<AtomicUsize>);
+
+impl Drop for OpenCall {
     fn drop(&mut self) {
-        self.0.reading.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -127,7 +141,7 @@ impl ObjectStore for CountedObjects {
         Self: 'c,
     {
         Box::pin(async move {
-            let _reading = Reading::begin(&self.load);
+            let _reading = self.load.reads.begin();
             let found = self.objects.get_opts(location, options).await;
             // A store in memory answers at once. Others get their turn before the answer is used, as if it took time.
             tokio::task::yield_now().await;
@@ -136,7 +150,17 @@ impl ObjectStore for CountedObjects {
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.objects.delete_stream(locations)
+        let deleting = self.load.deletions.begin();
+        let deleted = self.objects.delete_stream(locations).then(move |deleted| {
+            // The call is open as long as this stream.
+            let _open = &deleting;
+            // Others get their turn, as before the answer to a read.
+            async move {
+                tokio::task::yield_now().await;
+                deleted
+            }
+        });
+        deleted.boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {

@@ -5,6 +5,9 @@ use std::io;
 
 use object_store::client::{HttpError, HttpErrorKind};
 
+/// Errors of the operating system that deny an operation.
+const DENIED: [io::ErrorKind; 2] = [io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem];
+
 /// An error of the run store. The message names the object, the store and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -51,6 +54,15 @@ pub enum StoreError {
     #[error("there is no run store at `{address}`: check the path, or create the run first")]
     NoStore {
         /// Address of the absent directory.
+        address: String,
+        /// Error of the operating system.
+        #[source]
+        source: io::Error,
+    },
+    /// The operating system refuses the directory of a local store.
+    #[error("the run store in `{address}` can't be used: check the directory and its permissions")]
+    Directory {
+        /// The directory.
         address: String,
         /// Error of the operating system.
         #[source]
@@ -230,9 +242,8 @@ impl StoreError {
     pub fn is_denied(&self) -> bool {
         match self {
             Self::Remote { cause, .. } => *cause == RemoteCause::Credentials,
-            Self::Io { source, .. } => {
-                is_of(source, &[io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem])
-            }
+            Self::Io { source, .. } => is_of(source, &DENIED),
+            Self::Directory { source, .. } => DENIED.contains(&source.kind()),
             _ => false,
         }
     }
@@ -363,6 +374,11 @@ mod tests {
         for code in [5, 20, 28, 122] {
             assert!(!from_os(code).is_denied(), "{:?}", from_os(code));
         }
+        let directory = |code| StoreError::Directory {
+            address: "/run".to_owned(),
+            source: io::Error::from_raw_os_error(code),
+        };
+        assert!(directory(13).is_denied() && !directory(20).is_denied() && !directory(13).may_pass());
         let remote = |source| StoreError::remote("write", "readers/1", "s3://run", source);
         let (path, why) = ("readers/1".to_owned(), "no".into());
         assert!(remote(object_store::Error::PermissionDenied { path, source: why }).is_denied());

@@ -39,6 +39,7 @@
 
 mod address;
 mod counted;
+mod deletion;
 mod error;
 mod folder;
 mod hash;

@@ -55,7 +55,7 @@ impl RunStore {
     /// not contacted; [`Self::check_writable`] does that.
     ///
     /// # Errors
-    /// [`StoreError::Address`], [`StoreError::SecretInAddress`] and [`StoreError::NoStore`].
+    /// [`StoreError::Address`], [`StoreError::Directory`], [`StoreError::SecretInAddress`] and [`StoreError::NoStore`].
     pub fn open(address: &str) -> Result<Self, StoreError> {
         Self::open_with(address, &StoreOptions::default())
     }
@@ -71,7 +71,7 @@ impl RunStore {
     /// Opens the store at `address`, and creates its directory if absent.
     ///
     /// # Errors
-    /// [`StoreError::Address`] and [`StoreError::SecretInAddress`].
+    /// [`StoreError::Address`], [`StoreError::Directory`] and [`StoreError::SecretInAddress`].
     pub fn create(address: &str) -> Result<Self, StoreError> {
         Self::create_with(address, &StoreOptions::default())
     }
@@ -314,14 +314,6 @@ impl RunStore {
         self.patiently(attempt).await
     }
 
-    /// Deletes an object. An absent object is no error, so a caller may repeat a deletion.
-    ///
-    /// # Errors
-    /// [`StoreError::Name`] and [`StoreError::Io`].
-    pub async fn delete(&self, name: &str) -> Result<(), StoreError> {
-        self.remove(&object_path(name)?).await
-    }
-
     /// Lists the objects whose name starts with the segments of `prefix` (`""` for all), sorted by name. Manifests, probes
     /// and interrupted writes are excluded.
     ///
@@ -352,16 +344,6 @@ impl RunStore {
         let failed = |source| self.failed("read", path.as_ref(), source);
         let attempt =
             || async { self.objects.get(path).await.map_err(failed)?.bytes().await.map_err(failed) };
-        self.patiently(attempt).await
-    }
-
-    pub(crate) async fn remove(&self, path: &Path) -> Result<(), StoreError> {
-        let attempt = || async {
-            match self.objects.delete(path).await {
-                Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-                Err(source) => Err(self.failed("delete", path.as_ref(), source)),
-            }
-        };
         self.patiently(attempt).await
     }
 

@@ -176,6 +176,11 @@ impl RunStore {
                 }
                 // S3 refuses a creation during another one of the same name, also when the other one fails.
                 Ok(None) if attempt < ATTEMPTS => attempt += 1,
+                // S3 still works on the other one, which may be an earlier attempt of this writer. Until it ends nobody has
+                // the name, so the patience of the store asks again.
+                Ok(None) if exists && self.is_remote() => {
+                    return Err(Error::Generic { store: "a creation under way", source: Box::new(error) });
+                }
                 // It is not known whose content it is.
                 Err(unread) if exists => return Err(unread),
                 _ => return Err(error),

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use tokio::sync::Semaphore;
+
 use super::*;
 use crate::{ManifestSequence, ObjectRef, RunManifest};
 
@@ -107,6 +109,23 @@ async fn a_manifest_is_replaced_once_although_the_store_failed() {
     assert_eq!((second.0, broken.told()), (first.0 + 1, 3));
     let loaded = broken.store.load::<RunManifest>().await.unwrap().unwrap();
     assert_eq!(loaded.sequence, second);
+}
+
+#[tokio::test]
+async fn a_creation_that_the_store_still_works_on_is_no_other_writer() {
+    let first = "manifest/00000000000000000001.json";
+    let mut broken = Broken::new(LONG, first, 2);
+    broken.store.slots = Some(Arc::new(Semaphore::new(1)));
+    assert!(broken.store.is_remote());
+    // While S3 works on a request that has timed out here, its name is taken and has no object. So it is with this link.
+    std::fs::create_dir(broken.path("manifest")).unwrap();
+    symlink("absent", broken.path(first)).unwrap();
+    let manifest = RunManifest::new("run".to_owned());
+    let replaced = broken.store.replace(&manifest, ManifestSequence::NONE).await;
+    assert!(matches!(replaced, Ok(ManifestSequence(1))), "{replaced:?}");
+    assert_eq!(broken.told(), 2);
+    let loaded = broken.store.load::<RunManifest>().await.unwrap().unwrap();
+    assert_eq!((loaded.manifest, loaded.sequence), (manifest, ManifestSequence(1)));
 }
 
 #[tokio::test]
