@@ -22,13 +22,13 @@ const HELD_OUT: usize = 5;
 pub struct Discriminative {
     /// The router.
     pub router: Router,
-    /// Documents that each path scores best (P).
+    /// Documents that each path is the target of (P).
     pub target_sizes: Vec<u64>,
     /// Documents that the router sends to each path (P).
     pub sizes: Vec<u64>,
     /// Documents that the router would send to each path (P) without calibrated biases.
     pub uncalibrated_sizes: Vec<u64>,
-    /// Share of the documents that go to the path that scores them best.
+    /// Share of the documents that go to their target.
     pub accuracy: f64,
     /// The chosen penalty.
     pub penalty: f64,
@@ -68,6 +68,43 @@ pub fn targets_of(scores: &[f64], paths: u32) -> Result<Vec<PathId>, RoutingErro
     Ok(scores.chunks_exact(width).map(best).collect())
 }
 
+/// Gives targets to the paths that are best for no document. A classifier has the same weights for all paths without a target,
+/// so one of them would get all documents that belong to any of them.
+///
+/// Such a path becomes the target of the documents that it scores nearest to their best path: `least_share` of an equal share,
+/// and at least one. They come from paths that keep as many. With fewer documents than paths, some paths stay without a target.
+/// `targets` are those of [`targets_of`] for these `scores`.
+pub fn raise_targets(targets: &mut [PathId], scores: &[f64], paths: u32, least_share: f64) {
+    let mut sizes = histogram(targets, paths);
+    warn_of_rare_targets(&sizes);
+    let least = ((least_share * targets.len() as f64 / f64::from(paths)) as u64).max(1);
+    for path in (0..paths).map(PathId) {
+        if sizes[path.index()] > 0 {
+            continue;
+        }
+        for document in nearest(path, targets, scores, paths) {
+            if sizes[path.index()] >= least {
+                break;
+            }
+            let from = targets[document].index();
+            if sizes[from] > least {
+                sizes[from] -= 1;
+                sizes[path.index()] += 1;
+                targets[document] = path;
+            }
+        }
+    }
+}
+
+/// All documents, first those that `path` scores nearest to their targets; equally near ones by number.
+fn nearest(path: PathId, targets: &[PathId], scores: &[f64], paths: u32) -> Vec<usize> {
+    let behind = |(target, row): (&PathId, &[f64])| row[target.index()] - row[path.index()];
+    let rows = targets.iter().zip(scores.chunks_exact(paths as usize));
+    let mut order: Vec<(f64, usize)> = rows.map(behind).zip(0..).collect();
+    order.par_sort_unstable_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+    order.into_iter().map(|(_, document)| document).collect()
+}
+
 /// Documents whose best paths are known.
 #[derive(Clone, Copy, Debug)]
 pub struct ScoredDocuments<'a> {
@@ -75,7 +112,7 @@ pub struct ScoredDocuments<'a> {
     pub features: &'a [f32],
     /// Components of a feature (D).
     pub dimension: usize,
-    /// The path that scores each document best (N), from [`targets_of`].
+    /// The path to which each document should go (N): the one that scores it best, from [`targets_of`] and [`raise_targets`].
     pub targets: &'a [PathId],
     /// Number of paths (P).
     pub paths: u32,
@@ -87,7 +124,8 @@ pub struct ScoredDocuments<'a> {
 /// penalty of `config.classifier.penalties` that predicts a fifth of the documents best after fitting the others. Then
 /// biases are calibrated until each path is chosen as often as it is a target. Without them a classifier chooses rare
 /// targets even more rarely, and paths get no text. A path that is hardly ever a target gets `config.least_share` of an
-/// equal share. The same inputs give the same router, bit for bit.
+/// equal share. Of several paths that are never a target only one gets text: see [`raise_targets`]. The same inputs give the
+/// same router, bit for bit.
 ///
 /// # Errors
 ///
@@ -106,7 +144,6 @@ pub fn fit_discriminative(
     let &ScoredDocuments { features, dimension, targets, paths } = documents;
     let count = targets.len();
     let target_sizes = histogram(targets, paths);
-    warn_of_rare_targets(&target_sizes);
 
     let scaling = Scaling::of(features, dimension);
     if scaling.is_constant() && count > 1 {
@@ -245,7 +282,7 @@ impl ScoredDocuments<'_> {
     }
 }
 
-/// Warns of paths that no document chose.
+/// Warns of paths that are best for no document.
 fn warn_of_rare_targets(target_sizes: &[u64]) {
     let never = target_sizes.iter().filter(|&&size| size == 0).count();
     if never > 0 {
@@ -254,7 +291,8 @@ fn warn_of_rare_targets(target_sizes: &[u64]) {
             paths = target_sizes.len(),
             documents = target_sizes.iter().sum::<u64>(),
             "paths are best for none of the router's documents: raise routing.router_share, use fewer paths, or train longer \
-             before re-routing; they get routing.least_share of an equal share"
+             before re-routing; they get the documents that they score nearest to the best path, routing.least_share of an \
+             equal share"
         );
     }
 }

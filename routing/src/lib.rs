@@ -47,7 +47,7 @@ mod token_vectors;
 mod transformer;
 
 pub use assign::{Assigned, Assignment, assign};
-pub use classifier::{Discriminative, ScoredDocuments, fit_discriminative, targets_of};
+pub use classifier::{Discriminative, ScoredDocuments, fit_discriminative, raise_targets, targets_of};
 pub use config::{ClassifierConfig, FeatureKind, RouterConfig, RouterKind};
 pub use dipaco_model::BoxError;
 pub use error::RoutingError;

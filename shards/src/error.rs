@@ -221,6 +221,16 @@ pub enum ShardsError {
         /// True if a tokenizer of other inputs or settings is there.
         other: bool,
     },
+    /// The text gives another tokenizer than that of a trained model.
+    #[error("the tokenizer for this text is {found}, but the model of this run was trained with {kept}: prepare the text in another run directory, or with --set prepare.tokenizer={}", path.display())]
+    TokenizerInUse {
+        /// The place of the model's tokenizer.
+        path: PathBuf,
+        /// Hash of the model's tokenizer.
+        kept: String,
+        /// Hash of the tokenizer for the text.
+        found: String,
+    },
     /// Parts of a divided job are missing: not yet done, or not copied here.
     #[error("{} of {total} pieces of text are missing in {}, the first of {}: they belong to {}. Run `dipaco prepare --part {}` with the same inputs and settings, or copy the files that such a run wrote in that folder here; remove the folder to do everything on this machine", pieces, folder.display(), first.display(), list_parts(parts), parts.first().copied().unwrap_or_default())]
     MissingParts {

@@ -48,8 +48,8 @@ pub use error::ShardsError;
 pub use fetch::{C4Split, FetchConfig, FetchReport, FetchedFile, fetch_c4, fetch_file};
 pub use part::WorkPart;
 pub use prepare::{
-    FileReport, PrepareConfig, PrepareReport, PrepareWork, SplitReport, TokenizerReport, check_inputs,
-    prepare, prepared_tokenizer,
+    FileReport, PrepareConfig, PrepareFolder, PrepareReport, PrepareWork, SplitReport, TokenizerReport,
+    check_inputs, prepare, prepared_tokenizer,
 };
 pub use progress::{NoProgress, PrepareProgress};
 pub use readers::{

@@ -1,6 +1,7 @@
 //! Preparation: from text to a tokenizer and token files.
 
 mod config;
+mod folder;
 mod inputs;
 mod manifest;
 mod outputs;
@@ -22,6 +23,7 @@ use pieces::{FinishedPiece, Piece};
 use pipeline::Split;
 
 pub use config::PrepareConfig;
+pub use folder::PrepareFolder;
 pub use manifest::prepared_tokenizer;
 pub(crate) use outputs::is_prepared;
 pub use report::{FileReport, PrepareReport, SplitReport, TokenizerReport};
@@ -55,7 +57,7 @@ pub fn check_inputs(inputs: &[PathBuf], validation_inputs: &[PathBuf]) -> Result
 }
 
 /// Turns text into `tokenizer.json`, the token sets `train.json` and `validation.json` (with a validation split or
-/// validation inputs), `report.json` and `manifest.json` in the folder `out`.
+/// validation inputs), `report.json` and `manifest.json` in the folder `into`.
 ///
 /// Non-empty `validation_inputs` are the validation set, and no document of `inputs` is split off. Otherwise the
 /// validation set is [`PrepareConfig::validation_fraction`] of the documents, chosen by a hash of their text, so the same
@@ -75,19 +77,21 @@ pub fn check_inputs(inputs: &[PathBuf], validation_inputs: &[PathBuf]) -> Result
 /// report with `skipped` set.
 ///
 /// # Errors
-/// An input does not exist, no document can be kept, the tokenizer does not work, a part is missing, the disk is full, or
-/// `cancel` was set. Damaged lines and files are no errors; the report lists them.
+/// An input does not exist, no document can be kept, the tokenizer does not work or is not the one to keep
+/// ([`PrepareFolder::keep`]), a part is missing, the disk is full, or `cancel` was set. Damaged lines and files are no errors;
+/// the report lists them.
 pub fn prepare(
     config: &PrepareConfig,
     inputs: &[PathBuf],
     validation_inputs: &[PathBuf],
     work: PrepareWork,
-    out: &Path,
+    into: PrepareFolder<'_>,
     progress: &dyn PrepareProgress,
     cancel: &AtomicBool,
 ) -> Result<PrepareReport, ShardsError> {
     let start = Instant::now();
     config.check()?;
+    let out = into.path;
     // A folder that does not exist yet holds no outputs.
     let outputs_before = std::fs::canonicalize(out).ok();
     let list = Inputs::list(inputs, validation_inputs, outputs_before.as_deref())?;
@@ -104,6 +108,8 @@ pub fn prepare(
     std::fs::create_dir_all(&folder).map_err(ShardsError::io("create the folder", &folder))?;
     let (tokenizer, used) =
         shared_tokenizer::tokenizer(config, &list, inputs, preparation.part(), &folder, watch)?;
+    // No output has changed yet.
+    into.check(&tokenizer)?;
     let mut report = PrepareReport { tokenizer: used, ..PrepareReport::default() };
     // Reported apart from the rest until both sets are known to have documents.
     let mut own_validation = PrepareReport::default();

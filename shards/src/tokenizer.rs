@@ -1,5 +1,6 @@
 //! The tokenizer: text to token ids and back.
 
+mod added_texts;
 mod bytes;
 mod decoder;
 mod library;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use tokenizers::AddedToken;
 
 use crate::ShardsError;
+use added_texts::AddedTexts;
 use bytes::TokenBytes;
 use library::library;
 
@@ -138,12 +140,7 @@ impl Tokenizer {
     /// # Errors
     /// The library fails. A byte-level tokenizer never does.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ShardsError> {
-        let mut ids = Vec::with_capacity(text.len() / 3);
-        for piece in pieces::pieces(text) {
-            let encoding = library(&self.hash, "encode a text", || self.inner.encode_fast(piece, false))?;
-            ids.extend_from_slice(encoding.get_ids());
-        }
-        Ok(ids)
+        encode_pieces(&self.inner, &AddedTexts::default(), text, &self.hash, "encode a text")
     }
 
     /// The text of token ids. Special tokens give no text; broken UTF-8 gives U+FFFD.
@@ -166,7 +163,7 @@ impl Tokenizer {
     pub fn template_encoder(&self) -> TemplateEncoder {
         let mut inner = self.inner.as_ref().clone();
         inner.set_encode_special_tokens(false);
-        TemplateEncoder { inner, hash: self.hash.clone() }
+        TemplateEncoder { added: AddedTexts::new(&inner), inner, hash: self.hash.clone() }
     }
 
     /// A decoder for tokens that arrive one at a time.
@@ -192,6 +189,13 @@ impl Tokenizer {
         let Some(anchor) = self.anchor else { return Ok(alone.into_bytes()) };
         let (before, all) = (self.decode(&[anchor])?, self.decode(&[anchor, id])?);
         Ok(all.strip_prefix(&before).unwrap_or(&alone).as_bytes().to_vec())
+    }
+
+    /// The text of a special token, as a chat template writes it. `None` for all other ids.
+    #[must_use]
+    pub fn special_text(&self, id: u32) -> Option<String> {
+        let token = self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)?;
+        token.special.then(|| token.content.clone())
     }
 
     /// False for special tokens and unknown ids, which [`Self::decode`] leaves out.
@@ -256,10 +260,29 @@ fn fallback_byte(token: &str) -> Option<u8> {
     if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
 }
 
+/// The token ids of a text, which is encoded in pieces. No cut divides a text of `added`.
+fn encode_pieces(
+    tokenizer: &tokenizers::Tokenizer,
+    added: &AddedTexts,
+    text: &str,
+    name: &str,
+    action: &'static str,
+) -> Result<Vec<u32>, ShardsError> {
+    let mut ids = Vec::with_capacity(text.len() / 3);
+    for piece in pieces::pieces(text, added) {
+        let encoding = library(name, action, || tokenizer.encode_fast(piece, false))?;
+        ids.extend_from_slice(encoding.get_ids());
+    }
+    Ok(ids)
+}
+
 /// Encodes texts in which the text of a special token stands for that token.
+///
+/// As with [`Tokenizer::encode`] a long text is encoded in pieces. No cut divides the text of an added token.
 #[derive(Clone)]
 pub struct TemplateEncoder {
     inner: tokenizers::Tokenizer,
+    added: AddedTexts,
     hash: String,
 }
 
@@ -269,8 +292,7 @@ impl TemplateEncoder {
     /// # Errors
     /// The library fails. A byte-level tokenizer never does.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ShardsError> {
-        let encoding = library(&self.hash, "encode a chat", || self.inner.encode_fast(text, false))?;
-        Ok(encoding.get_ids().to_vec())
+        encode_pieces(&self.inner, &self.added, text, &self.hash, "encode a chat")
     }
 }
 

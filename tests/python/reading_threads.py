@@ -22,25 +22,37 @@ def texts():
 expected = texts()
 found = {}
 
-# While a thread is in a call, this thread goes on: it ticks in the middle half of the time of the call. With the lock held
-# there would be no tick but in the few milliseconds before the call gets the lock.
-times, results, ticks = [], [], []
+results = []
 
 
 def call():
-    times.append(time.monotonic())
     results.append(texts())
-    times.append(time.monotonic())
 
 
-thread = threading.Thread(target=call)
-thread.start()
-while thread.is_alive():
-    ticks.append(time.monotonic())
-    thread.join(0.001)
-begin, end = times
-quarter = (end - begin) / 4
-found["ticks"] = sum(begin + quarter < tick < end - quarter for tick in ticks)
+def ticks_during(work):
+    """While a thread is in a call, this thread goes on: it ticks in the middle half of the time of the call. With the lock held
+    there would be no tick but in the few milliseconds before the call gets the lock."""
+    times, ticks = [], []
+
+    def timed():
+        times.append(time.monotonic())
+        work()
+        times.append(time.monotonic())
+
+    thread = threading.Thread(target=timed)
+    thread.start()
+    while thread.is_alive():
+        ticks.append(time.monotonic())
+        thread.join(0.001)
+    begin, end = times
+    quarter = (end - begin) / 4
+    return sum(begin + quarter < tick < end - quarter for tick in ticks)
+
+
+found["ticks"] = ticks_during(call)
+# Long enough for many ticks.
+long = "".join(f"fn number_{number}() {{}}\n" for number in range(50_000))
+found["ticks_of_encode"] = ticks_during(lambda: run.encode(long))
 
 threads = [threading.Thread(target=call) for _ in range(4)]
 for thread in threads:

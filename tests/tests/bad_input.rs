@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use dipaco_net::RunAuthority;
 use dipaco_tests::fixtures::{TINY, corpus, fixture, pages, root};
-use dipaco_tests::process::{Process, binary, clean, dipaco, output, short_of_space};
+use dipaco_tests::process::{Process, Signal, binary, clean, dipaco, output, short_of_space};
 use dipaco_tests::run::{Run, routed, snapshot, trained};
 
 /// Cuts the end of a file off.
@@ -277,7 +277,8 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     assert!(!signed.stderr.contains("hush-hush"), "{signed:?}");
     let _ = signed.failed(2, &["other users of this machine", "DIPACO_JOIN"]);
     let half = input(&run, "half.token", &text.as_bytes()[..text.len() / 2]);
-    let _ = worker(half.to_str().unwrap()).failed(1, &["no join token", "copy the whole line"]);
+    let _ = worker(half.to_str().unwrap())
+        .failed(1, &["no join token", "copy the whole file secrets/join.token"]);
     let mut changed = text.into_bytes();
     let middle = changed.len() / 2;
     changed[middle] = if changed[middle] == b'A' { b'B' } else { b'A' };
@@ -300,6 +301,25 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let good = dipaco(&format!("worker {place} --json"));
     assert_eq!(good.succeeded().json()["rounds"], 12, "four paths, three rounds");
     let _ = coordinator.finish().succeeded();
+}
+
+#[test]
+fn a_token_needs_an_address_that_others_reach() {
+    let run = routed().copy();
+    for command in ["token issue a", "coordinator", "synchronizer --modules 0"] {
+        for wrong in ["nohost", "host:99999"] {
+            let _ = run.dipaco(&format!("{command} --advertise {wrong}")).failed(2, &[wrong, "HOST:PORT"]);
+        }
+    }
+    let mut coordinator = Process::start(run.command("coordinator --listen 127.0.0.1:0"));
+    let token = run.file("secrets/join.token");
+    coordinator.until("the token is written", || token.exists());
+    let issued = run.dipaco("token issue a").succeeded().says("dipaco1.");
+    assert!(issued.stderr.contains("only this machine reaches"), "{issued:?}");
+    let issued = run.dipaco("token issue a --advertise lead.example:7440").succeeded();
+    assert!(!issued.stderr.contains("only this machine reaches"), "{issued:?}");
+    coordinator.signal(Signal::INT);
+    let _ = coordinator.finish().failed(130, &["interrupted"]);
 }
 
 #[test]

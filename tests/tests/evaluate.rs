@@ -1,18 +1,21 @@
 //! `evaluate`: what it compares, what it refuses, and how it ends.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 
-use dipaco_tests::fixtures::corpus;
-use dipaco_tests::process::{Process, Signal, dipaco, output};
-use dipaco_tests::run::{Run, trained};
-use serde_json::json;
+use dipaco_tests::fixtures::{corpus, root};
+use dipaco_tests::process::{Output, Process, Signal, dipaco, output};
+use dipaco_tests::run::{Run, routed, trained};
+use serde_json::{Value, json};
 
 #[test]
 fn a_dense_run_is_evaluated_with_the_settings_of_the_run_beside_it() {
     let (run, dense) = (trained(), Run::new());
     let one_path = r#"topology.levels=[{modules=1,blocks="0..2",embedding=true,head=true}]"#;
-    let mut prepare = dense.command(&format!("prepare --set {one_path}"));
+    // Its context is twice that of the other run.
+    let mut prepare = dense.command(&format!("prepare --set {one_path} --set model.context=128"));
     prepare.args(corpus());
     let _ = output(prepare).succeeded();
     dense.seed_and_route();
@@ -29,6 +32,96 @@ fn a_dense_run_is_evaluated_with_the_settings_of_the_run_beside_it() {
     assert_eq!(rows[0]["tokens_counted"], rows[1]["tokens_counted"]);
     assert!(rows[1]["against_first"]["bits_per_byte"].is_number(), "{rows}");
     assert_eq!(compare("--set evaluation.max_documents=3")[0]["documents"], 3);
+    // Where no length is set, both read sequences that both can read.
+    let rows = compare("");
+    assert_eq!(
+        (&rows[0]["sequence_tokens"], &rows[1]["sequence_tokens"]),
+        (&json!(64), &json!(64)),
+        "{rows}"
+    );
+    assert_eq!(rows[0]["tokens_counted"], rows[1]["tokens_counted"]);
+}
+
+#[test]
+fn a_dense_run_of_other_text_is_refused() {
+    let (run, other) = (trained(), Run::new());
+    let mut prepare = other.command("prepare --set prepare.validation_fraction=0.1");
+    prepare.args(corpus());
+    let _ = output(prepare).succeeded();
+    let own_text = format!("--set run.data={}", run.file("data").display());
+    let says = ["other validation text, or another tokenizer", "try: compare runs of the same", &own_text];
+    let _ = run.dipaco(&format!("evaluate --dense {}", other.directory().display())).failed(2, &says);
+}
+
+#[test]
+fn what_a_model_lacks_is_told_before_another_one_is_evaluated() {
+    let nothing_evaluated = |output: Output| assert!(!output.stderr.contains("sequences"), "{output:?}");
+    nothing_evaluated(routed().dipaco("evaluate").failed(1, &["have not been trained", "dipaco train"]));
+    let reroute = trained().dipaco("evaluate --reroute 64");
+    nothing_evaluated(reroute.failed(1, &["there is no transformer router", "fit-transformer"]));
+}
+
+#[test]
+fn an_ensemble_of_more_paths_than_the_run_has_is_refused() {
+    let refused = trained().dipaco("evaluate --ensemble 2 --ensemble 9");
+    let _ = refused.failed(2, &["--ensemble 9: this run has 4 paths", "try: give at most 4"]);
+}
+
+/// A run of a few steps on text of two domains, and the file with its labels.
+fn labelled() -> (Run, PathBuf) {
+    let run = Run::new();
+    let (text, labels) = (run.folder().join("text.jsonl"), run.folder().join("labels.jsonl"));
+    let (mut documents, mut domains) = (String::new(), String::new());
+    for i in 0..120 {
+        let domain = ["river", "stone"][i % 2];
+        let url = format!("http://{domain}/{i}");
+        let sentence =
+            |j: usize| format!("The {domain} number {} lies {} miles from here. ", i * j % 83, j * 31 % 97);
+        let content: String = (1..16).map(sentence).collect();
+        documents += &format!("{}\n", json!({ "url": url, "text": content }));
+        domains += &format!("{}\n", json!({ "url": url, "domain": domain }));
+    }
+    fs::write(&text, documents).unwrap();
+    fs::write(&labels, domains).unwrap();
+    let short = "--set seed_model.steps=4 --set train.rounds=1 --set train.inner_steps=1";
+    let mut prepare = run.command(&format!("prepare {short} --set prepare.validation_fraction=0.2"));
+    prepare.arg(&text);
+    let _ = output(prepare).succeeded();
+    run.seed_and_route();
+    let _ = run.dipaco("train --workers 1").succeeded();
+    (run, labels)
+}
+
+/// Adds the names of all fields of `value`, as the documentation writes them.
+fn add_names(value: &Value, place: &str, names: &mut BTreeSet<String>) {
+    if let Some(fields) = value.as_object() {
+        for (field, value) in fields {
+            let name = if place.is_empty() { field.clone() } else { format!("{place}.{field}") };
+            add_names(value, &name, names);
+            names.insert(name);
+        }
+    }
+    for element in value.as_array().into_iter().flatten() {
+        add_names(element, &format!("{place}[]"), names);
+    }
+}
+
+#[test]
+fn the_documentation_has_every_field_of_the_results() {
+    let (run, labels) = labelled();
+    let words = "evaluate --json --documents --rank 2 --reroute 40 --reroute-by features --labels";
+    let rows = run.dipaco(&format!("{words} {}", labels.display())).succeeded().json();
+    let mut found = BTreeSet::new();
+    for row in rows.as_array().unwrap() {
+        add_names(row, "", &mut found);
+    }
+    let page = fs::read_to_string(root().join("docs/training.md")).unwrap();
+    let (_, section) = page.split_once("## The fields of `evaluate --json`\n").unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let cells = section.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    // Each name stands between two backticks.
+    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    assert_eq!(names.map(str::to_owned).collect::<BTreeSet<String>>(), found);
 }
 
 #[test]

@@ -114,6 +114,10 @@ fn an_experiment_becomes_a_table_and_is_not_repeated() {
     let table =
         command(["experiment", "table"]).arg(bench.file()).arg("--out").arg(bench.out()).output().unwrap();
     assert_eq!(String::from_utf8(table.stdout).unwrap(), first.stdout);
+    for typo in ["--validation nowhere", "--data nowhere", "--labels nowhere"] {
+        let _ = bench.run(typo).failed(1, &["nowhere", "No such file"]);
+        assert_eq!(snapshot(&bench.out()), before, "{typo}: the results stay");
+    }
 }
 
 /// A sweep of outer rates for the run `dense`.
@@ -436,6 +440,9 @@ fn a_mistake_is_reported_before_any_training() {
     let _ = bench.run("--run 4x4").failed(2, &["no run `4x4`"]);
     let seeds = ["no selected run of experiment tiny has seed 99", "name one of their seeds: 1, 2"];
     let _ = bench.run("--seed 1 --seed 99").failed(2, &seeds);
+    let nine = "[[evaluations]]\nname = \"nine\"\nmodel = { ensemble = 9 }\n[[runs]]\nname = \"2 × 2\"\n";
+    fs::write(bench.file(), EXPERIMENT.replace("[[runs]]\nname = \"2 × 2\"\n", nine)).unwrap();
+    let _ = bench.run("").failed(2, &["`nine` is an ensemble of 9 paths", "give at most 4"]);
     fs::write(bench.file(), EXPERIMENT.replace("restarts = 1", "restarts = 0")).unwrap();
     let _ = bench.run("").failed(2, &["tiny.toml, run `dense`", "routing.restarts"]);
     let missing = Path::new("no-such-experiment.toml");

@@ -65,6 +65,9 @@ fn a_new_path_learns_new_text_and_every_old_path_keeps_its_bits() {
     let _ = extend(&new, old, "--add 0").failed(1, &["has a seed or another extension already"]);
 
     let _ = new.prepare([new_text(new.folder())]).succeeded();
+    // The seed came along, although its text is another one.
+    let _ = new.dipaco("seed").succeeded().says("the seed was there already");
+    let _ = new.dipaco("seed --restart").failed(1, &["descend from its seed"]);
     let router = new.dipaco("route fit --json").succeeded().json();
     assert_eq!((&router["paths"], &router["new"]), (&json!(5), &json!(true)));
     let _ = new.dipaco("route fit").succeeded().says("was there already");
@@ -122,9 +125,10 @@ fn a_removed_path_leaves_the_run_as_it_was(new: &Run, old: &Run) {
     assert_eq!(answer(&less), answer(old));
     assert_ne!(router(&less), router(new));
     let _ = less.dipaco("train").succeeded().says("have been trained");
-    // Path 0 is gone, so path 1 of the old run is path 0.
+    // Path 0 is gone, so path 1 of the old run is path 0. Settings that count paths fit those that are left.
     let shifted = Run::new();
-    let _ = extend(&shifted, old, "--remove 0").succeeded();
+    let words = "--remove 0 --set train.paths_per_round=2 --set routing.overlap=4";
+    let _ = extend(&shifted, old, words).succeeded();
     assert!(exported(&shifted, 0) == exported(old, 1));
     let _ = shifted.dipaco("export --path 3 --out never").failed(2, &["no path 3"]);
 }
@@ -143,6 +147,8 @@ fn what_can_not_be_extended_is_refused_and_nothing_is_written() {
     refused(old, "--add 0 --level 2", 2, &["no level 2"]);
     refused(old, "--remove 0 --remove 1 --remove 2 --remove 3", 2, &["no path is left"]);
     refused(old, "--add 0 --set model.context=128", 2, &["model differs"]);
+    let rests = "--add 0 --level 1 --set train.paths_per_round=2";
+    refused(old, rests, 2, &["train.paths_per_round is 2 but 1 paths train"]);
     refused(old, "", 2, &["--add"]);
     let _ = extend(old, old, "--add 0").failed(2, &["is the run to extend"]);
 

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use dipaco_tests::fixtures::corpus;
+use dipaco_tests::fixtures::{corpus, pages};
 use dipaco_tests::http::{get, post};
 use dipaco_tests::process::{Process, Signal, output};
 use dipaco_tests::run::{Run, snapshot, trained};
@@ -29,6 +29,42 @@ fn a_completed_training_trains_no_further() {
     assert_eq!(summary["finished"], true);
     assert_eq!(summary["new_rounds"], 0.0);
     assert_eq!(run.weights(), weights);
+}
+
+#[test]
+fn the_router_of_trained_paths_stays() {
+    let run = trained().copy();
+    let before = snapshot(&run.file("routing"));
+    let says = ["router.bin", "the trained paths", "another run directory"];
+    let _ = run.dipaco("route fit --set routing.seed=9").failed(1, &says);
+    assert_eq!(snapshot(&run.file("routing")), before);
+    // The refused setting is not saved with the run.
+    let _ = run.dipaco("route fit").succeeded().says("was there already");
+    // A lost router is fitted again.
+    fs::remove_file(run.file("routing/router.bin")).unwrap();
+    let _ = run.dipaco("route fit").succeeded();
+    assert_eq!(snapshot(&run.file("routing")), before);
+}
+
+#[test]
+fn the_tokenizer_of_trained_paths_stays() {
+    let run = trained().copy();
+    let tokenizer = run.file("data/tokenizer.json");
+    let before = fs::read(&tokenizer).unwrap();
+    let says = ["another run directory", "prepare.tokenizer=", "data/tokenizer.json"];
+    let _ = run.prepare([pages()]).failed(1, &says);
+    assert_eq!(fs::read(&tokenizer).unwrap(), before);
+    let _ = run.dipaco("evaluate").succeeded();
+    // A lost tokenizer comes back with the text that it was trained on.
+    fs::remove_file(&tokenizer).unwrap();
+    let _ = run.prepare(corpus()).succeeded();
+    assert_eq!(fs::read(&tokenizer).unwrap(), before);
+
+    // Without trained paths the text decides.
+    let run = Run::new();
+    let _ = run.prepare([pages()]).succeeded();
+    let _ = run.prepare(corpus()).succeeded();
+    assert_eq!(fs::read(run.file("data/tokenizer.json")).unwrap(), before);
 }
 
 #[test]

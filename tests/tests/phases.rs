@@ -95,6 +95,39 @@ fn the_steps_can_be_taken_by_hand_and_in_parts() {
 }
 
 #[test]
+fn a_run_that_is_to_stop_at_phases_goes_on_to_the_next_boundary() {
+    let two = format!("{PHASE} --set routing.phases.1.round=2");
+    let train =
+        |run: &Run, words: &str| run.train(&format!("{two} --workers 2 {words}")).finish().succeeded();
+    let run = untrained();
+    let _ = train(&run, "--stop-at-phase").says("1 of 3 rounds");
+    // Without a router for the next phase there is nothing to go on to.
+    let _ = train(&run, "--stop-at-phase --resume").says("1 of 3 rounds");
+    for done in ["2 of 3 rounds", "3 of 3 rounds"] {
+        let _ = run.dipaco("route score").succeeded();
+        let _ = run.dipaco("route refit").succeeded();
+        let _ = train(&run, "--stop-at-phase --resume").says(done);
+    }
+    let undisturbed = untrained();
+    let _ = train(&undisturbed, "");
+    assert_eq!(run.bits(), undisturbed.bits());
+    let router = |run: &Run| std::fs::read(routing(run, "phase-2/router.bin")).unwrap();
+    assert_eq!(router(&run), router(&undisturbed));
+}
+
+#[test]
+fn a_training_that_goes_on_keeps_a_router_that_was_fitted_with_other_settings() {
+    let run = untrained();
+    let _ = train(&run, "--workers 2 --stop-at-phase").finish().succeeded();
+    let _ = run.dipaco("route score").succeeded();
+    let _ = run.dipaco("route refit --set routing.least_share=0.9").succeeded();
+    let fitted = std::fs::read(routing(&run, "phase-1/router.bin")).unwrap();
+    assert_ne!(fitted, undisturbed().1);
+    let _ = train(&run, "--workers 2 --resume").finish().succeeded();
+    assert_eq!(std::fs::read(routing(&run, "phase-1/router.bin")).unwrap(), fitted);
+}
+
+#[test]
 fn a_phase_without_reserved_documents_is_refused_before_training() {
     let run = untrained();
     let words = "--workers 1 --set routing.router_share=0";

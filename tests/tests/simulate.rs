@@ -16,6 +16,8 @@ fn bandwidth_is_printed_for_the_requested_sizes() {
     // 95 %: the paper has 268.3 and 1.4 Gbit/s (arXiv:2501.18512, table 4).
     assert!((row("data parallel") / 268.3e9 - 1.0).abs() < 0.5);
     assert!((row("streaming, overlap 1, 4 bits") / 1.4e9 - 1.0).abs() < 0.5);
+    let _ =
+        dipaco("simulate bandwidth --sites 0").failed(2, &["sites = 0", "dipaco simulate bandwidth --help"]);
     let _ = dipaco("simulate bandwidth --parameters 1e10").failed(2, &["--step-seconds"]);
     let _ = dipaco("simulate bandwidth --fragments 200").failed(2, &["fragments = 200", "inner steps"]);
     let _ = dipaco("simulate bandwidth --parameters NaN --step-seconds 1").failed(2, &["parameters = NaN"]);
@@ -34,7 +36,7 @@ fn goodput_is_printed_and_drawn() {
     for name in ["goodput.png", "goodput.svg"] {
         assert!(folder.path().join(name).metadata().unwrap().len() > 1000, "{name}");
     }
-    let _ = dipaco("simulate goodput --learners 0").failed(2, &["learners = 0"]);
+    let _ = dipaco("simulate goodput --learners 0").failed(2, &["learners = 0", "simulate goodput --help"]);
     let _ = dipaco("simulate goodput --chip-failure-days 0").failed(2, &["failures of a chip"]);
 }
 

@@ -308,5 +308,5 @@ fn a_synchronizer_without_a_coordinator_lives_and_is_not_ready() {
     assert!(get(&http, "/metrics").body.contains("dipaco_synchronizer_ready{} 0\n"));
     assert!(get(&http, "/status.json").json()["live"].is_null());
     synchronizer.signal(Signal::INT);
-    let _ = synchronizer.finish();
+    let _ = synchronizer.finish().failed(130, &["interrupted"]);
 }

@@ -47,12 +47,23 @@ pub struct LoadTestReport {
     pub leases: Vec<(f64, f64)>,
     /// Requests that found no lease and had to wait.
     pub waits: u64,
-    /// Completed leases.
+    /// Completed leases. A worker completes the lease that it has when the test is over.
     pub completed: u64,
     /// Lost leases.
     pub lost: u64,
     /// Seconds until all workers were connected.
     pub connecting: f64,
+    /// Seconds from the connection of a worker to the end of its last lease, over all workers.
+    pub worked: f64,
+}
+
+impl LoadTestReport {
+    /// Completed leases a second while all of these workers work; 0 before anybody has worked. The last lease of a worker ends
+    /// after the test, so the time is that of the workers.
+    #[must_use]
+    pub fn leases_per_second(&self, workers: u32) -> f64 {
+        if self.worked > 0.0 { self.completed as f64 * f64::from(workers) / self.worked } else { 0.0 }
+    }
 }
 
 /// Runs a load test: simulated workers ask for leases, download the inputs, wait as if they trained, and upload gradients
@@ -86,6 +97,7 @@ pub async fn load_test(
         total.completed += report.completed;
         total.lost += report.lost;
         total.connecting = total.connecting.max(report.connecting);
+        total.worked += report.worked;
     }
     total.leases.sort_by(|a, b| a.0.total_cmp(&b.0));
     Ok(total)
@@ -152,6 +164,7 @@ impl SimulatedWorker {
                 LeaseOffer::Finished => return Err(BenchError::RunComplete),
             }
         }
+        report.worked = begun.elapsed().as_secs_f64() - connecting;
         self.session.close().await;
         Ok(report)
     }
@@ -221,4 +234,17 @@ fn state_after(plan: &WorkerPlan, layout: &Layout, lease: &GrantedLease) -> Resu
         }
     }
     Ok(state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_that_end_after_the_test_count_with_their_whole_time() {
+        // A test of 55 seconds: each of four workers completes six leases of ten seconds.
+        let report = LoadTestReport { completed: 24, worked: 4.0 * 60.0, ..LoadTestReport::default() };
+        assert!((report.leases_per_second(4) - 0.4).abs() < 1e-12, "{report:?}");
+        assert_eq!(LoadTestReport::default().leases_per_second(4), 0.0);
+    }
 }

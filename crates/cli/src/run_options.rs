@@ -79,20 +79,53 @@ impl RunOptions {
     /// one has the vocabulary of the run's tokenizer. A directory without a run is left as it is, and so is the saved
     /// configuration of a training that began with other settings.
     pub(crate) fn open_prepared(&self) -> Result<(RunDirectory, RunConfig), CliError> {
+        let (unsaved, sized) = self.open_unsaved()?;
+        unsaved.save()?;
+        Ok((unsaved.run, sized))
+    }
+
+    /// The same for commands whose own work decides about the settings: they save the first result when it has succeeded. The
+    /// configuration has the vocabulary.
+    pub(crate) fn open_unsaved(&self) -> Result<(UnsavedRun, RunConfig), CliError> {
         let (run, config) = self.open()?;
         check_exists(&run)?;
         let sized = with_vocabulary(&run, &config)?;
         runtime::run(async { Ok(check_settings(&run, &sized).await?) })?;
-        save_config(&run, &config)?;
-        Ok((run, sized))
+        Ok((UnsavedRun { run, config }, sized))
     }
 
-    /// The same for commands that begin a run. The resolved configuration is saved with the run.
+    /// The same for commands that begin a run. The resolved configuration is saved with the run, unless its training began with
+    /// other settings.
     pub(crate) fn open_to_write(&self) -> Result<(RunDirectory, RunConfig), CliError> {
         let (run, config) = self.open()?;
-        save_config(&run, &config)?;
+        save_checked(&run, &config)?;
         Ok((run, config))
     }
+}
+
+/// A prepared run with settings that fit its training and are not saved yet.
+pub(crate) struct UnsavedRun {
+    /// The run.
+    pub(crate) run: RunDirectory,
+    config: RunConfig,
+}
+
+impl UnsavedRun {
+    /// Saves the settings with the run.
+    pub(crate) fn save(&self) -> Result<(), PipelineError> {
+        save_config(&self.run, &self.config)
+    }
+}
+
+/// Saves a configuration, unless the training of the run began with other settings. Settings that are saved already are not
+/// checked again: a repeated step needs no access to the store.
+pub(crate) fn save_checked(run: &RunDirectory, config: &RunConfig) -> Result<(), CliError> {
+    let saved = std::fs::read_to_string(run.config());
+    if saved.is_ok_and(|saved| saved == config.to_toml()) {
+        return Ok(());
+    }
+    runtime::run(async { Ok(check_settings(run, config).await?) })?;
+    Ok(save_config(run, config)?)
 }
 
 /// A run has a directory, or at least prepared text elsewhere (`run.data`).

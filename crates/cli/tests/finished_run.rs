@@ -34,18 +34,64 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
     }
 
     // Another configuration is another training, complete or not. A refused command leaves the saved configuration.
-    let saved = fs::read_to_string(folder.path().join("run/config.toml")).unwrap();
-    let others: [&[&str]; 3] = [&["train"], &["coordinator"], &["route", "assign"]];
+    let saved = || fs::read_to_string(folder.path().join("run/config.toml")).unwrap();
+    let before = saved();
+    let others: [&[&str]; 5] = [
+        &["train"],
+        &["coordinator"],
+        &["route", "assign"],
+        &["prepare", &text],
+        &["quickstart", "--data", &text],
+    ];
     for step in others {
-        let (code, out, err) = dipaco(&[step, &["--run", &run, "--set", "train.rounds=3"]].concat());
-        assert_eq!(code, 1, "{step:?}: {out}{err}");
-        assert!(err.contains("another configuration"), "{step:?}: {err}");
-        assert_eq!(fs::read_to_string(folder.path().join("run/config.toml")).unwrap(), saved, "{step:?}");
+        for other in ["train.rounds=3", "model.hidden_size=64"] {
+            let (code, out, err) = dipaco(&[step, &["--run", &run, "--set", other]].concat());
+            assert_eq!(code, 1, "{step:?}: {out}{err}");
+            assert!(err.contains("another configuration"), "{step:?}: {err}");
+            assert_eq!(saved(), before, "{step:?}");
+        }
     }
+    // Nor are the settings of a router saved that can't be fitted.
+    let labels = ["--set", "routing.kind=labels", "--set", "routing.labels=no-such-file.jsonl"];
+    let (code, out, err) = dipaco(&[&["route", "fit", "--run", &run][..], &labels].concat());
+    assert_ne!(code, 0, "{out}{err}");
+    assert_eq!(saved(), before);
     // Settings that no weight depends on may change.
     let (code, out, err) = dipaco(&["train", "--run", &run, "--set", "serve.slots=3"]);
     assert_eq!(code, 0, "{out}{err}");
-    assert!(fs::read_to_string(folder.path().join("run/config.toml")).unwrap().contains("slots = 3"));
+    assert!(saved().contains("slots = 3"));
+    let (code, out, err) = dipaco(&["prepare", "--run", &run, "--set", "serve.slots=4", &text]);
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(saved().contains("slots = 4"));
+}
+
+#[test]
+fn an_import_of_the_same_model_with_other_settings_leaves_a_trained_run_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run").to_str().unwrap().to_owned();
+    let (config, text) = (format!("{FIXTURES}/imported.toml"), format!("{FIXTURES}/corpus"));
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/pretrained");
+    let import = ["seed", "--run", &run, "--import", model];
+    let short = ["--config", &config, "--set", "seed_model.steps=0", "--set", "train.inner_steps=1"];
+    let begin = [&import[..], &short].concat();
+    let steps: [&[&str]; 5] = [
+        &begin,
+        &["prepare", "--run", &run, &text],
+        &["route", "fit", "--run", &run],
+        &["route", "assign", "--run", &run],
+        &["train", "--run", &run, "--workers", "1"],
+    ];
+    for words in steps {
+        let (code, out, err) = dipaco(words);
+        assert_eq!(code, 0, "{words:?}: {out}{err}");
+    }
+    let saved = || fs::read_to_string(folder.path().join("run/config.toml")).unwrap();
+    let before = saved();
+    let (code, out, err) = dipaco(&[&import[..], &["--set", "train.rounds=9"]].concat());
+    assert!(code == 1 && err.contains("another configuration"), "{out}{err}");
+    assert_eq!(saved(), before);
+    let (code, out, err) = dipaco(&import);
+    assert!(code == 0 && out.starts_with("the seed was there already"), "{out}{err}");
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 mod eager;
 mod early_stopping;
+mod fragments;
 mod paths_per_round;
+mod phases;
 mod state_dtype;
 mod synchronous;
 #[cfg(test)]
@@ -103,6 +105,7 @@ impl RunConfig {
         let problem = match self.sync.schedule(self.run.seed, self.train.inner_steps, ends) {
             Err(error @ ScheduleError::Fragments { .. }) => format!("sync.fragments: {error}"),
             Err(error @ ScheduleError::Overlap { .. }) => format!("sync.overlap_steps: {error}"),
+            Err(error @ ScheduleError::Drops { .. }) => format!("sync.drop_rate: {error}"),
             Err(ScheduleError::Empty) if self.sync.fragments == 0 => {
                 "sync.fragments is 0: use at least 1".to_owned()
             }
@@ -304,20 +307,25 @@ impl RunConfig {
                 self.evaluation.prefix_tokens
             ));
         }
+        let (sequence, longest) = (self.evaluation.sequence_tokens, context.saturating_add(1));
+        if sequence > longest {
+            problems.add(format!(
+                "evaluation.sequence_tokens is {sequence} but model.context is {context}: use at most {longest}, or 0 for the \
+                 context"
+            ));
+        }
         match Topology::new(&self.topology, self.model.blocks) {
             Err(error) => problems.add(error.to_string()),
             Ok(topology) => {
                 // Errors of the model's own values are already in the list.
                 if self.model.check().is_ok() {
-                    problems.result(self.model.check_topology(&topology));
+                    let fits = self.model.check_topology(&topology);
+                    if fits.is_ok() {
+                        self.check_fragments(&topology, problems);
+                    }
+                    problems.result(fits);
                 }
-                if self.topology.kept_paths > 0 && !self.routing.phases.is_empty() {
-                    problems.add(
-                        "routing.phases is not empty but topology.kept_paths keeps paths: a new router would divide the \
-                         text of kept paths anew, so leave routing.phases out"
-                            .to_owned(),
-                    );
-                }
+                self.check_phases(&topology, problems);
                 let (overlap, paths) = (self.routing.overlap, topology.paths());
                 if overlap > paths as usize {
                     problems.add(format!(

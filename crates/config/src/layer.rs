@@ -118,7 +118,9 @@ fn from_text(key: &str, text: &str, origin: &Origin) -> Result<Vec<Leaf>, Vec<Pr
         return Err(vec![Problem { message, origin: Some(origin.clone()), remedy }]);
     };
     let text = text.trim();
-    let Ok(value) = DeValue::parse(text) else {
+    // No key takes a date or a time, but a run may be named after one.
+    let value = DeValue::parse(text).ok().filter(|value| !value.get_ref().is_datetime());
+    let Some(value) = value else {
         let value = Value::String(text.to_owned());
         return Ok(vec![Leaf { path, value, raw: None, origin: origin.clone() }]);
     };
@@ -187,10 +189,15 @@ fn scalar(value: &DeValue<'_>) -> Result<Value, String> {
         DeValue::String(text) => Ok(Value::String(text.to_string())),
         DeValue::Boolean(value) => Ok(Value::Bool(*value)),
         DeValue::Integer(integer) => {
-            let number = u64::from_str_radix(integer.as_str(), integer.radix()).map(Number::from);
-            let number =
-                number.or_else(|_| i64::from_str_radix(integer.as_str(), integer.radix()).map(Number::from));
-            number.map(Value::Number).map_err(|_| format!("{integer} is too large"))
+            // TOML has no others, so a larger one could not be saved with the run.
+            let number = i64::from_str_radix(integer.as_str(), integer.radix());
+            number.map(|number| Value::Number(number.into())).map_err(|_| {
+                format!(
+                    "{integer} is out of range: the largest number is {}, the least {}",
+                    i64::MAX,
+                    i64::MIN
+                )
+            })
         }
         DeValue::Float(float) => {
             let number = float.as_str().parse::<f64>().ok().and_then(Number::from_f64);

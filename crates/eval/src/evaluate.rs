@@ -12,7 +12,8 @@ use rayon::prelude::*;
 use crate::domains::{UNLABELLED, key};
 use crate::evaluation::{Agreement, DocumentLoss, DomainEvaluation, Evaluation, Rerouted, Totals};
 use crate::score::{Score, Scorer};
-use crate::sequences::{Piece, Plan, Text, longest_first};
+use crate::sequences::{Piece, Plan, longest_first};
+use crate::texts::{OpenShards, Text};
 use crate::{
     BoxError, ChunkRouting, Domains, EvalError, EvaluationConfig, LanguageModel, PathSource, WindowRouter,
 };
@@ -93,7 +94,7 @@ pub fn evaluate_path(
     protocol: &Protocol<'_>,
     progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
-    let texts = [Text { file, path, documents: limited(file.documents(), protocol.config) }];
+    let texts = [Text::of(file, path, protocol.config)];
     evaluate(&texts, 0, &mut One(model), Choice::Document, protocol, progress)
 }
 
@@ -113,8 +114,8 @@ pub fn evaluate_routed<S: PathSource>(
     progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Evaluation, EvalError> {
     protocol.config.check()?;
-    let files = open_shards(shards)?;
-    let texts = texts(&files, shards, protocol.config);
+    let open = OpenShards::new(shards);
+    let texts = open.texts(protocol.config);
     let router = match choice {
         Choice::Document => shards.paths(),
         Choice::Window(router) => router.paths(),
@@ -123,27 +124,7 @@ pub fn evaluate_routed<S: PathSource>(
     if router != shards.paths() {
         return Err(EvalError::RouterPaths { router, shards: shards.paths() });
     }
-    evaluate(&texts, files.len(), source, choice, protocol, progress)
-}
-
-/// Opens the token files of all shards, in their order.
-pub(crate) fn open_shards(shards: &ShardSet) -> Result<Vec<TokenSet>, EvalError> {
-    let open = |path| shards.open_shard(path).map_err(|source| EvalError::Shard { path, source });
-    shards.shards().iter().map(|shard| open(shard.path)).collect()
-}
-
-/// The documents of the shards that count.
-pub(crate) fn texts<'a>(
-    files: &'a [TokenSet],
-    shards: &ShardSet,
-    config: &EvaluationConfig,
-) -> Vec<Text<'a>> {
-    let text = |(file, shard): (_, &dipaco_routing::Shard)| Text {
-        file,
-        path: shard.path,
-        documents: limited(shard.documents, config),
-    };
-    files.iter().zip(shards.shards()).map(text).collect()
+    evaluate(&texts, texts.len(), source, choice, protocol, progress)
 }
 
 /// Tells the caller of the progress.
@@ -157,10 +138,6 @@ impl Reporter<'_, '_> {
             ControlFlow::Break(()) => Err(EvalError::Cancelled),
         }
     }
-}
-
-pub(crate) fn limited(documents: u64, config: &EvaluationConfig) -> u64 {
-    if config.max_documents == 0 { documents } else { documents.min(config.max_documents) }
 }
 
 /// A single model as a source of paths.
@@ -197,7 +174,7 @@ fn evaluate<S: PathSource>(
         let problem = "it must be at least 1 to choose paths within a text";
         return Err(SettingError::new("evaluation", "reroute_tokens", &chunk_tokens, problem).into());
     }
-    let mut plan = Plan::new(texts, sequence_tokens, config.prefix_tokens, chunk_tokens);
+    let mut plan = Plan::new(texts, sequence_tokens, config.prefix_tokens, chunk_tokens)?;
     let mut reporter = Reporter(progress);
     match choice {
         Choice::Document => {}
@@ -234,9 +211,9 @@ fn evaluate<S: PathSource>(
     if let Choice::Chunks(reroute) = choice {
         evaluation.reroute = Some(summarise(&plan, reroute.tokens));
     }
-    evaluation.document_losses = losses(texts, &sums.documents);
+    evaluation.document_losses = losses(texts, &sums.documents)?;
     if let Some(domains) = domains {
-        evaluation.per_domain = by_domain(texts, &sums.documents, domains, paths);
+        evaluation.per_domain = by_domain(texts, &sums.documents, domains, paths)?;
         evaluation.agreement = agreement(&evaluation.per_domain, paths);
     }
     Ok(evaluation)
@@ -339,18 +316,19 @@ fn score<S: PathSource>(
 }
 
 /// The losses on all documents with counted tokens, sorted by document.
-pub(crate) fn losses(texts: &[Text<'_>], documents: &[Vec<Totals>]) -> Vec<DocumentLoss> {
+pub(crate) fn losses(texts: &[Text<'_>], documents: &[Vec<Totals>]) -> Result<Vec<DocumentLoss>, EvalError> {
     let mut losses = Vec::new();
     for (text, documents) in texts.iter().zip(documents) {
+        let file = text.open()?;
         for (sums, document) in documents.iter().zip(0..).filter(|(sums, _)| sums.tokens > 0) {
-            let [a, b, c, d, e, f, g, h, ..] = key(text.file.document(document).iter());
+            let [a, b, c, d, e, f, g, h, ..] = key(file.document(document).iter());
             let document = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
             losses.push(DocumentLoss { document, nll_sum: sums.nll, bytes: sums.bytes });
         }
     }
     // Equal documents may have different paths, and then different losses.
     losses.sort_by(|a, b| a.document.cmp(&b.document).then(a.nll_sum.total_cmp(&b.nll_sum)));
-    losses
+    Ok(losses)
 }
 
 /// Sums up the rows of all domains, sorted by name.
@@ -359,11 +337,12 @@ pub(crate) fn by_domain(
     documents: &[Vec<Totals>],
     domains: &Domains,
     paths: usize,
-) -> Vec<DomainEvaluation> {
+) -> Result<Vec<DomainEvaluation>, EvalError> {
     let mut rows: BTreeMap<&str, (Totals, Vec<u64>)> = BTreeMap::new();
     for (text, documents) in texts.iter().zip(documents) {
+        let file = text.open()?;
         for (sums, document) in documents.iter().zip(0..) {
-            let domain = domains.of(text.file.document(document)).unwrap_or(UNLABELLED);
+            let domain = domains.of(file.document(document)).unwrap_or(UNLABELLED);
             let (totals, routed) = rows.entry(domain).or_insert_with(|| (Totals::default(), vec![0; paths]));
             totals.merge(&Totals { documents: 1, ..*sums });
             if let Some(routed) = routed.get_mut(text.path.index()) {
@@ -371,7 +350,9 @@ pub(crate) fn by_domain(
             }
         }
     }
-    rows.into_iter().map(|(name, (totals, routed))| totals.of_domain(name.to_owned(), routed)).collect()
+    let row =
+        |(name, (totals, routed)): (&str, (Totals, Vec<u64>))| totals.of_domain(name.to_owned(), routed);
+    Ok(rows.into_iter().map(row).collect())
 }
 
 /// Agreement of paths and domains over the documents with a label.

@@ -10,6 +10,9 @@
 //! of the chunk before. So no token influences the choice of the path that scores it. A newly chosen path reads the
 //! sequence from its beginning; nothing is carried from path to path.
 //!
+//! The token files of shards are opened when they are read, and few stay open: a run may have more of them than a process
+//! may map.
+//!
 //! Sums are taken in f64, path by path and in the order of the documents. So the result depends neither on the number of
 //! threads nor on the number of paths in memory.
 
@@ -27,6 +30,7 @@ mod ranking;
 mod reroute;
 mod score;
 mod sequences;
+mod texts;
 mod windows;
 
 pub use comparison::Comparison;

@@ -8,10 +8,11 @@ use dipaco_shards::{TokenRows, document_number};
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 
-use crate::evaluate::{Reporter, by_domain, losses, open_shards, texts};
+use crate::evaluate::{Reporter, by_domain, losses};
 use crate::evaluation::Totals;
 use crate::score::{Counted, Scorer};
-use crate::sequences::{Piece, Plan, Sequence, Text, longest_first};
+use crate::sequences::{Piece, Plan, Sequence, longest_first};
+use crate::texts::{OpenShards, Text};
 use crate::windows::prefixes;
 use crate::{BoxError, EvalError, Evaluation, EvaluationProgressFn, PathSource, Protocol, Stage};
 
@@ -103,10 +104,10 @@ pub fn evaluate_mixture<S: PathSource>(
 ) -> Result<Evaluation, EvalError> {
     let config = protocol.config;
     config.check()?;
-    let files = open_shards(shards)?;
-    let texts = texts(&files, shards, config);
+    let open = OpenShards::new(shards);
+    let texts = open.texts(config);
     let sequence_tokens = config.sequence_for(source.context())?;
-    let plan = Plan::new(&texts, sequence_tokens, config.prefix_tokens, usize::MAX);
+    let plan = Plan::new(&texts, sequence_tokens, config.prefix_tokens, usize::MAX)?;
     let mut report = Reporter(progress);
     let members = members(&plan, shards.paths(), mixture, protocol, &mut report)?;
     let mut combined = Combined::new(&plan, matches!(mixture, Mixture::Oracle));
@@ -177,7 +178,7 @@ fn members(
         Mixture::Random { seed } => {
             let mut place = 0;
             for document in plan.sequences.chunk_by(of_one_document) {
-                let path = random_path(plan, &document[0], seed, paths);
+                let path = random_path(plan, &document[0], seed, paths)?;
                 for _ in document {
                     add(path, place, 0.0);
                     place += 1;
@@ -218,8 +219,8 @@ fn weigh(
     most: usize,
 ) -> Result<Vec<Vec<(PathId, f64)>>, EvalError> {
     let Some(first) = rows.first() else { return Ok(Vec::new()) };
-    let (tokens, lengths) = prefixes(plan, router.prefix_tokens(), rows)?;
-    let file = || plan.texts[first.text as usize].file.path().display().to_string();
+    let (tokens, lengths) = prefixes(plan, router.prefix_tokens(), first, rows)?;
+    let file = || plan.text(first).name();
     let failed = |source| EvalError::Router { file: file(), document: first.document, source };
     let weights = router.weights(&tokens, &lengths, most).map_err(failed)?;
     let known = |row: &Vec<(PathId, f64)>| {
@@ -230,9 +231,9 @@ fn weigh(
 }
 
 /// A path that depends on the document's tokens and the seed alone: the same in every division of the text.
-fn random_path(plan: &Plan<'_>, sequence: &Sequence, seed: u64, paths: u32) -> PathId {
-    let document = plan.texts[sequence.text as usize].file.document(sequence.document).to_vec();
-    PathId((document_number(CONTEXT, seed, &document) * f64::from(paths)) as u32)
+fn random_path(plan: &Plan<'_>, sequence: &Sequence, seed: u64, paths: u32) -> Result<PathId, EvalError> {
+    let document = plan.text(sequence).open()?.document(sequence.document).to_vec();
+    Ok(PathId((document_number(CONTEXT, seed, &document) * f64::from(paths)) as u32))
 }
 
 /// Whether two sequences are of the same document.
@@ -342,7 +343,8 @@ fn finish(
     let first = |document: &Range<usize>| &plan.sequences[document.start];
     let chosen: Vec<PathId> = match (mixture, &combined.best) {
         (Mixture::Random { seed }, _) => {
-            combined.documents.iter().map(|one| random_path(plan, first(one), seed, paths)).collect()
+            let random = |one: &Range<usize>| random_path(plan, first(one), seed, paths);
+            combined.documents.iter().map(random).collect::<Result<_, _>>()?
         }
         (_, Some(best)) => best.iter().map(|&(_, path)| path).collect(),
         (_, None) => Vec::new(),
@@ -358,10 +360,10 @@ fn finish(
         let sequence = first(document);
         of_texts[sequence.text as usize][sequence.document as usize] = totals;
     }
-    evaluation.document_losses = losses(plan.texts, &of_texts);
+    evaluation.document_losses = losses(plan.texts, &of_texts)?;
     if let Some(domains) = protocol.domains {
         // Without columns of paths: they would show the router's.
-        evaluation.per_domain = by_domain(plan.texts, &of_texts, domains, 0);
+        evaluation.per_domain = by_domain(plan.texts, &of_texts, domains, 0)?;
     }
     Ok(evaluation)
 }

@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, HashMap};
 
 use dipaco_routing::ShardSet;
 use dipaco_settings::SettingError;
-use dipaco_shards::{IGNORE, TokenBatch, TokenSet, Tokens, document_number};
+use dipaco_shards::{IGNORE, TokenBatch, TokenSet, document_number};
 use dipaco_topology::PathId;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::domains::key;
-use crate::evaluate::{One, Reporter, limited, open_shards, texts};
-use crate::sequences::Text;
+use crate::evaluate::{One, Reporter};
+use crate::texts::{OpenShards, Text};
 use crate::{Domains, EvalError, EvaluationProgressFn, LanguageModel, PathSource, Protocol, Stage};
 
 /// Tokens of a continuation.
@@ -60,7 +60,7 @@ pub fn rank_dense(
     protocol: &Protocol<'_>,
     progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Ranking, EvalError> {
-    let texts = [Text { file, path: PathId(0), documents: limited(file.documents(), protocol.config) }];
+    let texts = [Text::of(file, PathId(0), protocol.config)];
     rank(&texts, &mut One(model), candidates, protocol, progress)
 }
 
@@ -77,8 +77,8 @@ pub fn rank_routed<S: PathSource>(
     protocol: &Protocol<'_>,
     progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Ranking, EvalError> {
-    let files = open_shards(shards)?;
-    let texts = texts(&files, shards, protocol.config);
+    let open = OpenShards::new(shards);
+    let texts = open.texts(protocol.config);
     rank(&texts, source, candidates, protocol, progress)
 }
 
@@ -87,13 +87,22 @@ pub fn rank_routed<S: PathSource>(
 struct Document {
     text: usize,
     document: u64,
+    /// Its place in [`Documents::continuations`].
+    continuation: usize,
 }
 
-impl Document {
-    /// Some of its tokens.
-    fn part<'a>(self, texts: &[Text<'a>], from: usize, to: usize) -> Tokens<'a> {
-        let file = texts[self.text].file;
-        file.document(self.document).slice(from as u64..to as u64)
+/// All documents that are long enough.
+struct Documents<'a> {
+    /// The documents of each domain in a random order that follows from their tokens, so that it is the same in every
+    /// division of the text. The candidates of a document are itself and those that follow it.
+    orders: BTreeMap<Option<&'a str>, Vec<Document>>,
+    /// The true continuation of each document. They are kept because the candidates of a prompt lie in the files of all paths.
+    continuations: Vec<[u32; CONTINUATION]>,
+}
+
+impl Documents<'_> {
+    fn continuation(&self, document: Document) -> &[u32; CONTINUATION] {
+        &self.continuations[document.continuation]
     }
 }
 
@@ -113,8 +122,9 @@ fn rank<S: PathSource>(
         return Err(SettingError::new("evaluation", "sequence_tokens", &sequence_tokens, problem).into());
     }
     let mut of_paths: BTreeMap<PathId, Vec<Vec<Document>>> = BTreeMap::new();
-    for order in orders(texts, prompt_tokens, protocol.domains).values() {
-        for mine in prompts(texts, order, candidates, prompt_tokens) {
+    let documents = documents(texts, prompt_tokens, protocol.domains)?;
+    for order in documents.orders.values() {
+        for mine in prompts(&documents, order, candidates) {
             of_paths.entry(texts[mine[0].text].path).or_default().push(mine);
         }
     }
@@ -131,7 +141,7 @@ fn rank<S: PathSource>(
         for group in batches.chunks(rayon::current_num_threads() * 4) {
             let right: Vec<u64> = group
                 .par_iter()
-                .map(|prompts| right(texts, &model, prompts, prompt_tokens))
+                .map(|prompts| right(texts, &documents, &model, prompts, prompt_tokens))
                 .collect::<Result<_, _>>()?;
             ranking.right += right.iter().sum::<u64>();
             done += group.iter().map(|prompts| prompts.len()).sum::<usize>();
@@ -141,22 +151,28 @@ fn rank<S: PathSource>(
     Ok(ranking)
 }
 
-/// The documents of each domain in a random order that follows from their tokens, so that it is the same in every division
-/// of the text. The candidates of a document are itself and those that follow it.
-fn orders<'a>(
+/// Reads the documents that are long enough.
+fn documents<'a>(
     texts: &[Text<'_>],
     prompt_tokens: usize,
     domains: Option<&'a Domains>,
-) -> BTreeMap<Option<&'a str>, Vec<Document>> {
+) -> Result<Documents<'a>, EvalError> {
     let mut numbered: BTreeMap<Option<&str>, Vec<(f64, Document)>> = BTreeMap::new();
-    for (place, text) in texts.iter().enumerate() {
-        for document in 0..text.documents {
-            let tokens = text.file.document(document);
+    let mut continuations = Vec::new();
+    for (text, opened) in texts.iter().enumerate() {
+        let file = opened.open()?;
+        for document in 0..opened.documents {
+            let tokens = file.document(document);
             // The end-of-text token is no part of a continuation.
             if tokens.len() > prompt_tokens + CONTINUATION {
-                let number = document_number(CONTEXT, 0, &tokens.to_vec());
+                let all = tokens.to_vec();
+                let mut own = [0; CONTINUATION];
+                own.copy_from_slice(&all[prompt_tokens..prompt_tokens + CONTINUATION]);
+                let number = document_number(CONTEXT, 0, &all);
                 let domain = domains.and_then(|domains| domains.of(tokens));
-                numbered.entry(domain).or_default().push((number, Document { text: place, document }));
+                let found = Document { text, document, continuation: continuations.len() };
+                numbered.entry(domain).or_default().push((number, found));
+                continuations.push(own);
             }
         }
     }
@@ -164,24 +180,20 @@ fn orders<'a>(
         documents.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         documents.into_iter().map(|(_, document)| document).collect()
     };
-    numbered.into_iter().map(|(domain, documents)| (domain, sorted(documents))).collect()
+    let orders = numbered.into_iter().map(|(domain, documents)| (domain, sorted(documents))).collect();
+    Ok(Documents { orders, continuations })
 }
 
 /// The candidates of each document of an order, the document itself first. Of documents with equal continuations only the
 /// first is a candidate of others. Empty without enough different continuations.
-fn prompts(
-    texts: &[Text<'_>],
-    order: &[Document],
-    candidates: usize,
-    prompt_tokens: usize,
-) -> Vec<Vec<Document>> {
+fn prompts(documents: &Documents<'_>, order: &[Document], candidates: usize) -> Vec<Vec<Document>> {
     let mut places: HashMap<[u8; 16], usize> = HashMap::new();
     let mut different = Vec::new();
     let numbered: Vec<(Document, usize)> = order
         .iter()
         .map(|&one| {
-            let continuation = one.part(texts, prompt_tokens, prompt_tokens + CONTINUATION);
-            let place = *places.entry(key(continuation.iter())).or_insert_with(|| {
+            let continuation = documents.continuation(one).iter().copied();
+            let place = *places.entry(key(continuation)).or_insert_with(|| {
                 different.push(one);
                 different.len() - 1
             });
@@ -201,27 +213,31 @@ fn prompts(
 /// The number of prompts whose first candidate is the most probable.
 fn right(
     texts: &[Text<'_>],
+    documents: &Documents<'_>,
     model: &dyn LanguageModel,
     prompts: &[Vec<Document>],
     prompt_tokens: usize,
 ) -> Result<u64, EvalError> {
     let Some(first) = prompts.first().and_then(|candidates| candidates.first()) else { return Ok(0) };
-    let file = texts[first.text].file;
+    let file = texts[first.text].open()?;
     let width = prompt_tokens + CONTINUATION - 1;
-    let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+    let (mut tokens, mut targets): (Vec<u32>, Vec<u32>) = (Vec::new(), Vec::new());
     for candidates in prompts {
-        for one in candidates {
-            let continuation = one.part(texts, prompt_tokens, prompt_tokens + CONTINUATION);
-            tokens.extend(candidates[0].part(texts, 0, prompt_tokens).iter());
-            tokens.extend(continuation.iter().take(CONTINUATION - 1));
+        let Some(mine) = candidates.first() else { continue };
+        let own = texts[mine.text].open()?;
+        let prompt = own.document(mine.document).slice(0..prompt_tokens as u64).to_vec();
+        for &one in candidates {
+            let continuation = documents.continuation(one);
+            tokens.extend(&prompt);
+            tokens.extend(&continuation[..CONTINUATION - 1]);
             targets.extend(std::iter::repeat_n(IGNORE, prompt_tokens - 1));
-            targets.extend(continuation.iter());
+            targets.extend(continuation);
         }
     }
     let rows = tokens.len() / width;
     // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
     let batch: TokenBatch = file.batch_of(tokens, targets, rows, rows * CONTINUATION)?;
-    let name = || file.path().display().to_string();
+    let name = || texts[first.text].name();
     let failed = |source| EvalError::Model { file: name(), document: first.document, source };
     let log_probs = model.token_log_probs(&batch).map_err(failed)?;
     if log_probs.len() != rows * width {

@@ -80,17 +80,18 @@ fn choose(plan: &Plan<'_>, router: &dyn TokenRouter, rows: &[Sequence]) -> Resul
     let Some(first) = rows.first() else { return Ok(Vec::new()) };
     let read = |row: &Sequence| (plan.chunks(row).len() - 1) * plan.chunk_tokens;
     let width = rows.iter().map(read).max().unwrap_or(0);
+    // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
+    let file = plan.text(first).open()?;
     let mut tokens = Vec::with_capacity(width * rows.len());
     for row in rows {
-        let end_of_text = plan.texts[row.text as usize].file.end_of_text();
-        tokens.extend(plan.tokens(row, read(row)).iter());
-        tokens.extend(std::iter::repeat_n(end_of_text, width - read(row)));
+        tokens.extend(plan.tokens(row, read(row))?);
+        tokens.extend(std::iter::repeat_n(file.end_of_text(), width - read(row)));
     }
     let positions: Vec<usize> =
         (1..=width / plan.chunk_tokens).map(|chunk| chunk * plan.chunk_tokens - 1).collect();
-    let file = || plan.texts[first.text as usize].file.path().display().to_string();
-    let failed = |source| EvalError::Router { file: file(), document: first.document, source };
-    let tokens = plan.texts[first.text as usize].file.rows(tokens, rows.len())?;
+    let failed =
+        |source| EvalError::Router { file: plan.text(first).name(), document: first.document, source };
+    let tokens = file.rows(tokens, rows.len())?;
     let scores = router.scores(&tokens, &positions).map_err(failed)?;
     let paths = router.paths() as usize;
     let expected = rows.len() * positions.len() * paths;
@@ -101,7 +102,7 @@ fn choose(plan: &Plan<'_>, router: &dyn TokenRouter, rows: &[Sequence]) -> Resul
     for (row, scores) in rows.iter().zip(scores.chunks_exact(positions.len() * paths)) {
         for scores in scores.chunks_exact(paths).take(plan.chunks(row).len() - 1) {
             chosen.push(best(scores).ok_or_else(|| EvalError::RouterNotFinite {
-                file: plan.texts[row.text as usize].file.path().display().to_string(),
+                file: plan.text(row).name(),
                 document: row.document,
             })?);
         }

@@ -50,31 +50,33 @@ impl Scorer<'_> {
     /// The log-probabilities of the counted tokens of the pieces of one batch.
     pub(crate) fn counted(&self, pieces: &[Piece]) -> Result<Vec<Counted>, EvalError> {
         let rows: Vec<_> = pieces.iter().map(|piece| (piece, &self.plan.sequences[piece.sequence])).collect();
+        let Some((_, first)) = rows.iter().min_by_key(|(piece, _)| piece.sequence) else {
+            return Ok(Vec::new());
+        };
+        // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
+        let file_of_first = self.plan.text(first).open()?;
         let width = pieces.iter().map(|piece| piece.length - 1).max().unwrap_or(0);
         let mut tokens = Vec::with_capacity(width * rows.len());
         let mut targets = Vec::with_capacity(width * rows.len());
         let mut counted_targets = 0;
         for (piece, sequence) in &rows {
-            let text = self.plan.tokens(sequence, piece.length);
+            let text = self.plan.tokens(sequence, piece.length)?;
             let padding = width + 1 - piece.length;
-            let end_of_text = self.plan.texts[sequence.text as usize].file.end_of_text();
             tokens.extend(text.iter().take(piece.length - 1));
-            tokens.extend(std::iter::repeat_n(end_of_text, padding));
+            tokens.extend(std::iter::repeat_n(file_of_first.end_of_text(), padding));
             let counted = |(place, token)| {
                 let counts = self.plan.counts(sequence, self.path, place);
                 counted_targets += usize::from(counts);
                 if counts { token } else { IGNORE }
             };
-            targets.extend(text.iter().enumerate().skip(1).map(counted));
+            targets.extend(text.into_iter().enumerate().skip(1).map(counted));
             targets.extend(std::iter::repeat_n(IGNORE, padding));
         }
-        let Some((_, first)) = rows.iter().min_by_key(|(piece, _)| piece.sequence) else {
-            return Ok(Vec::new());
+        let failed = |source| EvalError::Model {
+            file: self.plan.text(first).name(),
+            document: first.document,
+            source,
         };
-        let file = |text: u32| self.plan.texts[text as usize].file.path().display().to_string();
-        let failed = |source| EvalError::Model { file: file(first.text), document: first.document, source };
-        // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
-        let file_of_first = self.plan.texts[first.text as usize].file;
         let batch = file_of_first.batch_of(tokens, targets, rows.len(), counted_targets)?;
         let targets = batch.targets();
         let log_probs = self.model.token_log_probs(&batch).map_err(failed)?;
@@ -89,7 +91,7 @@ impl Scorer<'_> {
                     targets.iter().zip(log_probs).filter(|(target, _)| **target != IGNORE)
                 {
                     if !log_prob.is_finite() {
-                        let (file, document) = (file(sequence.text), sequence.document);
+                        let (file, document) = (self.plan.text(sequence).name(), sequence.document);
                         return Err(EvalError::NotFinite { file, document, value: log_prob });
                     }
                     counted.log_probs.push(log_prob);

@@ -2,17 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use dipaco_shards::{TokenSet, Tokens};
 use dipaco_topology::PathId;
 
-/// A token file to score and the path of its documents.
-#[derive(Clone, Copy)]
-pub(crate) struct Text<'a> {
-    pub(crate) file: &'a TokenSet,
-    pub(crate) path: PathId,
-    /// Number of documents to score, from the beginning of the file.
-    pub(crate) documents: u64,
-}
+use crate::EvalError;
+use crate::texts::Text;
 
 /// A part of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,17 +44,19 @@ pub(crate) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Cuts all documents into sequences. Every chunk goes to the path of its document.
+    /// Cuts all documents into sequences. Every chunk goes to the path of its document. Opens each text in turn, so a text that
+    /// can't be read is found before anything is scored.
     pub(crate) fn new(
         texts: &'a [Text<'a>],
         sequence_tokens: usize,
         prefix: usize,
         chunk_tokens: usize,
-    ) -> Self {
+    ) -> Result<Self, EvalError> {
         let mut plan = Self { texts, sequences: Vec::new(), paths: Vec::new(), chunk_tokens, prefix };
         for (text, place) in texts.iter().zip(0u32..) {
+            let file = text.open()?;
             for document in 0..text.documents {
-                let range = text.file.document_range(document);
+                let range = file.document_range(document);
                 for (start, length) in cut(range.end - range.start, sequence_tokens, prefix) {
                     let chunk = plan.paths.len();
                     plan.sequences.push(Sequence { text: place, document, start, length, chunk });
@@ -69,13 +64,19 @@ impl<'a> Plan<'a> {
                 }
             }
         }
-        plan
+        Ok(plan)
+    }
+
+    /// The text of a sequence.
+    pub(crate) fn text(&self, sequence: &Sequence) -> &Text<'a> {
+        &self.texts[sequence.text as usize]
     }
 
     /// The first `length` tokens of a sequence.
-    pub(crate) fn tokens(&self, sequence: &Sequence, length: usize) -> Tokens<'a> {
-        let file = self.texts[sequence.text as usize].file;
-        file.document(sequence.document).slice(sequence.start..sequence.start + length as u64)
+    pub(crate) fn tokens(&self, sequence: &Sequence, length: usize) -> Result<Vec<u32>, EvalError> {
+        let file = self.text(sequence).open()?;
+        let range = sequence.start..sequence.start + length as u64;
+        Ok(file.document(sequence.document).slice(range).to_vec())
     }
 
     /// The paths of a sequence's chunks.

@@ -78,31 +78,32 @@ impl Plan<'_> {
     }
 }
 
-/// The first `read` tokens of each sequence, padded on the right (B, `read`), and their numbers (B).
+/// The first `read` tokens of each of some sequences, padded on the right (B, `read`), and their numbers (B). `first` is the
+/// first of the sequences.
 pub(crate) fn prefixes(
     plan: &Plan<'_>,
     read: usize,
+    first: &Sequence,
     rows: &[Sequence],
 ) -> Result<(TokenRows, Vec<usize>), EvalError> {
+    // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
+    let file = plan.text(first).open()?;
     let mut tokens = Vec::with_capacity(read * rows.len());
     let mut lengths = Vec::with_capacity(rows.len());
     for row in rows {
         let length = read.min(row.length);
-        let end_of_text = plan.texts[row.text as usize].file.end_of_text();
-        tokens.extend(plan.tokens(row, length).iter());
-        tokens.extend(std::iter::repeat_n(end_of_text, read - length));
+        tokens.extend(plan.tokens(row, length)?);
+        tokens.extend(std::iter::repeat_n(file.end_of_text(), read - length));
         lengths.push(length);
     }
-    // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
-    let text = rows.first().map_or(0, |row| row.text as usize);
-    Ok((plan.texts[text].file.rows(tokens, rows.len())?, lengths))
+    Ok((file.rows(tokens, rows.len())?, lengths))
 }
 
 /// The paths of some sequences.
 fn choose(plan: &Plan<'_>, router: &dyn WindowRouter, rows: &[Sequence]) -> Result<Vec<PathId>, EvalError> {
     let Some(first) = rows.first() else { return Ok(Vec::new()) };
-    let (tokens, lengths) = prefixes(plan, router.prefix_tokens(), rows)?;
-    let file = || plan.texts[first.text as usize].file.path().display().to_string();
+    let (tokens, lengths) = prefixes(plan, router.prefix_tokens(), first, rows)?;
+    let file = || plan.text(first).name();
     let failed = |source| EvalError::Router { file: file(), document: first.document, source };
     let chosen = router.choose(&tokens, &lengths).map_err(failed)?;
     let shape = chosen.len() == rows.len() && chosen.iter().all(|path| path.0 < router.paths());

@@ -1,5 +1,7 @@
 //! Reading an experiment file and expanding it into cells.
 
+mod ensembles;
+mod lengths;
 mod sweeps;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -92,7 +94,8 @@ impl Experiment {
     /// values that [`Experiment::choose`] gave it.
     ///
     /// # Errors
-    /// [`ExperimentError::Configuration`] for the first run with an unusable configuration.
+    /// [`ExperimentError::Configuration`] for the first run with an unusable configuration, [`ExperimentError::Experiment`] when
+    /// an ensemble has more paths than its run, or an evaluation would read sequences of different lengths because none is set.
     pub fn cells(&self) -> Result<Vec<Cell>, ExperimentError> {
         let mut seeds: Vec<u64> = Vec::new();
         for seed in self.file.runs.iter().flat_map(|run| self.seeds_of(run)) {
@@ -106,6 +109,7 @@ impl Experiment {
                 cells.extend(self.cells_of(run, &self.chosen_for(run), seed)?);
             }
         }
+        self.check_lengths(&cells)?;
         Ok(cells)
     }
 
@@ -152,14 +156,16 @@ impl Experiment {
             } else {
                 evaluations.iter().map(|entry| evaluation(Some(entry))).collect::<Result<_, _>>()?
             };
-            cells.push(Cell {
+            let cell = Cell {
                 run: run.name.clone(),
                 router: router.map_or_else(String::new, |router| router.name.clone()),
                 swept: String::new(),
                 seed,
                 config: self.config(run, router, None, over, seed)?,
                 evaluations,
-            });
+            };
+            self.check_ensembles(&cell)?;
+            cells.push(cell);
         }
         Ok(cells)
     }

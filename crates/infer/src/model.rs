@@ -1,11 +1,11 @@
 //! The interface between the engine and a model.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use dipaco_model::{PackedModule, Positions};
 use dipaco_topology::{PathId, Topology};
 
-use crate::module_cache::HeldModules;
 use crate::{BoxError, KvType, ModuleKey, ModuleMemory};
 
 /// The meaning of a router's distances.
@@ -63,12 +63,13 @@ pub struct ServedPath {
 /// Keeps the modules of a path in memory until its last clone is dropped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Held {
-    _modules: Option<Arc<HeldModules>>,
+    _guard: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Held {
-    pub(crate) fn new(modules: HeldModules) -> Self {
-        Self { _modules: Some(Arc::new(modules)) }
+    /// `guard` holds the modules until it is dropped.
+    pub(crate) fn new(guard: impl Any + Send + Sync) -> Self {
+        Self { _guard: Some(Arc::new(guard)) }
     }
 }
 

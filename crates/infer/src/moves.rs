@@ -7,7 +7,15 @@ use crate::reroute::Moves;
 use crate::running::Running;
 use crate::scheduler::{Plan, SequenceId};
 use crate::shared::{Asked, Shared, SharedState, Unrouted};
-use crate::{EngineError, RoutedModel};
+use crate::{EngineError, RoutedModel, ServedPath};
+
+/// Failed sequences and free modules after the changes of paths.
+pub(crate) struct LeftOver {
+    /// The sequences that failed.
+    pub(crate) failed: Vec<(SequenceId, EngineError)>,
+    /// The modules that their sequences gave up, to be dropped outside of the lock: they may be gigabytes.
+    pub(crate) modules: Vec<ServedPath>,
+}
 
 impl Shared {
     /// The path of the next chunk is that of the last.
@@ -38,24 +46,28 @@ impl SharedState {
         }
     }
 
-    /// Makes the changes of paths. Returns the sequences that failed.
+    /// Makes the changes of paths.
     pub(crate) fn make_moves(
         &mut self,
         model: &dyn RoutedModel,
         all: &mut BTreeMap<SequenceId, Running>,
-    ) -> Vec<(SequenceId, EngineError)> {
+    ) -> LeftOver {
         let Moves { left, arrived, failed } = std::mem::take(&mut self.moves);
+        let mut modules = Vec::new();
         for id in left {
             if let Some(running) = all.get_mut(&id) {
-                running.leave();
+                modules.extend(running.leave());
             }
         }
         for (id, path, served) in arrived {
-            if let Some(running) = all.get_mut(&id) {
-                self.scheduler.ready(id, &self.versions.numbers(&served, model));
-                running.arrive(path, served);
-            }
+            let Some(running) = all.get_mut(&id) else {
+                // The sequence has ended.
+                modules.push(served);
+                continue;
+            };
+            self.scheduler.ready(id, &self.versions.numbers(&served, model));
+            running.arrive(path, served);
         }
-        failed
+        LeftOver { failed, modules }
     }
 }

@@ -197,12 +197,15 @@ impl Shared {
         };
         let modules = state.versions.numbers(&served, self.model.as_ref());
         let Some(job) = state.waiting.get_mut(&id) else {
-            // After the engine's end nobody would take the modules, and the loader may wait for their room.
-            if !self.abort.is_cancelled() {
-                state.moves.arrived.push((id, path, served));
-                self.changed(&state);
+            if self.abort.is_cancelled() {
+                // Nobody would take the modules any more, and the loader may wait for their room. They may be gigabytes, so
+                // they are freed outside of the lock.
+                drop(state);
+                drop(served);
+                return;
             }
-            return;
+            state.moves.arrived.push((id, path, served));
+            return self.changed(&state);
         };
         job.routing = took;
         job.place = Some((path, served));

@@ -1,6 +1,7 @@
 //! The thread that runs steps.
 
 use std::collections::BTreeMap;
+use std::sync::MutexGuard;
 use std::time::Instant;
 
 use dipaco_model::{PAGE_TOKENS, Positions};
@@ -8,9 +9,10 @@ use dipaco_topology::PathId;
 use rayon::prelude::*;
 
 use crate::job::outcome;
+use crate::moves::LeftOver;
 use crate::running::{Next, Running, failed};
 use crate::scheduler::{Plan, PlannedRows, SequenceId};
-use crate::shared::{Shared, guarded};
+use crate::shared::{Shared, SharedState, guarded};
 use crate::{
     EngineError, Executor, FinishReason, GenerationEvent, Outcome, PageCopy, RequestSummary, SequenceRows,
     StepSummary,
@@ -136,15 +138,7 @@ impl Shared {
                 continue;
             }
             if self.abort.is_cancelled() {
-                let ended = std::mem::take(all);
-                for (&id, running) in &ended {
-                    state.scheduler.remove(id);
-                    let _ = running.job.send(Err(self.stopped()));
-                    self.count(running, Outcome::ShuttingDown);
-                }
-                self.changed(&state);
-                drop(state);
-                drop(ended);
+                self.end_all(state, all);
                 return None;
             }
             let late = |running: &Running| running.job.is_late();
@@ -160,9 +154,10 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
-            let failed = state.make_moves(self.model.as_ref(), all);
-            if !failed.is_empty() {
+            let LeftOver { failed, modules } = state.make_moves(self.model.as_ref(), all);
+            if !(failed.is_empty() && modules.is_empty()) {
                 drop(state);
+                drop(modules);
                 for (id, error) in failed {
                     if let Some(running) = all.remove(&id) {
                         self.end_running(id, running, Err(error), all);
@@ -196,6 +191,19 @@ impl Shared {
                 state = self.wait(state);
             }
         }
+    }
+
+    /// Ends all sequences because the engine stops. Their weights are freed outside of the lock.
+    fn end_all(&self, mut state: MutexGuard<'_, SharedState>, all: &mut BTreeMap<SequenceId, Running>) {
+        let ended = std::mem::take(all);
+        for (&id, running) in &ended {
+            state.scheduler.remove(id);
+            let _ = running.job.send(Err(self.stopped()));
+            self.count(running, Outcome::ShuttingDown);
+        }
+        self.changed(&state);
+        drop(state);
+        drop(ended);
     }
 
     /// Records the results of a step, and ends the sequences that are complete.

@@ -84,9 +84,9 @@ impl Running {
         }
     }
 
-    /// Gives up the modules of the path.
-    pub(crate) fn leave(&mut self) {
-        self.served = None;
+    /// Gives up the modules of the path. Returns them, to be dropped outside of the engine's lock: they may be gigabytes.
+    pub(crate) fn leave(&mut self) -> Option<ServedPath> {
+        self.served.take()
     }
 
     /// Goes on with another path.

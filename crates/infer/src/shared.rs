@@ -136,8 +136,12 @@ impl Shared {
         self.abort.cancel();
         let mut state = self.lock();
         // Nobody makes these moves any more, and their modules may be what the loader waits for.
-        state.moves = Moves::default();
-        state.questions.clear();
+        let moves = std::mem::take(&mut state.moves);
+        let questions = std::mem::take(&mut state.questions);
+        drop(state);
+        // Freed outside of the lock: the modules may be gigabytes.
+        drop((moves, questions));
+        state = self.lock();
         let waiting: Vec<SequenceId> = state.waiting.keys().copied().collect();
         for id in waiting {
             self.end_waiting(state, id, Outcome::ShuttingDown, Some(Err(self.stopped())));
@@ -207,3 +211,6 @@ fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "unknown panic".into())
 }
+
+#[cfg(test)]
+mod tests;

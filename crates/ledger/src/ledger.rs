@@ -118,6 +118,11 @@ impl Ledger {
         let mut state = RunState::new(topology, run_plan, progress, incarnation)?;
         for (&path, objects) in objects.paths.iter() {
             state.bind(path, !objects.replay.is_empty());
+            if let Some(last) = objects.replay.last() {
+                // Also who has contributed in the lease after it.
+                let newest = objects.contributors.iter().filter(|(_, record)| record.last_step >= last.to);
+                newest.for_each(|(token, _)| state.note_last_token(path, token));
+            }
             objects.contributors.keys().for_each(|token| state.note_contributor(token));
         }
         if let Some(seed) = plan.sampling {
@@ -171,9 +176,16 @@ impl Ledger {
         self.delete_unused(obsolete);
     }
 
-    /// The names to which neither the manifest nor a checkpoint refers.
-    fn unused(&self, names: impl IntoIterator<Item = String>) -> Vec<String> {
-        names.into_iter().filter(|name| !self.objects.holds(name) && !self.checkpoints.need(name)).collect()
+    /// The names to which neither the manifest refers nor a checkpoint nor a result of a lease under way. A worker may send a
+    /// result again after its object was dropped, so whoever deletes dropped objects asks again.
+    #[must_use]
+    pub fn unused(&self, names: impl IntoIterator<Item = String>) -> Vec<String> {
+        let received = self.received.values().flat_map(|results| results.values());
+        let received: BTreeSet<&str> = received.map(|result| result.object.name.as_str()).collect();
+        let is_unused = |name: &String| {
+            !received.contains(name.as_str()) && !self.objects.holds(name) && !self.checkpoints.need(name)
+        };
+        names.into_iter().filter(is_unused).collect()
     }
 
     /// Deletes objects that do not count with the next write. Keeps objects that the manifest or a checkpoint needs: a
@@ -279,7 +291,7 @@ impl Ledger {
     }
 
     /// Ends the leases of the selected processes with a token, and with a name if one is given, unfinished, and deletes
-    /// their results. Returns the leases.
+    /// their results. Returns the leases. Workers that leave a path unfinished again and again leave it to others.
     pub fn release(
         &mut self,
         token: &str,
@@ -289,7 +301,7 @@ impl Ledger {
         let leases = self.state.leases_of(token, name).filter(|lease| selected(&lease.worker));
         let leases: Vec<_> = leases.cloned().collect();
         for lease in &leases {
-            self.state.release(lease.path, lease.fence);
+            self.state.give_back(lease.path, lease.fence);
             self.discard_received(lease.path);
         }
         leases
@@ -312,6 +324,13 @@ impl Ledger {
             self.discard_received(lease.path);
         }
         expired
+    }
+
+    /// Takes a time in which the coordinator did not run, and which has just ended, for no silence and no standstill of another
+    /// process.
+    pub fn postpone(&mut self, now: Duration, by: Duration) {
+        self.state.postpone(now, by);
+        self.owners.postpone(now, by);
     }
 
     /// Time of the next event without a message: of a lease, of a grace period, or of a synchronizer that has not taken an

@@ -132,6 +132,17 @@ impl OpenSteps {
         }
     }
 
+    /// Takes a time in which the coordinator did not run, and which has just ended, out of the times for which other processes owe
+    /// their steps.
+    pub(crate) fn postpone(&mut self, now: Duration, by: Duration) {
+        for (_, fragment) in std::mem::take(&mut self.by_age) {
+            if let Some(due) = self.due.get_mut(&fragment) {
+                due.since = due.since.saturating_add(by).min(now);
+                self.by_age.insert((due.since, fragment));
+            }
+        }
+    }
+
     /// Since when another process owes the oldest outer step; `None` if none is due.
     pub(crate) fn oldest(&self) -> Option<Duration> {
         self.by_age.first().map(|&(since, _)| since)

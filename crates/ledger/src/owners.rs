@@ -149,6 +149,11 @@ impl ModuleOwners {
         heard.into_iter().for_each(|fragment| self.open.heard(fence, fragment));
     }
 
+    /// Takes a time in which the coordinator did not run, and which has just ended, for no standstill of an owner.
+    pub(crate) fn postpone(&mut self, now: Duration, by: Duration) {
+        self.open.postpone(now, by);
+    }
+
     /// Time of the oldest open order of another process; `None` if none is open.
     pub(crate) fn oldest_order(&self) -> Option<Duration> {
         self.open.oldest()
@@ -249,6 +254,26 @@ mod tests {
         assert!(owners.overdue(at(59)).is_empty());
         owners.release(at(61), &hung);
         assert_eq!((owners.oldest_order(), owners.overdue(at(99)).len()), (None, 0));
+    }
+
+    #[test]
+    fn a_time_in_which_the_coordinator_did_not_run_makes_no_outer_step_overdue() {
+        let mut owners = ModuleOwners::new(1);
+        let at = Duration::from_secs;
+        let synchronizer = owner("a", 1);
+        let Claimed { fence, .. } = owners.claim(NOW, &synchronizer, "a:1", &[module(0)]).unwrap();
+        let [owed, of_the_coordinator] = [0, 1].map(|index| step(index, 1).fragment);
+        owners.note_due(at(5), owed);
+        owners.note_due(at(5), of_the_coordinator);
+        owners.postpone(at(120), at(100));
+        assert!(owners.overdue(at(104)).is_empty());
+        assert_eq!(owners.overdue(at(105)), BTreeSet::from([synchronizer]));
+        // Nobody owes a step since a time to come.
+        owners.postpone(at(120), at(100));
+        assert_eq!(owners.oldest_order(), Some(at(120)));
+        owners.tell(fence, vec![step(0, 1)], Vec::new());
+        assert_eq!(owners.remove_ordered(owed, 1, fence), Some(step(0, 1)));
+        assert_eq!(owners.oldest_order(), None);
     }
 
     #[test]

@@ -169,11 +169,32 @@ fn an_order_names_weights_and_what_the_guard_reduces_apart() {
         let lease = lease(&mut ledger, "a");
         train_with(&mut ledger, &lease, norm);
     }
-    let Orders { orders, reduced } = ledger.orders(NOW, fence).unwrap();
+    let Orders { orders, reduced, others_due: _ } = ledger.orders(NOW, fence).unwrap();
     let [order] = orders.as_slice() else { panic!("{orders:?}") };
     let third = 1.0 / 3.0;
     let shares: Vec<_> = order.shares.iter().map(|share| (share.weight, share.reduction)).collect();
     // Twice the median of the norms is an eighth of the second.
     assert_eq!(shares, [(third, 1.0), (third, 0.125), (third, 1.0)]);
     assert_eq!(reduced.iter().map(|reduced| reduced.path.0).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn who_asks_first_hears_that_steps_of_other_owners_are_due() {
+    let mut ledger = take_over(start_of(3, 1));
+    let (own, synchronizer) = (ledger.own_fence(), ProcessId::local("synchronizer"));
+    let claimed = ledger.claim_modules(NOW, &synchronizer, "there:1", &[FRAGMENT.module]).unwrap();
+    for worker in ["a", "b", "c"] {
+        let lease = lease(&mut ledger, worker);
+        train(&mut ledger, &lease);
+    }
+    let heard: Vec<_> = [own, own, claimed.fence]
+        .map(|fence| ledger.orders(NOW, fence).unwrap())
+        .iter()
+        .map(|answer| (answer.others_due, answer.orders.len()))
+        .collect();
+    assert_eq!(heard, [(true, 0), (false, 0), (false, 1)]);
+    ledger.release_modules(NOW, &synchronizer);
+    let Orders { orders, others_due, .. } = ledger.orders(NOW, own).unwrap();
+    take(&mut ledger, &orders[0]);
+    assert!(!others_due);
 }

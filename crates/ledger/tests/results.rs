@@ -64,6 +64,19 @@ fn the_content_that_is_recorded_first_stays() {
 }
 
 #[test]
+fn an_object_that_a_result_names_again_is_in_use_again() {
+    let mut ledger = take_over(start());
+    let lease = lease(&mut ledger, "a");
+    let name = object("content").name;
+    assert_eq!(ledger.unused([name.clone()]).len(), 1);
+    for item in results(&lease) {
+        let expected = expected(&ledger, &lease, item, "content");
+        assert!(matches!(ledger.record_result(&expected, stored("content")).unwrap(), Recording::Recorded));
+    }
+    assert!(ledger.unused([name]).is_empty());
+}
+
+#[test]
 fn no_impossible_held_out_loss_stays_the_best_of_a_path() {
     for (loss, possible) in
         [(-1e9, false), (f64::NAN, false), (f64::NEG_INFINITY, false), (0.0, true), (3.5, true)]

@@ -96,7 +96,7 @@ pub struct ModelConfig {
     pub context: usize,
     /// Base of the rotary position embedding (default 10000).
     pub rope_theta: f64,
-    /// Added to the mean square in RMSNorm (default 1e-5).
+    /// Added to the mean square in RMSNorm (default 1e-5); at least 1e-16.
     pub rms_norm_eps: f64,
     /// True if the output projection is the token embedding (default false). Saves V × D parameters, and requires the
     /// embedding and the head to be in one level.
@@ -138,6 +138,10 @@ impl Default for ModelConfig {
 /// Largest value of a dimension, 2^20: far beyond every known model. It bounds the memory that a damaged configuration
 /// can make a reader allocate.
 const LARGEST: usize = 1 << 20;
+
+/// Least [`ModelConfig::rms_norm_eps`]. It is f32 in a norm, where less than 1e-45 is 0: a row of zeros would become NaN. The
+/// gradient of such a row has the third power of `1 / √eps`, which must fit into f32 too. Known models have 1e-12 or more.
+const LEAST_NORM_EPS: f64 = 1e-16;
 
 impl ModelConfig {
     /// Checks the ranges of the values. `vocab_size` may be 0.
@@ -188,12 +192,16 @@ impl ModelConfig {
                 format!("are {} × {}: their product must be at most {LARGEST}", self.heads, self.head_dim);
             return error("model.heads × model.head_dim", problem);
         }
-        let numbers = [("model.rope_theta", self.rope_theta), ("model.rms_norm_eps", self.rms_norm_eps)];
+        let rope_theta = ("model.rope_theta", self.rope_theta);
         let init_std = self.init_std.map(|number| ("model.init_std", number));
-        for (key, number) in numbers.into_iter().chain(init_std) {
+        for (key, number) in [rope_theta].into_iter().chain(init_std) {
             if !number.is_finite() || number <= 0.0 {
                 return error(key, format!("is {number}: it must be above 0"));
             }
+        }
+        let eps = self.rms_norm_eps;
+        if !eps.is_finite() || eps < LEAST_NORM_EPS {
+            return error("model.rms_norm_eps", format!("is {eps}: it must be at least {LEAST_NORM_EPS:e}"));
         }
         Ok(())
     }
@@ -277,5 +285,31 @@ impl ModelConfig {
     #[must_use]
     pub fn key_value_size(&self) -> usize {
         self.key_value_heads() * self.head_dim
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_eps(rms_norm_eps: f64) -> ModelConfig {
+        ModelConfig { rms_norm_eps, ..ModelConfig::default() }
+    }
+
+    #[test]
+    fn a_row_of_zeros_is_no_nan_with_any_norm_that_is_allowed() {
+        // 1e-46 is 0 in f32.
+        for eps in [0.0, -1e-5, 1e-46, 1e-30, 9e-17, f64::NAN, f64::INFINITY] {
+            let error = with_eps(eps).check().unwrap_err().to_string();
+            assert!(error.starts_with("model.rms_norm_eps: is "), "{error}");
+            assert!(error.ends_with("it must be at least 1e-16"), "{error}");
+        }
+        // GGUF files have them as f32.
+        for eps in [1e-5, 1e-6, 1e-8, 1e-12, f64::from(1e-12f32), 1e-16] {
+            with_eps(eps).check().unwrap();
+            let mut y = [f32::NAN; 4];
+            dipaco_ops::kernel::rms_norm(&[0.0; 4], &[1.0; 4], &mut y, eps as f32);
+            assert_eq!(y, [0.0; 4], "{eps}");
+        }
     }
 }

@@ -63,8 +63,8 @@ pub fn import_llama(config: &ModelConfig, safetensors: &[u8]) -> Result<ModuleWe
     ModuleWeights::from_safetensors(safetensors, path_specs(config).into())
 }
 
-/// Returns name and content of the files of a checkpoint that depend on the model: `config.json` with `special`, the keys
-/// that name special tokens, and the weights. The caller adds the tokenizer's files.
+/// Returns name and content of the files of a checkpoint that depend on the model: `config.json` with `special`, keys
+/// that name special tokens or replace those made of `config`, and the weights. The caller adds the tokenizer's files.
 ///
 /// # Errors
 /// The tensors are not the tensors of a path of this configuration.

@@ -1,5 +1,7 @@
 //! One step of serving: rows of several sequences on several paths.
 
+mod check;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -163,7 +165,7 @@ impl Stepper {
     /// Copies from one page to another what the stages below `stage` have left in it, and the border before it.
     ///
     /// # Errors
-    /// A page does not exist, or the pages have no border before the stage.
+    /// A page does not exist, the pages have no border before the stage, or they belong to a model of another shape.
     pub fn copy_page(
         &self,
         pages: &mut StepPages,
@@ -171,7 +173,8 @@ impl Stepper {
         to: u32,
         stage: usize,
     ) -> Result<(), ModelError> {
-        check_border(&pages.borders, stage)?;
+        self.check_pages(pages)?;
+        check::border(&pages.borders, stage)?;
         let blocks = self.stages[..stage].iter().map(|stage| stage.blocks.len()).sum();
         pages.kv.copy(from, to, blocks)?;
         pages.borders.copy(from, to, stage);
@@ -193,12 +196,13 @@ impl Stepper {
     ///
     /// # Errors
     /// A sequence has no tokens, exceeds the context or its pages, has a token outside of the vocabulary or modules of
-    /// another shape, or would write a page of another sequence.
+    /// another shape, or would write a page of another sequence. The pages belong to a model of another shape.
     pub fn step(
         &self,
         batch: &[StepSequence<'_>],
         pages: &mut StepPages,
     ) -> Result<Vec<Vec<f32>>, ModelError> {
+        self.check_pages(pages)?;
         let StepPages { kv, borders } = pages;
         batch.iter().try_for_each(|sequence| self.check(sequence, borders))?;
         let place = |sequence: &StepSequence<'_>| (sequence.tokens.len(), sequence.start);
@@ -351,42 +355,4 @@ impl Stepper {
         }
         logits
     }
-
-    fn check(&self, sequence: &StepSequence<'_>, borders: &Borders) -> Result<(), ModelError> {
-        let StepSequence { modules, tokens, start, pages, .. } = sequence;
-        check_border(borders, sequence.stage)?;
-        let (positions, context) = (start.saturating_add(tokens.len()), self.config.context);
-        let wrong = |what, problem: String| Err(ModelError::Batch { what, problem });
-        if tokens.is_empty() {
-            return wrong("tokens", "there is no token to append".into());
-        }
-        if positions > context {
-            return Err(ModelError::Context { positions, context });
-        }
-        if positions.div_ceil(PAGE_TOKENS) > pages.len() {
-            return wrong("pages", format!("{} pages have no room for {positions} tokens", pages.len()));
-        }
-        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= self.config.vocab_size) {
-            return Err(ModelError::Token { token, vocabulary: self.config.vocab_size });
-        }
-        let fits = |stage: &Stage| {
-            let module = modules.get(stage.level);
-            module.is_some_and(|module| stage.blocks.clone().all(|block| module.blocks.contains_key(&block)))
-        };
-        let ends = || modules[self.embedding].embedding.is_some() && modules[self.head].head.is_some();
-        if modules.len() != self.levels || !self.stages.iter().all(fits) || !ends() {
-            let problem = "the modules of a sequence are not one module for each level".into();
-            return Err(ModelError::Compose { problem });
-        }
-        Ok(())
-    }
-}
-
-/// Refuses a stage that rows can't begin with.
-fn check_border(borders: &Borders, stage: usize) -> Result<(), ModelError> {
-    if stage <= borders.count {
-        return Ok(());
-    }
-    let problem = format!("the pages have {} borders, so rows can't begin with stage {stage}", borders.count);
-    Err(ModelError::Batch { what: "stage", problem })
 }

@@ -18,7 +18,7 @@ pub struct StepPages {
 pub(crate) struct Borders {
     pub(crate) count: usize,
     pages: usize,
-    width: usize,
+    pub(crate) width: usize,
     rows: Vec<f32>,
 }
 

@@ -166,6 +166,7 @@ fn all_end_tokens_and_the_sampling_settings_come_along() {
     {
         expected[key] = ids;
     }
+    expected["do_sample"] = json!(true);
     let generation: serde_json::Value =
         serde_json::from_slice(&found.files["generation_config.json"]).unwrap();
     assert_eq!(generation, expected);
@@ -173,13 +174,20 @@ fn all_end_tokens_and_the_sampling_settings_come_along() {
     let plain = exported(GgufTokens::of_end(1), &json!({"eos_token_id": 1}));
     assert_eq!(plain.settings.end_tokens, [1]);
     assert!(!plain.files.contains_key("generation_config.json"));
-    let all_tokens = edited(&export(&config(), WeightFormat::F32), |keys, _| {
-        keys.insert("general.sampling.top_k".into(), Value::I32(-1));
-        keys.insert("general.sampling.temp".into(), Value::U32(1));
-    });
-    let generation = import(&all_tokens).unwrap().files.remove("generation_config.json").unwrap();
-    let generation: serde_json::Value = serde_json::from_slice(&generation).unwrap();
-    assert_eq!((&generation["top_k"], &generation["temperature"]), (&json!(0), &json!(1.0)));
+    let generation = |sampling: &[(&str, Value)]| -> serde_json::Value {
+        let file = edited(&export(&config(), WeightFormat::F32), |keys, _| {
+            keys.extend(
+                sampling.iter().map(|(key, value)| (format!("general.sampling.{key}"), value.clone())),
+            );
+        });
+        serde_json::from_slice(&import(&file).unwrap().files["generation_config.json"]).unwrap()
+    };
+    let all_tokens = generation(&[("top_k", Value::I32(-1)), ("temp", Value::U32(1))]);
+    assert_eq!((&all_tokens["top_k"], &all_tokens["temperature"]), (&json!(0), &json!(1.0)));
+    assert_eq!(all_tokens["do_sample"], true);
+    for likeliest in [("temp", Value::F32(0.0)), ("penalty_repeat", Value::F32(1.5))] {
+        assert_eq!(generation(&[likeliest]).get("do_sample"), None);
+    }
 }
 
 #[test]

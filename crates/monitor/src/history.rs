@@ -7,6 +7,7 @@ use dipaco_telemetry::{Event, EventRecord};
 use dipaco_topology::PathId;
 use serde::Serialize;
 
+use crate::path_rounds::has_trained;
 use crate::{CostMeter, EventTail, TrainingCost};
 
 /// Most workers that are remembered. Peers choose their names, so the number needs a bound.
@@ -31,11 +32,11 @@ pub struct LossPoint {
 /// The history of a path.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PathHistory {
-    /// Rounds of its last complete lease, counted from 1.
+    /// Round of its last lease that trained, counted from 1.
     pub rounds: u64,
-    /// Mean training loss of its last lease, nats per token.
+    /// Mean training loss of its last lease that trained, nats per token.
     pub loss: Option<f64>,
-    /// Loss on its held-out documents after its last lease, nats per token.
+    /// Loss on its held-out documents before its last lease that measured it, nats per token.
     pub heldout_loss: Option<f64>,
     /// Name of the worker of its last lease.
     pub worker: String,
@@ -56,7 +57,9 @@ pub struct WorkerHistory {
     pub reason: String,
     /// Complete leases.
     pub leases: u64,
-    /// Seconds of its last lease in inner steps.
+    /// Inner steps of its last lease that trained; `None` when the events do not tell.
+    pub steps: Option<u64>,
+    /// Seconds of these inner steps.
     pub seconds: f64,
     /// Seconds before these without inner steps.
     pub waited_seconds: f64,
@@ -150,15 +153,29 @@ impl RunHistory {
                 self.worker(worker, &time).leave(reason);
             }
             Event::PathCompleted {
-                path, round, worker, loss, heldout_loss, seconds, waited_seconds, ..
+                path,
+                round,
+                worker,
+                steps,
+                loss,
+                heldout_loss,
+                seconds,
+                waited_seconds,
+                ..
             } => {
+                let trained = has_trained(steps, loss);
                 let done = self.worker(worker.clone(), &time);
                 done.leases += 1;
-                (done.seconds, done.waited_seconds) = (seconds, waited_seconds);
+                if trained {
+                    (done.steps, done.seconds, done.waited_seconds) = (steps, seconds, waited_seconds);
+                }
                 (done.connected, done.silent) = (true, false);
                 let known = self.paths.entry(path).or_default();
-                let loss = loss.is_finite().then_some(loss);
-                *known = PathHistory { rounds: round + 1, loss, heldout_loss, worker };
+                // A lease that only measures is no round, and most leases of fragments measure nothing.
+                known.rounds = round.saturating_add(u64::from(trained));
+                known.loss = loss.is_finite().then_some(loss).or(known.loss);
+                known.heldout_loss = heldout_loss.or(known.heldout_loss);
+                known.worker = worker;
             }
             Event::RoundCompleted { round, loss, .. } => {
                 push(&mut self.training, LossPoint { rounds: round + 1, loss, bits_per_byte: None });
@@ -251,6 +268,37 @@ mod tests {
 
     fn round(round: u64, loss: f64) -> Event {
         Event::RoundCompleted { round, loss, seconds: 1.0, wire_bytes: None }
+    }
+
+    /// A lease of path 0 by the worker `a`.
+    fn lease(round: u64, steps: Option<u64>, loss: f64, heldout_loss: Option<f64>, seconds: f64) -> Event {
+        Event::PathCompleted {
+            path: PathId(0),
+            round,
+            worker: "a".to_owned(),
+            steps,
+            loss,
+            heldout_loss,
+            best: false,
+            seconds,
+            waited_seconds: seconds / 2.0,
+        }
+    }
+
+    #[test]
+    fn the_lease_that_measures_the_end_of_the_run_is_no_round_and_keeps_the_losses_before_it() {
+        // Files of earlier versions do not tell the steps.
+        for (trained, measured) in [(Some(5), Some(0)), (None, None)] {
+            let first = lease(0, trained, 5.0, Some(6.0), 2.0);
+            // The second lease of the round takes weights of its own over, so it measures nothing.
+            let second = lease(0, trained, 4.0, None, 4.0);
+            let last = lease(1, measured, f64::NAN, None, 6e-8);
+            let history = history([first, second, last]);
+            let (path, worker) = (&history.paths[&PathId(0)], &history.workers["a"]);
+            assert_eq!((path.rounds, path.loss, path.heldout_loss), (1, Some(4.0), Some(6.0)));
+            assert_eq!((worker.leases, worker.steps), (3, trained));
+            assert_eq!((worker.seconds, worker.waited_seconds), (4.0, 2.0));
+        }
     }
 
     #[test]

@@ -150,7 +150,7 @@ fn workers(out: &mut String, live: Option<&LiveRun>, history: &RunHistory) {
         let held = live.iter().flat_map(|live| &live.paths);
         let held = held.filter(|path| path.lease.as_ref().is_some_and(|lease| lease.worker == **name));
         let held = held.map(|path| path.path.to_string()).collect::<Vec<_>>().join(" ");
-        let rate = live.filter(|_| worker.seconds > 0.0).map(|live| live.inner_steps as f64 / worker.seconds);
+        let rate = worker.steps.filter(|_| worker.seconds > 0.0).map(|steps| steps as f64 / worker.seconds);
         // A lease that it holds is newer than the one that has expired.
         let state = match held.is_empty() {
             true => worker.state(),
@@ -202,4 +202,34 @@ pub(super) fn text(text: impl Display) -> String {
         .replace('>', "&gt;")
         .replace('"', "&quot;")
         .replace('\'', "&#39;")
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_telemetry::{Event, EventRecord};
+    use dipaco_topology::PathId;
+
+    use super::*;
+
+    #[test]
+    fn the_speed_of_a_worker_is_that_of_its_last_lease_that_trained() {
+        let lease = |steps, loss, seconds| Event::PathCompleted {
+            path: PathId(0),
+            round: 0,
+            worker: "a".to_owned(),
+            steps: Some(steps),
+            loss,
+            heldout_loss: None,
+            best: false,
+            seconds,
+            waited_seconds: 0.0,
+        };
+        let mut history = RunHistory::default();
+        // The first of several leases of a round, and one that only measures.
+        for event in [lease(15, 4.0, 6.0), lease(0, f64::NAN, 6e-8)] {
+            history.add(EventRecord { time: "2026-01-01T00:00:00.000Z".to_owned(), event });
+        }
+        let page = render(None, &history);
+        assert!(page.contains("<td>2<td>2.50<td>"), "{page}");
+    }
 }

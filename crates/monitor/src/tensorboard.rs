@@ -14,7 +14,7 @@ use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 
 use crate::event_time::seconds_since_1970;
-use crate::{EventTail, event_file};
+use crate::{EventTail, PathRounds, event_file};
 
 /// Name of the file in each folder. TensorBoard looks for `tfevents`.
 const FILE: &str = "events.out.tfevents.dipaco";
@@ -55,6 +55,7 @@ pub struct TensorBoard {
     folder: PathBuf,
     tail: EventTail,
     curves: BTreeMap<String, Curve>,
+    rounds: PathRounds,
     /// Values that have been passed on.
     values: u64,
 }
@@ -68,6 +69,7 @@ impl TensorBoard {
             folder: folder.to_owned(),
             tail: EventTail::new(events),
             curves: BTreeMap::new(),
+            rounds: PathRounds::default(),
             values: 0,
         }
     }
@@ -106,7 +108,7 @@ impl TensorBoard {
                 source,
             })?;
         }
-        self.values = 0;
+        (self.rounds, self.values) = (PathRounds::default(), 0);
         Ok(())
     }
 
@@ -114,10 +116,10 @@ impl TensorBoard {
         // A line without a time is not from a run.
         let Some(time) = seconds_since_1970(&record.time) else { return Ok(()) };
         let values = |values: &[(&'static str, Option<f64>)]| -> Vec<(&'static str, f64)> {
-            // A lease without inner steps, at the end of a run, has no loss.
             let finite = |value: &Option<f64>| value.filter(|value| value.is_finite());
             values.iter().filter_map(|(tag, value)| Some((*tag, finite(value)?))).collect()
         };
+        let leases = self.rounds.add(&record.event);
         let (folder, step, values) = match record.event {
             Event::SeedStep { step, loss, learning_rate, gradient_norm, tokens_per_second } => {
                 let rates = [
@@ -139,14 +141,19 @@ impl TensorBoard {
                 let values = values(&[("loss", Some(loss)), ("bits_per_byte", bits_per_byte)]);
                 ("validation".to_owned(), rounds, values)
             }
-            Event::PathCompleted { path, round, loss, heldout_loss, seconds, waited_seconds, .. } => {
-                let values = values(&[
-                    ("loss", Some(loss)),
-                    ("heldout_loss", heldout_loss),
-                    ("seconds", Some(seconds)),
-                    ("waited_seconds", Some(waited_seconds)),
-                ]);
-                (format!("path-{path}"), round.saturating_add(1), values)
+            Event::PathCompleted { path, round, heldout_loss, .. } => {
+                // A later lease of a round measures weights within the round.
+                let first = leases.is_none_or(|leases| leases.leases == 1);
+                let begin = values(&[("heldout_loss", heldout_loss.filter(|_| first))]);
+                let end = leases.map_or_else(Vec::new, |leases| {
+                    values(&[
+                        ("loss", leases.loss()),
+                        ("seconds", Some(leases.seconds)),
+                        ("waited_seconds", Some(leases.waited_seconds)),
+                    ])
+                });
+                self.values += (begin.len() + end.len()) as u64;
+                return self.curve(format!("path-{path}"), time)?.add_round(time, round, &begin, &end);
             }
             Event::ModuleStepped { module, fragment, version, outer_gradient_norm, cosine, .. } => {
                 let part = if fragment > 0 { format!("-fragment-{fragment}") } else { String::new() };
@@ -157,11 +164,16 @@ impl TensorBoard {
             _ => return Ok(()),
         };
         self.values += values.len() as u64;
+        self.curve(folder, time)?.add(time, step, &values)
+    }
+
+    /// The curves of a folder, which may be new.
+    fn curve(&mut self, folder: String, time: f64) -> Result<&mut Curve, TensorBoardError> {
         if !self.curves.contains_key(&folder) && self.curves.len() == MOST_FOLDERS {
             return Err(TensorBoardError::TooManyFolders);
         }
         let path = self.folder.join(&folder).join(FILE);
-        self.curves.entry(folder).or_insert_with(|| Curve::new(path, time)).add(time, step, &values)
+        Ok(self.curves.entry(folder).or_insert_with(|| Curve::new(path, time)))
     }
 }
 
@@ -183,13 +195,43 @@ impl Curve {
     }
 
     fn add(&mut self, time: f64, step: u64, values: &[(&'static str, f64)]) -> Result<(), TensorBoardError> {
+        self.void(time, step, values);
+        self.append(time, step, values);
+        self.write_if_long()
+    }
+
+    /// Adds the values of a path at the begin of a round and at its end. Those at the end hold for the round so far and replace
+    /// earlier ones.
+    fn add_round(
+        &mut self,
+        time: f64,
+        round: u64,
+        begin: &[(&'static str, f64)],
+        end: &[(&'static str, f64)],
+    ) -> Result<(), TensorBoardError> {
+        let step = round.saturating_add(1);
+        self.void(time, step, end);
+        // They void nothing: at their step stand the values at the end of the round before.
+        self.append(time, round, begin);
+        self.append(time, step, end);
+        self.write_if_long()
+    }
+
+    /// Makes all values from `step` on void if one of these charts has such values.
+    fn void(&mut self, time: f64, step: u64, values: &[(&'static str, f64)]) {
         if values.iter().any(|(tag, _)| self.last.get(tag).is_some_and(|last| *last >= step)) {
             self.waiting.extend(event_file::restart(time, step));
         }
+    }
+
+    fn append(&mut self, time: f64, step: u64, values: &[(&'static str, f64)]) {
         for (tag, value) in values {
             self.waiting.extend(event_file::scalar(time, step, tag, *value));
             self.last.insert(tag, step);
         }
+    }
+
+    fn write_if_long(&mut self) -> Result<(), TensorBoardError> {
         if self.waiting.len() < WAITING { Ok(()) } else { self.write() }
     }
 
@@ -296,6 +338,45 @@ mod tests {
         // A repeated round voids its first values.
         let void = event_file::restart(1_767_225_603.0, 2);
         assert_eq!(grown.windows(void.len()).filter(|window| **window == void).count(), 1);
+    }
+
+    #[test]
+    fn a_path_has_the_mean_over_the_leases_of_a_round_and_its_held_out_loss_at_the_beginning() {
+        let lease = |second, round, steps, loss, heldout| {
+            let fields =
+                format!("\"round\":{round},\"steps\":{steps},\"loss\":{loss}{heldout},\"best\":false");
+            let time = format!("\"seconds\":{second}.0,\"waited_seconds\":0.5");
+            line(second, &format!("\"path_completed\",\"path\":3,\"worker\":\"a\",{fields},{time}"))
+        };
+        let events = [
+            lease(1, 0, 10, "6.0", ",\"heldout_loss\":7.0"),
+            // Of the same round, and with weights of a later step.
+            lease(2, 0, 30, "4.0", ",\"heldout_loss\":6.5"),
+            lease(3, 1, 40, "3.0", ",\"heldout_loss\":5.0"),
+            // Measures the end of the run.
+            lease(4, 2, 0, "null", ",\"heldout_loss\":4.5"),
+        ];
+        let at = |second: u32| 1_767_225_600.0 + f64::from(second);
+        let end = |second, step, [loss, seconds, waited]: [f64; 3]| {
+            let tags = [("loss", loss), ("seconds", seconds), ("waited_seconds", waited)];
+            tags.map(|(tag, value)| event_file::scalar(at(second), step, tag, value)).concat()
+        };
+        let begin = |second, step, loss| event_file::scalar(at(second), step, "heldout_loss", loss);
+        let expected = [
+            event_file::version(at(1)),
+            begin(1, 0, 7.0),
+            end(1, 1, [6.0, 1.0, 0.5]),
+            event_file::restart(at(2), 1),
+            end(2, 1, [4.5, 3.0, 1.0]),
+            begin(3, 1, 5.0),
+            end(3, 2, [3.0, 3.0, 0.5]),
+            begin(4, 2, 4.5),
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        let (file, out) = (folder.path().join("metrics.jsonl"), folder.path().join("tensorboard"));
+        fs::write(&file, events.concat()).unwrap();
+        assert_eq!(TensorBoard::new(&file, &out).update().unwrap(), 12);
+        assert_eq!(fs::read(out.join("path-3").join(FILE)).unwrap(), expected.concat());
     }
 
     #[test]

@@ -79,10 +79,18 @@ impl ServerIdentity {
 }
 
 impl RunAuthority {
+    /// True for a text that can be the identity of a run: 1 to 64 letters, digits, `-`, `_` or `.`, not beginning with a dot. So
+    /// it is also the name of a folder, and leads to no other one.
+    #[must_use]
+    pub fn is_run_id(text: &str) -> bool {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        (1..=64).contains(&text.len()) && !text.starts_with('.') && text.chars().all(allowed)
+    }
+
     /// Creates an authority with a new key from the operating system's random source.
     ///
     /// # Errors
-    /// [`NetError::Setting`] unless the run id has 1 to 64 letters, digits, `-`, `_` or `.`.
+    /// [`NetError::Setting`] if the run id is none, see [`RunAuthority::is_run_id`].
     pub fn create(run_id: &str, now: SystemTime) -> Result<Self, NetError> {
         let mut params = authority_params(run_id)?;
         set_validity(&mut params, now, AUTHORITY_LIFETIME)?;
@@ -224,12 +232,11 @@ impl RunAuthority {
 /// Parameters of an authority's certificate. They depend only on the run id, so [`RunAuthority::from_pem`] need not
 /// parse the certificate for them.
 fn authority_params(run_id: &str) -> Result<CertificateParams, NetError> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if run_id.is_empty() || run_id.len() > 64 || !run_id.chars().all(allowed) {
+    if !RunAuthority::is_run_id(run_id) {
         return Err(NetError::Setting {
             what: "run id",
             value: run_id.to_owned(),
-            reason: "write 1 to 64 letters, digits, `-`, `_` or `.`",
+            reason: "write 1 to 64 letters, digits, `-`, `_` or `.`, not beginning with a dot",
         });
     }
     let mut params = CertificateParams::default();
@@ -266,4 +273,24 @@ fn set_validity(
 
 fn failed(what: &'static str) -> impl Fn(rcgen::Error) -> NetError {
     move |error| NetError::Identity { what, reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_identity_of_a_run_names_a_folder_and_leads_to_no_other_one() {
+        let longest = "x".repeat(64);
+        for id in ["a", "c4-16x16", "My_run.2", "-a", &longest] {
+            assert!(RunAuthority::is_run_id(id), "{id}");
+        }
+        for id in
+            ["", ".", "..", ".ssh", "/etc", "a/../../b", "a\\b", "a b", "a\n", "ä", &format!("{longest}x")]
+        {
+            assert!(!RunAuthority::is_run_id(id), "{id}");
+            let refused = RunAuthority::create(id, SystemTime::UNIX_EPOCH);
+            assert!(matches!(refused, Err(NetError::Setting { what: "run id", .. })), "{id}");
+        }
+    }
 }

@@ -47,7 +47,9 @@ pub enum NetError {
         reason: String,
     },
     /// The text is not a join token.
-    #[error("this is no join token: {reason}; copy the whole line that the coordinator printed")]
+    #[error(
+        "this is no join token: {reason}; copy the whole file secrets/join.token of the coordinator's run"
+    )]
     Token {
         /// Reason why it is invalid.
         reason: String,

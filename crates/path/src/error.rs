@@ -95,10 +95,12 @@ pub enum PathError {
         /// Values of the weights.
         found: usize,
     },
-    /// A moment of a path's state is NaN or infinite.
-    #[error("a moment of the path's state is not finite (position {position}): training diverged")]
-    MomentNotFinite {
-        /// Position of the first such value.
+    /// A value of a path's state is NaN or infinite: a moment, or part of a fragment that the path keeps.
+    #[error("value {position} of {tensor} in the path's state is not finite: training diverged")]
+    NotFinite {
+        /// Name of the tensor in the state.
+        tensor: String,
+        /// Position of the first such value in the tensor.
         position: usize,
     },
     /// A path's state has a step, a position or tensors that no lease of this run leaves.

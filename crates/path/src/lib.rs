@@ -1,8 +1,10 @@
 //! Training of one path.
 //!
-//! [`Trainer`] takes inner steps (AdamW) on a [`TrainDevice`]. [`PathWeights`] joins the global fragments of a lease with
-//! the path's own [`PathState`]. [`train_lease`] trains a lease from its first to its last inner step and makes the outer
-//! gradients. [`PathReader`] computes features and scores of a path without training it. [`OuterState`] takes the outer step of a fragment. [`Layout`] says where fragments lie in modules.
+//! [`Trainer`] takes inner steps on a [`TrainDevice`]: AdamW, Muon, or plain descent in synchronous training.
+//! [`PathWeights`] joins the global fragments of a lease with the path's own [`PathState`]. [`train_lease`] trains a lease
+//! from its first to its last inner step and makes the outer gradients. [`PathReader`] computes features and scores of a
+//! path without training it. [`OuterState`] takes the outer step of a fragment. [`Layout`] says where fragments lie in
+//! modules.
 //!
 //! This package has no runtime, no network and no run store: functions compute on the thread of their caller.
 

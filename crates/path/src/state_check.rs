@@ -136,7 +136,6 @@ fn check_values(
         firsts: &header.firsts,
         cursor: PieceCursor::new(file),
         first: Vec::new(),
-        before: 0,
     };
     let mut place = 0;
     while place < file.length() {
@@ -172,17 +171,14 @@ struct ValueCheck<'a, F: PiecedFile> {
     cursor: PieceCursor<'a, F>,
     /// Memory for these first moments.
     first: Vec<f32>,
-    /// Values of the file so far.
-    before: usize,
 }
 
 impl<F: PiecedFile> ValueCheck<'_, F> {
     /// Checks the values of a tensor from its value `begin` on. The error is that of the first wrong value.
     fn check(&mut self, spec: &TensorSpec, begin: usize, values: &[f32]) -> Result<(), PathError> {
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            return Err(PathError::MomentNotFinite { position: self.before + at });
+            return Err(PathError::NotFinite { tensor: spec.name.clone(), position: begin + at });
         }
-        self.before += values.len();
         let problem = if let Some(tensor) = spec.name.strip_prefix(SECOND) {
             match self.moments.add(MomentKind::Second, tensor, begin, values) {
                 None => self.wrong_pair(tensor, begin, values).map_err(PathError::Unread)?,

@@ -40,7 +40,8 @@ pub enum AuthorityError {
     },
     /// The identity of a run in its manifest is none that this program makes.
     #[error(
-        "the manifest names the run {id:?}: a name has up to 128 letters, digits, `-`, `_` and `.`; restore the store from a copy"
+        "the manifest names the run {id:?}: a name has up to 64 letters, digits, `-`, `_` and `.`, and begins with no dot; \
+         restore the store from a copy"
     )]
     RunId {
         /// The identity.

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use dipaco_net::RunAuthority;
+
 use crate::authority_error::AuthorityError;
 use crate::run_directory::RunDirectory;
 
@@ -63,8 +65,7 @@ fn choose(run: &RunDirectory, place: Result<PathBuf, AuthorityError>) -> Result<
 
 /// The file that the rule names, in an environment.
 fn place(id: &str, variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, AuthorityError> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if id.is_empty() || id.starts_with('.') || id.len() > 128 || !id.chars().all(plain) {
+    if !RunAuthority::is_run_id(id) {
         return Err(AuthorityError::RunId { id: id.to_owned() });
     }
     let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -122,7 +123,7 @@ mod tests {
 
     #[test]
     fn no_identity_leaves_the_folder() {
-        for id in ["", "..", "a/../../b", "/etc", ".ssh", "a\\b", "a\n", &"a".repeat(129)] {
+        for id in ["", "..", "a/../../b", "/etc", ".ssh", "a\\b", "a\n", &"a".repeat(65)] {
             let error = place(id, |_| Some("/keys".into())).unwrap_err();
             assert!(matches!(error, AuthorityError::RunId { .. }), "{id}: {error}");
         }

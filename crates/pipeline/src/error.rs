@@ -27,6 +27,26 @@ pub enum PipelineError {
         /// The folder of prepared text.
         folder: PathBuf,
     },
+    /// A step needs validation text, and the prepared text has none.
+    #[error(
+        "the prepared text in {} has no validation documents: prepare it in a new folder with --validation, or with \
+         prepare.validation_fraction above 0",
+        folder.display()
+    )]
+    NoValidationText {
+        /// The folder of prepared text.
+        folder: PathBuf,
+    },
+    /// The text to prepare holds the store of a run.
+    #[error(
+        "{} is the store of a run and lies in a folder of the text, so its files would be read as text: name the files and \
+         folders of the text instead of a folder around the store, or move the store and set run.store to its new place",
+        store.display()
+    )]
+    StoreInText {
+        /// The folder of the store.
+        store: PathBuf,
+    },
     /// The HTTP port of a training or a synchronizer can't be opened.
     #[error("nobody can watch this process at {address}: name another address with --http, or leave it out")]
     Watch {
@@ -65,6 +85,16 @@ pub enum PipelineError {
         /// The reason.
         #[source]
         source: dipaco_routing::RoutingError,
+    },
+    /// Another router than that of the trained paths is to be fitted.
+    #[error(
+        "{} divided the text of the trained paths, and the text or the settings of routing differ now: set them back, or route \
+         and train in another run directory",
+        file.display()
+    )]
+    RouterInUse {
+        /// The router's file.
+        file: PathBuf,
     },
     /// The tokenizer is not the one that the run was routed with.
     #[error(
@@ -122,6 +152,18 @@ pub enum PipelineError {
     /// A step needs the seed.
     #[error("this run has no finished seed model: run `dipaco seed` first")]
     NoSeed,
+    /// The seed of another run reads the tokens of another tokenizer.
+    #[error(
+        "{} is not the tokenizer of the other run's seed: prepare this run's text with --set prepare.tokenizer={}",
+        file.display(),
+        expected.display()
+    )]
+    SeedTokenizer {
+        /// This run's tokenizer.
+        file: PathBuf,
+        /// The tokenizer of the seed.
+        expected: PathBuf,
+    },
     /// A step needs trained paths.
     #[error("the paths of this run have not been trained: run `dipaco train` first")]
     NotTrained,
@@ -374,6 +416,7 @@ impl PipelineError {
             | Self::Path(dipaco_path::PathError::BuiltWithoutCuda)
             | Self::Token(TokenPlaceError::Url(TokenUrlError::Address { .. }))
             | Self::NoRun { .. }
+            | Self::StoreInText { .. }
             | Self::NoSuchPath { .. }
             | Self::Extend(ExtendError::Itself { .. } | ExtendError::Setting { .. })
             | Self::ServeMemory(_)

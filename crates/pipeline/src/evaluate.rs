@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_eval::{
-    Choice, ChunkRouting, Domains, Evaluation, EvaluationProgress, EvaluationProgressFn, Mixture, Protocol,
-    Ranking, RerouteBy, RouteUnit, Stage, Tempered, TokenRouter, evaluate_dense, evaluate_mixture,
-    evaluate_path, evaluate_routed, rank_dense, rank_routed,
+    Choice, ChunkRouting, Domains, EvalError, Evaluation, EvaluationConfig, EvaluationProgress,
+    EvaluationProgressFn, Mixture, Protocol, Ranking, RerouteBy, RouteUnit, Stage, Tempered, TokenRouter,
+    evaluate_dense, evaluate_mixture, evaluate_path, evaluate_routed, rank_dense, rank_routed,
 };
 use dipaco_path::TrainDevice;
-use dipaco_routing::{RecentRouter, ShardSet, TextRouter};
+use dipaco_routing::{RecentRouter, ShardSet, TextRouter, TransformerRouter};
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
 use dipaco_topology::PathId;
 
@@ -76,6 +76,67 @@ pub struct EvaluatedRun<'a> {
 impl<'a> EvaluatedRun<'a> {
     fn scoring(self) -> ScoringDevice<'a> {
         ScoringDevice::new(self.device, self.config)
+    }
+}
+
+/// The settings of an evaluation that compares models with these contexts. Where no length of sequences is set, it becomes the
+/// smaller context: short sequences raise the perplexity of every model, so each must read sequences of the same length.
+///
+/// # Errors
+/// [`PipelineError::Eval`] when the smaller context is too small for the settings.
+pub fn comparable(
+    evaluation: &EvaluationConfig,
+    contexts: [usize; 2],
+) -> Result<EvaluationConfig, PipelineError> {
+    let [one, other] = contexts;
+    let sequence_tokens = evaluation.sequence_for(one.min(other)).map_err(EvalError::from)?;
+    Ok(EvaluationConfig { sequence_tokens, ..evaluation.clone() })
+}
+
+/// Checks that a run has what the evaluation of a model reads. A command that evaluates several models calls it for all of them
+/// first, so that what one of them lacks costs no results of the others. Reads no weights of paths. Blocks on the store.
+///
+/// # Errors
+/// When the run is not prepared, trained or routed, when it has no such path, model or router, and when a router is damaged.
+pub fn check(run: &RunDirectory, weights: &Weights, subject: Subject) -> Result<(), PipelineError> {
+    let all_paths = || weights.topology().path_ids().try_for_each(|path| weights.modules_of(path).map(drop));
+    let undivided_text = || token_file(run, &run.validation_tokens()).map(drop);
+    let divided_text = || shards(run, weights).map(drop);
+    match subject {
+        Subject::Seed => {
+            weights.seed_record()?;
+            undivided_text()
+        }
+        Subject::Imported if !weights.has_imported() => Err(PipelineError::NotImported),
+        Subject::Imported => undivided_text(),
+        Subject::Path(path) => {
+            weights.modules_of(path)?;
+            undivided_text()
+        }
+        Subject::Soup => {
+            all_paths()?;
+            undivided_text()
+        }
+        Subject::Routed(RouteUnit::Document) | Subject::Oracle | Subject::RandomPath => {
+            all_paths()?;
+            divided_text()
+        }
+        Subject::Routed(RouteUnit::Window)
+        | Subject::Ensemble { .. }
+        | Subject::Rerouted { by: RerouteBy::Features, .. } => {
+            all_paths()?;
+            divided_text()?;
+            text_router(run, weights).map(drop)
+        }
+        Subject::Rerouted { by: RerouteBy::Transformer, .. } => {
+            all_paths()?;
+            divided_text()?;
+            let routing = run.routing(weights.manifest().phase());
+            match TransformerRouter::open(routing.root())? {
+                Some(_) => Ok(()),
+                None => Err(PipelineError::NoTransformer { folder: routing.root().to_owned() }),
+            }
+        }
     }
 }
 
@@ -220,6 +281,8 @@ fn text_router(run: &RunDirectory, weights: &Weights) -> Result<TextRouter, Pipe
 fn shards(run: &RunDirectory, weights: &Weights) -> Result<ShardSet, PipelineError> {
     let folder = run.routing(weights.manifest().phase()).validation();
     if !folder.exists() {
+        // A run without validation text can be routed again and again.
+        token_file(run, &run.validation_tokens()).map(drop)?;
         return Err(PipelineError::NotRouted { folder });
     }
     Ok(ShardSet::open(&folder)?)
@@ -230,4 +293,23 @@ fn token_bytes(run: &RunDirectory) -> Result<Vec<u32>, PipelineError> {
     let tokenizer = tokenizer(run)?;
     let length = |id| Ok(u32::try_from(tokenizer.token_bytes(id)?.len()).unwrap_or(u32::MAX));
     (0..tokenizer.vocab_size()).map(length).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_of_different_contexts_are_compared_on_sequences_that_both_can_read() {
+        let length = |sequence_tokens, contexts| {
+            let evaluation = EvaluationConfig { sequence_tokens, ..EvaluationConfig::default() };
+            comparable(&evaluation, contexts).map(|evaluation| evaluation.sequence_tokens)
+        };
+        assert_eq!(length(0, [256, 128]).unwrap(), 128);
+        assert_eq!(length(0, [128, 256]).unwrap(), 128);
+        assert_eq!(length(64, [256, 128]).unwrap(), 64, "what the user sets counts");
+        let refused = |sequence_tokens, contexts| length(sequence_tokens, contexts).unwrap_err().to_string();
+        assert!(refused(200, [256, 128]).contains("evaluation.sequence_tokens is 200"));
+        assert!(refused(0, [256, 32]).contains("evaluation.prefix_tokens is 32"));
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use dipaco_config::RunConfig;
+use dipaco_config::{PathsPerRound, RunConfig};
 use dipaco_routing::Router;
 use dipaco_telemetry::Progress;
 use dipaco_topology::{AddedPaths, DerivedTopology, ModuleId, PathId, Topology};
@@ -11,7 +11,6 @@ use serde::Serialize;
 
 use crate::error::PipelineError;
 use crate::extend_error::ExtendError;
-use crate::imported_files::CopiedFile;
 use crate::run::{Run, save_config};
 use crate::run_directory::RunDirectory;
 use crate::seed::run_id;
@@ -56,8 +55,8 @@ pub struct Extended {
 ///
 /// # Errors
 /// When the finished run is not complete or can't be read, `change` names a path or a level that does not exist, the router
-/// has no centroid for each path, `config` has another model, `root` holds another run or text of another tokenizer, or a
-/// file can't be written.
+/// has no centroid for each path, `config` has another model or does not fit the new topology, `root` holds another run or text
+/// of another tokenizer, or a file can't be written.
 pub async fn extend(
     root: &Path,
     config: &RunConfig,
@@ -88,6 +87,8 @@ pub async fn extend(
     }
     config.prepare.tokenizer = Some(run.name_of(run.kept_tokenizer()));
     config.prepare.end_of_text = Some(tokenizer.end_of_text_text());
+    // The finished run's settings may not fit the new topology. A refused change leaves nothing behind.
+    config.check()?;
     let model = config.model.with_vocabulary(tokenizer.vocab_size() as usize)?;
     let source = existing_store(&finished.directory)?.ok_or(PipelineError::NotTrained)?;
     let options = ExtensionOptions {
@@ -136,6 +137,11 @@ fn new_config(
     // A new phase would divide the text of kept paths anew, and needs reserved documents.
     config.routing.phases.clear();
     config.routing.router_share = 0.0;
+    if let PathChange::Remove(_) = change {
+        // Nobody trains, and there are not more shards than paths.
+        config.train.paths_per_round = PathsPerRound::default();
+        config.routing.overlap = config.routing.overlap.min(derived.paths.len());
+    }
     config.run.directory = None;
     if config.run.store == finished.config.run.store {
         config.run.store = None;
@@ -174,11 +180,7 @@ fn copy_files(
         source,
     })?;
     files::write(&run.kept_tokenizer(), &bytes)?;
-    for file in CopiedFile::ALL {
-        if let Some(theirs) = finished.imported().read(file)? {
-            files::write(&run.imported().file(file), &theirs)?;
-        }
-    }
+    run.imported().copy_from(&finished.imported())?;
     let PathChange::Remove(removed) = change else {
         return files::write(&run.kept_router(), router.to_bytes());
     };

@@ -1,9 +1,10 @@
-//! Writing small files atomically.
+//! Writing small files atomically, and opening files for locks.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+pub use dipaco_files::open_to_lock;
 use dipaco_files::{FileError, PendingFile};
 
 use crate::error::PipelineError;

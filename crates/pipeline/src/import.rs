@@ -23,6 +23,7 @@ use crate::run::save_config;
 use crate::run_directory::RunDirectory;
 use crate::seed::run_id;
 use crate::store::open_store;
+use crate::train::check_settings;
 use crate::{files, prepared};
 
 /// A pretrained model, before its large files are read.
@@ -230,8 +231,8 @@ pub struct ImportedModel {
 /// configuration with the shape of the model ([`PretrainedModel::pretrained`]). With `restart` it replaces another seed.
 ///
 /// # Errors
-/// When a file of the model can't be used, the run was prepared with another tokenizer, the run has another seed, or a file
-/// can't be written.
+/// When a file of the model can't be used, the run was prepared with another tokenizer, the run has another seed or a training
+/// with other settings, or a file can't be written.
 pub async fn import(
     run: &RunDirectory,
     config: &RunConfig,
@@ -266,6 +267,8 @@ pub async fn import(
         None => config.prepare.tokenizer = Some(run.name_of(own)),
     }
     config.prepare.end_of_text = Some(tokenizer.end_of_text_text());
+    // Before the first write, which a refused import must not do.
+    check_settings(run, &config).await?;
     let sized = config.model.with_vocabulary(tokenizer.vocab_size() as usize)?;
     let mut weights = model.weights()?;
     if model.settings.model.tie_embeddings && !sized.tie_embeddings {

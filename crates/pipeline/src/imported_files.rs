@@ -9,6 +9,7 @@ use dipaco_shards::Tokenizer;
 use serde_json::{Map, Value};
 
 use crate::error::PipelineError;
+use crate::files;
 use crate::pretrained_error::PretrainedError;
 
 /// A small file of a model in Hugging Face's format.
@@ -31,6 +32,8 @@ pub(crate) const LARGEST_INDEX: u64 = 16 << 20;
 
 /// The key of the tokens that end a text.
 const END_TOKENS: &str = "eos_token_id";
+/// The key of the deviation of random weights. A further training that adds tokens draws their rows with it.
+const DEVIATION: &str = "initializer_range";
 /// The chat template, among several with names, that chats without tools or documents have.
 const DEFAULT_TEMPLATE: &str = "default";
 
@@ -172,8 +175,8 @@ impl ImportedFolder {
         if own.exists() { own } else { self.file(TOKENIZER_CONFIG) }
     }
 
-    /// The files that an export takes over, and the keys of `config.json` that name special tokens. `None` in a run without an
-    /// imported model. `end_of_text`, with which the run's documents end, becomes an end token where it is none.
+    /// The files and the keys of `config.json` that an export takes over. `None` in a run without an imported model.
+    /// `end_of_text`, with which the run's documents end, becomes an end token where it is none.
     ///
     /// # Errors
     /// As [`ImportedFolder::end_tokens`].
@@ -181,7 +184,7 @@ impl ImportedFolder {
         let Some(config) = self.read(CONFIG)? else { return Ok(None) };
         let config = self.with_end_token(CONFIG, config, end_of_text)?;
         let config: Value = serde_json::from_slice(&config).map_err(CONFIG.not_json())?;
-        let special = ["bos_token_id", END_TOKENS, "pad_token_id"]
+        let special = ["bos_token_id", END_TOKENS, "pad_token_id", DEVIATION]
             .into_iter()
             .filter_map(|key| Some((key.to_owned(), config.get(key)?.clone())))
             .collect();
@@ -219,6 +222,16 @@ impl ImportedFolder {
         settings.insert(END_TOKENS.to_owned(), ends);
         Ok(serde_json::to_vec_pretty(&settings).map_err(file.not_json())?)
     }
+
+    /// Copies the small files of the imported model that another run began with. Other runs have none.
+    pub(crate) fn copy_from(&self, other: &Self) -> Result<(), PipelineError> {
+        for file in CopiedFile::ALL {
+            if let Some(theirs) = other.read(file)? {
+                files::write(&self.file(file), &theirs)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The chat templates in the settings of a tokenizer, with their names: one without a name, or a list.
@@ -242,7 +255,8 @@ fn named_templates(settings: &Value) -> Result<Vec<(&str, &str)>, ImportError> {
 /// What an export takes over from the imported model.
 #[derive(Clone, Debug)]
 pub struct ExportedFiles {
-    /// Keys of `config.json` that name special tokens, with their values.
+    /// Keys of `config.json` with their values: those that name special tokens, and `initializer_range`, as far as the model
+    /// has them.
     pub special: Map<String, Value>,
     /// Names and contents of files.
     pub files: Vec<(String, Vec<u8>)>,
@@ -329,13 +343,17 @@ mod tests {
             (json!(null), json!(null), [json!(0), json!(0)]),
         ] {
             let test = Test::new();
-            test.write("config.json", &json!({"eos_token_id": config, "bos_token_id": 1, "hidden_size": 8}));
+            let model = json!({"eos_token_id": config, "bos_token_id": 1, "initializer_range": 0.3, "hidden_size": 8});
+            test.write("config.json", &model);
             test.write("generation_config.json", &json!({"eos_token_id": generation, "temperature": 0.7}));
             let found = test.folder.exported(0).unwrap().unwrap();
             let [(_, generation)] = found.files.as_slice() else { panic!("{:?}", found.files) };
             let generation: Value = serde_json::from_slice(generation).unwrap();
             let [of_config, of_generation] = exported;
-            assert_eq!(Value::from(found.special), json!({"eos_token_id": of_config, "bos_token_id": 1}));
+            assert_eq!(
+                Value::from(found.special),
+                json!({"eos_token_id": of_config, "bos_token_id": 1, "initializer_range": 0.3})
+            );
             assert_eq!(generation, json!({"eos_token_id": of_generation, "temperature": 0.7}));
         }
     }

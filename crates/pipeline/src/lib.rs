@@ -34,6 +34,7 @@ mod serve_memory;
 mod served_format;
 mod served_modules;
 mod soup;
+mod stores_in_text;
 mod text_codec;
 mod validation;
 mod wanted_features;

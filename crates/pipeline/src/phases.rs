@@ -9,8 +9,8 @@ use dipaco_config::RunConfig;
 use dipaco_path::{DeviceChoice, PathReader, ReaderSize};
 use dipaco_routing::{
     FeatureExtractor, FeaturePoints, FitOrigin, Likelihoods, PathScores, Router, RouterKind, RoutingError,
-    SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom, fit_discriminative, scores_are_there,
-    targets_of,
+    SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom, fit_discriminative, raise_targets,
+    scores_are_there, targets_of,
 };
 use dipaco_shards::{TokenSet, WorkPart};
 use dipaco_store::{RunStore, ShardRecord, TrainingRecord};
@@ -150,7 +150,8 @@ pub fn refit(
     for (path, scores) in scores.into_iter().enumerate() {
         likelihoods.set_path(path, &scores.sums(&tokens)?);
     }
-    let targets = targets_of(likelihoods.values(), paths)?;
+    let mut targets = targets_of(likelihoods.values(), paths)?;
+    raise_targets(&mut targets, likelihoods.values(), paths, settings.least_share);
     let FeaturePoints { points, devices } = features.all(&mut show)?;
     let origin = FitOrigin { devices, ..origin };
     let dimension = model.dimension();

@@ -1,6 +1,6 @@
 //! `dipaco plan`: the settings of a run beside those of the literature.
 
-use dipaco_config::{PathsPerRound, RunConfig};
+use dipaco_config::RunConfig;
 use dipaco_plan::{Plan, PlannedLevel, PlannedRounds, Setting, WorkerFleet, WorkerLink};
 use dipaco_topology::Topology;
 
@@ -51,6 +51,7 @@ pub fn plan(
         paths_per_module: level.paths_per_module,
         outer_rate: outer_rate(config, number, level.paths_per_module),
     });
+    let rounds = sizes.rounds.iter().map(|part| PlannedRounds { rounds: part.rounds, paths: part.paths });
     let measured = match inputs.measured.as_slice() {
         [] => None,
         files => Some(measured_law(files, &inputs.measured_runs)?),
@@ -62,7 +63,7 @@ pub fn plan(
         trained_paths: trained,
         levels: levels.collect(),
         seed_steps: config.seed_model.steps,
-        rounds: planned_rounds(config, trained),
+        rounds: rounds.collect(),
         inner_steps: config.train.inner_steps,
         step_tokens: sizes.tokens.step,
         learning_rate: config.train.adamw.learning_rate,
@@ -74,25 +75,17 @@ pub fn plan(
     }))
 }
 
-/// The rounds of a run with this number of paths that train at all.
-fn planned_rounds(config: &RunConfig, trained: u64) -> Vec<PlannedRounds> {
-    let (changes, rounds) = (config.train.paths_per_round.changes(), config.train.rounds);
-    let ends = changes.iter().skip(1).map(|&(before, _)| before.min(rounds)).chain([rounds]);
-    let part = |(&(before, paths), end): (&(u32, u32), u32)| PlannedRounds {
-        rounds: end.saturating_sub(before).into(),
-        paths: PathsPerRound::Always(paths).most(trained),
-    };
-    changes.iter().zip(ends).map(part).collect()
-}
-
-/// The outer learning rate of a level as it acts on the mean of its outer gradients.
-fn outer_rate(config: &RunConfig, level: u16, paths: u32) -> f64 {
+/// The outer learning rate of a level as it acts on the mean of its outer gradients. The steps of an outer AdamW have the inner
+/// rate.
+fn outer_rate(config: &RunConfig, level: u16, paths: u32) -> Option<f64> {
     let outer = config.outer.of_level(level);
-    outer.nesterov.learning_rate * f64::from(outer.rescale.factor(paths as usize))
+    let rate = outer.nesterov.learning_rate * f64::from(outer.rescale.factor(paths as usize));
+    outer.optimizer.is_nesterov().then_some(rate)
 }
 
 #[cfg(test)]
 mod tests {
+    use dipaco_config::PathsPerRound;
     use dipaco_plan::TimePlan;
     use dipaco_topology::{AddedPaths, PathId};
 

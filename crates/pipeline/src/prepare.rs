@@ -6,17 +6,22 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_shards::{PrepareProgress, PrepareReport, PrepareWork};
+use dipaco_shards::{PrepareFolder, PrepareProgress, PrepareReport, PrepareWork, ShardsError};
 use dipaco_telemetry::{Progress, ProgressUnit, Task, human};
 
 use crate::error::PipelineError;
+use crate::route::router;
 use crate::run_directory::RunDirectory;
+use crate::store::manifest;
+use crate::stores_in_text::refuse_stores;
 
 /// Turns text into the run's tokenizer and token files. Finished work is kept. `inputs` and `validation` are files and
 /// folders; without `validation`, a part of the inputs becomes the validation text. Blocks.
 ///
 /// # Errors
-/// [`PipelineError::Shards`] when the text can't be read, the files can't be written, or `cancel` was set.
+/// [`PipelineError::Shards`] when the text can't be read, gives another tokenizer than that of the trained paths, the files
+/// can't be written, or `cancel` was set, and [`PipelineError::StoreInText`] when the store of a run lies in a folder of the
+/// inputs.
 pub fn prepare(
     run: &RunDirectory,
     config: &RunConfig,
@@ -41,8 +46,36 @@ pub fn prepare_part(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<PrepareReport, PipelineError> {
-    let (settings, watcher) = (run.located(&config.prepare), FileProgress::new(progress));
-    Ok(dipaco_shards::prepare(&settings, inputs, validation, work, &run.data(), &watcher, cancel)?)
+    refuse_stores(inputs, validation)?;
+    let (settings, watcher, data) = (run.located(&config.prepare), FileProgress::new(progress), run.data());
+    let prepare = |keep: Option<&str>| {
+        let into = PrepareFolder { path: &data, keep };
+        dipaco_shards::prepare(&settings, inputs, validation, work, into, &watcher, cancel)
+    };
+    match prepare(known_tokenizer(run)?.as_deref()) {
+        // The store is read last: a repeated step needs no access to it.
+        Err(ShardsError::TokenizerInUse { .. }) if !tokenizer_in_use(run)? => Ok(prepare(None)?),
+        prepared => Ok(prepared?),
+    }
+}
+
+/// The hash of the tokenizer that a run was routed with, or else of the one that it has; `None` if it has neither.
+fn known_tokenizer(run: &RunDirectory) -> Result<Option<String>, PipelineError> {
+    // A damaged router says nothing here; the steps that need it report it.
+    if let Ok(router) = router(&run.routing(0)) {
+        return Ok(Some(router.fitted_on().tokenizer_hash.clone()));
+    }
+    let file = run.tokenizer();
+    Ok(if file.exists() { Some(dipaco_files::file_hash(&file)?) } else { None })
+}
+
+/// True if the model of a run knows the tokens of one tokenizer only: its paths are trained, or its seed came from another run.
+fn tokenizer_in_use(run: &RunDirectory) -> Result<bool, PipelineError> {
+    let failed = |source| PipelineError::Io { action: "start", path: "the event loop".into(), source };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let Some(manifest) = runtime.block_on(manifest(run))? else { return Ok(false) };
+    let adopted = manifest.seed.is_some_and(|seed| seed.state.is_none() && seed.imported.is_none());
+    Ok(manifest.training.is_some() || adopted)
 }
 
 /// A report in one line.

@@ -57,6 +57,7 @@ fn read_router(file: PathBuf) -> Result<Router, PipelineError> {
 ///
 /// # Errors
 /// When the run is not prepared or has no seed, when a file can't be written, or when `cancel` was set.
+/// [`PipelineError::RouterInUse`] when paths were trained on the text that another router divided.
 pub fn fit(
     run: &RunDirectory,
     config: &RunConfig,
@@ -81,6 +82,9 @@ pub fn fit(
         let known = router(&routing)?;
         if known.fitted_on().has_inputs(&origin, &settings, None) && known.paths() == paths {
             return Ok((known, false));
+        }
+        if weights.manifest().training.is_some() {
+            return Err(PipelineError::RouterInUse { file: routing.router() });
         }
     }
     let mut show = shown(progress, "features", cancel);

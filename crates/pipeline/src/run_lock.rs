@@ -1,8 +1,8 @@
 //! The lock that keeps trainings and rollbacks of a run apart.
 
 use std::fs::{File, TryLockError};
-use std::io;
-use std::path::Path;
+
+use dipaco_files::open_to_lock;
 
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
@@ -48,7 +48,7 @@ impl RunLock {
             let path = path.clone();
             move |source| PipelineError::Io { action, path, source }
         };
-        let file = open(&path).map_err(failed("create"))?;
+        let file = open_to_lock(&path).map_err(failed("create"))?;
         match lock(&file) {
             Ok(()) => Ok(Self { _file: file }),
             Err(TryLockError::WouldBlock) => {
@@ -57,13 +57,6 @@ impl RunLock {
             Err(TryLockError::Error(source)) => Err(failed("lock")(source)),
         }
     }
-}
-
-/// Opens the file of the lock, which has no content.
-fn open(path: &Path) -> io::Result<File> {
-    // Linux locks files on NFS as fcntl does: a shared lock takes a file that can be read, an exclusive one a file that can be
-    // written.
-    File::options().read(true).write(true).create(true).truncate(false).open(path)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Pretraining the seed, the dense path that every path of a run starts from.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,6 +11,7 @@ use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{SeedOptions, SeedSummary, adopt_seed, open_run, train_seed};
 
 use crate::error::PipelineError;
+use crate::imported_files::TOKENIZER;
 use crate::prepared::token_file;
 use crate::run_directory::RunDirectory;
 use crate::store::{open_store, open_store_of_long_work};
@@ -58,15 +60,36 @@ pub(crate) fn run_id(name: &str) -> String {
     format!("{clean}-{}", &hasher.finalize().to_hex()[..8])
 }
 
-/// Takes over the finished seed of the run `from`. Both runs then start from the same weights and can be compared.
+/// Takes over the finished seed of the run `from`, and what came with its imported model. Both runs then start from the same
+/// weights and can be compared.
 ///
 /// # Errors
-/// [`PipelineError::Store`] when either store can't be used, [`PipelineError::Train`] when `from` has no finished seed or
-/// one of another model.
+/// [`PipelineError::Store`] when either store can't be used, [`PipelineError::NotPrepared`] when a run has no tokenizer,
+/// [`PipelineError::SeedTokenizer`] when the runs have different ones, and [`PipelineError::SeedTraining`] when `from` has no
+/// finished seed or one of another model.
 pub async fn adopt(run: &RunDirectory, config: &RunConfig, from: &RunDirectory) -> Result<(), PipelineError> {
     let source = RunStore::open(&from.store())?;
+    check_tokenizers(run, from)?;
     let store = open_store(run).await?;
     let started = open_run(&store, || run_id(&config.run.name)).await?;
     adopt_seed(&store, started, &source, &config.model).await?;
-    Ok(())
+    run.imported().copy_from(&from.imported())
+}
+
+/// Checks that the text of a run has the tokenizer of the seed of the run `from`. With another one of the same size the seed
+/// would fit the run, and take each token for another one.
+fn check_tokenizers(run: &RunDirectory, from: &RunDirectory) -> Result<(), PipelineError> {
+    let missing = |run: &RunDirectory| PipelineError::NotPrepared { folder: run.data() };
+    let file = Some(run.tokenizer()).filter(|file| file.exists()).ok_or_else(|| missing(run))?;
+    let expected = seed_tokenizer(from).ok_or_else(|| missing(from))?;
+    if dipaco_files::file_hash(&file)? == dipaco_files::file_hash(&expected)? {
+        return Ok(());
+    }
+    Err(PipelineError::SeedTokenizer { file, expected })
+}
+
+/// The tokenizer's file of a run, before text is prepared that of its imported model or of the run that it extends.
+fn seed_tokenizer(run: &RunDirectory) -> Option<PathBuf> {
+    let files = [run.tokenizer(), run.imported().file(TOKENIZER), run.kept_tokenizer()];
+    files.into_iter().find(|file| file.exists())
 }

@@ -34,10 +34,10 @@ impl TextCodec for RunTextCodec {
     }
 
     fn token_bytes(&self, token: u32) -> Vec<u8> {
-        if token == self.tokenizer.end_of_text() {
-            return self.tokenizer.end_of_text_text().into_bytes();
+        match self.tokenizer.special_text(token) {
+            Some(text) => text.into_bytes(),
+            None => self.tokenizer.token_bytes(token).unwrap_or_default(),
         }
-        self.tokenizer.token_bytes(token).unwrap_or_default()
     }
 
     fn stream(&self, after: &[u32]) -> Box<dyn TextStream> {
@@ -126,5 +126,21 @@ mod tests {
         assert_eq!(continuation(&codec, &[[6].as_slice(), &[1; 20]].concat(), &[6]), " a");
         assert_eq!(codec.token_text(6), " a");
         assert_eq!((codec.token_text(2), codec.token_bytes(2)), ("\u{FFFD}".to_owned(), vec![0xC3]));
+    }
+
+    #[test]
+    fn every_special_token_has_a_text_alone_and_none_in_a_text() {
+        let mut file: serde_json::Value = serde_json::from_str(PIECES).unwrap();
+        let mut end = file["added_tokens"][0].clone();
+        end["id"] = serde_json::json!(8);
+        end["content"] = serde_json::json!("<|im_end|>");
+        file["added_tokens"].as_array_mut().unwrap().push(end);
+        let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes(), None, "t").unwrap();
+        let codec = RunTextCodec::new(tokenizer, vec![]);
+        assert_eq!([1, 8].map(|token| codec.token_text(token)), ["</s>", "<|im_end|>"]);
+        assert_eq!(codec.token_bytes(8), b"<|im_end|>");
+        assert_eq!(codec.decode(&[6, 8]).unwrap(), "a");
+        assert_eq!((codec.decode(&[8]).unwrap(), codec.token_text(9)), (String::new(), String::new()));
+        assert_eq!(continuation(&codec, &[6], &[8, 6]), " a");
     }
 }

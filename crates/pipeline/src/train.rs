@@ -29,6 +29,7 @@ use crate::run_directory::RunDirectory;
 use crate::run_lock::RunLock;
 use crate::store::{manifest, manifest_in, open_store_of_long_work};
 use crate::validation::Validation;
+use crate::vocabulary::with_vocabulary;
 use crate::watch::watch;
 use crate::workers::{WorkerSetup, Workers};
 
@@ -47,7 +48,8 @@ pub struct TrainOptions {
     pub advertise: Vec<String>,
     /// Continue a run that has begun.
     pub resume: bool,
-    /// Stop at the boundary of a phase of routing instead of beginning the next phase.
+    /// Stop at the boundary of a phase of routing instead of beginning the next phase. A phase whose router is fitted already
+    /// begins, so that a resumed run reaches the boundary after it.
     pub stop_at_phase: bool,
     /// Device of the workers on this machine.
     pub device: DeviceChoice,
@@ -107,12 +109,13 @@ pub async fn train(
     let setup = CoordinatorOptions {
         config: config.clone(),
         store: store.clone(),
+        last_phase: if options.stop_at_phase { last_phase(run, &started.manifest) } else { u32::MAX },
         started,
         shards: run.routing(0).root().to_owned(),
         revocations: Revocations::of(&run.revoked()),
         renew: Some(renewals(authority)),
         clock: Clock::system(),
-        reroute: (!options.stop_at_phase).then(|| phases::rerouting(run, config, &store, progress)),
+        reroute: Some(phases::rerouting(run, config, &store, progress)),
         events,
         progress: progress.clone(),
         observe: Some(Box::new(move |live| monitor.watch(live))),
@@ -140,6 +143,13 @@ pub async fn train(
     let summary = result?;
     warn_of_rising_losses(&store, config).await?;
     Ok(summary)
+}
+
+/// The phase at whose end a run stops: the current one, or the next one if that has its router and can begin.
+fn last_phase(run: &RunDirectory, manifest: &RunManifest) -> u32 {
+    let phase = manifest.phase();
+    let ended = manifest.training.as_ref().is_some_and(TrainingRecord::at_boundary);
+    if ended && run.routing(phase + 1).router().exists() { phase + 1 } else { phase }
 }
 
 fn start_workers(
@@ -184,14 +194,20 @@ async fn warn_of_rising_losses(store: &RunStore, config: &RunConfig) -> Result<(
 }
 
 /// Checks that a run whose training has begun keeps the settings that its weights depend on. Call it before the
-/// configuration is saved, so that a refused command leaves the saved one.
+/// configuration is saved, so that a refused command leaves the saved one. `config` may lack its vocabulary. Without the
+/// tokenizer of a run nothing can be compared, and no command can use its training.
 ///
 /// # Errors
-/// [`PipelineError::Coordinator`] when the training began with other settings, and when the store can't be read.
+/// [`PipelineError::Coordinator`] when the training began with other settings, [`PipelineError::Model`] when they don't fit
+/// the tokenizer, and [`PipelineError::Store`] when the store can't be read.
 pub async fn check_settings(run: &RunDirectory, config: &RunConfig) -> Result<(), PipelineError> {
+    if !run.tokenizer().exists() {
+        return Ok(());
+    }
     let Some(manifest) = manifest(run).await? else { return Ok(()) };
     let (Some(start), Some(training)) = (manifest.start_hash(), &manifest.training) else { return Ok(()) };
-    if training.origin == training_origin(config, &start)? {
+    let config = with_vocabulary(run, config)?;
+    if training_origin(&config, &start)?.contains(&training.origin) {
         Ok(())
     } else {
         Err(CoordinatorError::OtherTraining.into())
@@ -203,7 +219,7 @@ pub async fn check_settings(run: &RunDirectory, config: &RunConfig) -> Result<()
 /// Neither workers nor shards are needed to find out: both may be gone when a run is complete.
 fn finished(manifest: &RunManifest, config: &RunConfig) -> Result<Option<CoordinatorSummary>, PipelineError> {
     let (Some(start), Some(training)) = (manifest.start_hash(), &manifest.training) else { return Ok(None) };
-    if !training.finished() || training.origin != training_origin(config, &start)? {
+    if !training.finished() || !training_origin(config, &start)?.contains(&training.origin) {
         return Ok(None);
     }
     Ok(Some(CoordinatorSummary {

@@ -40,9 +40,14 @@ struct Means {
 }
 
 impl<'a> Validation<'a> {
-    /// The validation of a training that begins now. `None` if its settings want none, or the run has no validation text.
+    /// The validation of a training that begins now. `None` if its settings want none, or, with a warning, if the run has no
+    /// validation text.
     pub(crate) fn begin(run: &'a RunDirectory, config: &'a RunConfig) -> Result<Option<Self>, PipelineError> {
-        if config.train.validate_every == 0 || !run.validation_tokens().exists() {
+        if config.train.validate_every == 0 {
+            return Ok(None);
+        }
+        if let Some(warning) = missing_text(run) {
+            tracing::warn!("{warning}");
             return Ok(None);
         }
         let events = Events::create(&run.events())?;
@@ -111,6 +116,14 @@ impl<'a> Validation<'a> {
             Err(error) => tracing::warn!(round, %error, "no validation of this round"),
         }
     }
+}
+
+/// Tells that a run without validation text can't be validated.
+fn missing_text(run: &RunDirectory) -> Option<&'static str> {
+    (!run.validation_tokens().exists()).then_some(
+        "train.validate_every has no effect: the run has no validation text; prepare with --validation or \
+         prepare.validation_fraction",
+    )
 }
 
 /// The number of complete rounds, if they are to be validated and are not yet: the last validation was after `validated`
@@ -188,6 +201,16 @@ mod tests {
             numerics: None,
             numerics_token: None,
         }
+    }
+
+    #[test]
+    fn a_run_without_validation_text_is_told_that_nothing_is_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path());
+        assert!(missing_text(&run).unwrap().starts_with("train.validate_every has no effect"));
+        std::fs::create_dir_all(run.data()).unwrap();
+        std::fs::write(run.validation_tokens(), "").unwrap();
+        assert_eq!(missing_text(&run), None);
     }
 
     #[test]

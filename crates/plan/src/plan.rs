@@ -24,8 +24,9 @@ const FAR: f64 = 1.5;
 pub struct PlannedLevel {
     /// Paths through each of its modules.
     pub paths_per_module: u32,
-    /// The outer learning rate times the factor of the merged outer gradient, as it acts on a mean of weight 1.
-    pub outer_rate: f64,
+    /// The outer learning rate times the factor of the merged outer gradient, as it acts on a mean of weight 1; absent where
+    /// the modules take no steps of Nesterov momentum.
+    pub outer_rate: Option<f64>,
 }
 
 /// The settings of a run.
@@ -88,10 +89,10 @@ pub struct ShardPlan {
 pub struct LevelPlan {
     /// Paths through each of its modules.
     pub paths_per_module: u32,
-    /// The outer learning rate of the run, as it acts on the mean outer gradient.
-    pub outer_rate: f64,
-    /// The outer learning rate of the literature for as many replicas.
-    pub advised_outer_rate: f64,
+    /// The outer learning rate of the run, as it acts on the mean outer gradient; absent without outer momentum.
+    pub outer_rate: Option<f64>,
+    /// The outer learning rate of the literature for as many replicas; absent without outer momentum.
+    pub advised_outer_rate: Option<f64>,
     /// The law's prediction; absent where the law says nothing.
     pub prediction: Option<Prediction>,
     /// Tokens of a step of one path by the law.
@@ -179,7 +180,8 @@ impl Plan {
     fn find_warnings(&self, setting: &Setting) -> Vec<String> {
         let mut warnings = Vec::new();
         let rounds = self.training.rounds;
-        if rounds < FEW_ROUNDS && setting.paths > 1 {
+        let momentum = self.levels.iter().any(|level| level.outer_rate.is_some());
+        if rounds < FEW_ROUNDS && setting.paths > 1 && momentum {
             warnings.push(format!(
                 "{rounds} outer steps are few: the papers take 128 to 427, and the outer momentum needs about 10 to build up"
             ));
@@ -226,10 +228,12 @@ impl LevelPlan {
             paths => format!("a module of {paths} paths"),
         };
         let far = |ratio: f64, most: f64| !(1.0 / most..=most).contains(&ratio);
-        if far(self.outer_rate / self.advised_outer_rate, FAR) {
+        if let (Some(rate), Some(advised)) = (self.outer_rate, self.advised_outer_rate)
+            && far(rate / advised, FAR)
+        {
             warnings.push(format!(
-                "the mean outer gradient of {paths} acts with the outer rate {:.2}, and with about {:.2} in the literature",
-                self.outer_rate, self.advised_outer_rate
+                "the mean outer gradient of {paths} acts with the outer rate {rate:.2}, and with about {advised:.2} in the \
+                 literature"
             ));
         }
         if let (Some(law), Some(tokens)) = (self.prediction, self.advised_step_tokens)
@@ -251,7 +255,7 @@ fn level(parameters: f64, level: &PlannedLevel) -> LevelPlan {
     LevelPlan {
         paths_per_module: replicas,
         outer_rate: level.outer_rate,
-        advised_outer_rate: law::outer_learning_rate(replicas),
+        advised_outer_rate: level.outer_rate.map(|_| law::outer_learning_rate(replicas)),
         advised_step_tokens: prediction.ok().map(|law| law.batch_tokens / f64::from(replicas)),
         refused: prediction.err().map(|error| error.to_string()),
         prediction: prediction.ok(),
@@ -269,7 +273,7 @@ mod tests {
             parameters: 151_181_184,
             paths: 64,
             trained_paths: 64,
-            levels: vec![PlannedLevel { paths_per_module: 8, outer_rate: 0.7 * 8f64.sqrt() }; 2],
+            levels: vec![PlannedLevel { paths_per_module: 8, outer_rate: Some(0.7 * 8f64.sqrt()) }; 2],
             seed_steps: 24_000,
             rounds: vec![PlannedRounds { rounds: 427, paths: 64 }],
             inner_steps: 150,
@@ -296,6 +300,17 @@ mod tests {
         let [level, _] = &plan.levels[..] else { panic!() };
         // 20 times the batch of a replica of the law.
         assert!((paper().step_tokens as f64 / level.advised_step_tokens.unwrap() - 20.7).abs() < 0.2);
+    }
+
+    #[test]
+    fn modules_without_outer_momentum_have_no_outer_rate() {
+        let levels = vec![PlannedLevel { paths_per_module: 8, outer_rate: None }; 2];
+        let few = vec![PlannedRounds { rounds: 50, paths: 64 }];
+        let plan = Plan::new(&Setting { levels, rounds: few.clone(), ..paper() });
+        assert!(plan.levels.iter().all(|level| level.outer_rate.or(level.advised_outer_rate).is_none()));
+        let told = |plan: &Plan| plan.warnings.iter().any(|text| text.contains("outer"));
+        assert!(!told(&plan), "{:?}", plan.warnings);
+        assert!(told(&Plan::new(&Setting { rounds: few, ..paper() })));
     }
 
     #[test]

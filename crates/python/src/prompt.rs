@@ -1,7 +1,8 @@
 //! Texts and token ids as arguments.
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyByteArray, PyBytes, PyString};
 
 /// A text, or the ids of its tokens.
 pub(crate) enum Prompt {
@@ -15,6 +16,10 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Prompt {
     fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         if given.is_instance_of::<PyString>() {
             return Ok(Self::Text(given.extract()?));
+        }
+        // Each of their bytes would be an id.
+        if given.is_instance_of::<PyBytes>() || given.is_instance_of::<PyByteArray>() {
+            return Err(PyTypeError::new_err("bytes are neither a text nor token ids: decode them to a str"));
         }
         // Lists, and arrays of any type of integers.
         let ids = given.try_iter()?.map(|id| id?.extract::<u32>());

@@ -77,14 +77,16 @@ impl PyRun {
         Ok(self.session()?.run.config.model.vocab_size)
     }
 
-    fn encode(&self, text: &str) -> PyResult<Vec<u32>> {
-        Ok(self.session()?.tokenizer().encode(text).map_err(Failure::from)?)
+    fn encode(&self, py: Python<'_>, text: &str) -> PyResult<Vec<u32>> {
+        let tokenizer = self.session()?.tokenizer();
+        Ok(py.detach(|| tokenizer.encode(text).map_err(Failure::from))?)
     }
 
-    fn decode(&self, tokens: Prompt) -> PyResult<String> {
+    fn decode(&self, py: Python<'_>, tokens: Prompt) -> PyResult<String> {
         match tokens {
             Prompt::Tokens(tokens) => {
-                Ok(self.session()?.tokenizer().decode(&tokens).map_err(Failure::from)?)
+                let tokenizer = self.session()?.tokenizer();
+                Ok(py.detach(|| tokenizer.decode(&tokens).map_err(Failure::from))?)
             }
             Prompt::Text(_) => Err(Failure::Argument("decode takes token ids, not a text".into()).into()),
         }

@@ -1,5 +1,7 @@
 //! Chats as texts for the model: the template of a model that was trained on chats.
 
+use std::io;
+
 use dipaco_infer::BoxError;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Value, context};
@@ -12,6 +14,9 @@ use crate::error::ApiError;
 const NAME: &str = "chat_template";
 /// Most steps of a template. A loop over a thousand messages takes some ten thousand.
 const MOST_STEPS: u64 = 10_000_000;
+/// Most bytes of the text of a chat, four times the default of `serve.body_limit`. The steps alone would let a template write
+/// 640 MB, and tokens need three hundred times as much memory as their text while they are made.
+const LONGEST_TEXT: usize = 8_000_000;
 
 /// Encodes a text of a template. Unlike in a prompt, the text of a special token becomes that token.
 pub type EncodeChat = Box<dyn Fn(&str) -> Result<Vec<u32>, BoxError> + Send + Sync>;
@@ -103,8 +108,39 @@ impl ChatTemplate {
         let values = context! {
             messages, add_generation_prompt => answer_begins, eos_token => eos, bos_token => bos,
         };
-        let text = template.render(values).map_err(|error| refused(&error))?;
+        let mut text = ChatText::default();
+        let rendered = template.render_captured_to(values, &mut text).map(drop);
+        if text.is_too_long {
+            let message = format!(
+                "the chat template makes more than {LONGEST_TEXT} bytes of text of the messages: send less text"
+            );
+            return Err(ApiError { code: Some("request_too_large"), ..ApiError::field("messages", message) });
+        }
+        rendered.map_err(|error| refused(&error))?;
+        let text = String::from_utf8(text.bytes).map_err(|error| refused(&error))?;
         (self.encode)(&text).map_err(|error| refused(&error))
+    }
+}
+
+/// The text of a chat while a template writes it. A write beyond [`LONGEST_TEXT`] fails.
+#[derive(Default)]
+struct ChatText {
+    bytes: Vec<u8>,
+    is_too_long: bool,
+}
+
+impl io::Write for ChatText {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > LONGEST_TEXT - self.bytes.len() {
+            self.is_too_long = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -149,5 +185,20 @@ mod tests {
         let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
         let error = text(endless, &[("user", "x")]).unwrap_err();
         assert!(error.status == 400 && error.message.contains("fuel"), "{}", error.message);
+    }
+
+    #[test]
+    fn a_template_writes_no_endless_text() {
+        let encode: EncodeChat = Box::new(|text| Ok(vec![u32::try_from(text.len())?]));
+        let template = "{% for message in messages %}{{ 'a' * (message['content'] | int) }}{% endfor %}";
+        let template = ChatTemplate::new(template.into(), TemplateTokens::default(), encode).unwrap();
+        let user = |content: &str| Message { role: "user".into(), content: content.into() };
+        let ids = template.prompt(&[user("7999999"), user("1")], true).unwrap();
+        assert_eq!(ids, [8_000_000]);
+        for messages in [[user("7999999"), user("2")], [user("90000000"), user("0")]] {
+            let error = template.prompt(&messages, true).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.code), (400, Some("request_too_large")));
+            assert!(error.message.contains("more than 8000000 bytes"), "{}", error.message);
+        }
     }
 }

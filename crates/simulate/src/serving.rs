@@ -80,6 +80,8 @@ pub struct Served {
 
 /// Most paths of a simulation.
 const MOST_PATHS: u32 = 1 << 16;
+/// Most levels of a simulation.
+const MOST_LEVELS: u32 = 64;
 /// Sequences that may overtake the first that waits for its modules, as in the engine.
 const OVERTAKERS: usize = 256;
 
@@ -110,6 +112,10 @@ impl ServedTraffic {
                 let problem = "must be at least 1, and no more than anybody serves";
                 return Err(SimulateError::Setting { what, value: value as f64, problem });
             }
+        }
+        if !(1..=MOST_LEVELS).contains(&self.levels) {
+            let problem = "must be from 1 to 64";
+            return Err(SimulateError::Setting { what: "levels", value: self.levels.into(), problem });
         }
         let too_many = SimulateError::Setting {
             what: "grid",

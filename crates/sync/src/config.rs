@@ -70,7 +70,12 @@ impl SyncConfig {
     ) -> Result<Schedule, ScheduleError> {
         let ends = ends.into_iter().map(|round| u64::from(round).saturating_mul(inner_steps)).collect();
         let schedule = Schedule::new(inner_steps, self.fragments, self.overlap_steps, ends)?;
-        Ok(schedule.eager(self.eager).without(Drops::new(seed, self.drop_rate)))
+        let drops = Drops::new(seed, self.drop_rate);
+        if drops.any() && self.overlap_steps == inner_steps {
+            // `Schedule::keeps_own` looks at the send whose version comes, which is a round older than the send of that step.
+            return Err(ScheduleError::Drops { overlap: self.overlap_steps });
+        }
+        Ok(schedule.eager(self.eager).without(drops))
     }
 
     /// Fewest inner steps of a training lease in a run of H = `inner_steps`. Phases end with rounds, so each stop of the
@@ -147,5 +152,21 @@ impl SyncConfig {
             ));
         }
         problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_outer_gradient_is_dropped_where_the_steps_in_it_would_be_lost() {
+        let schedule = |overlap_steps, drop_rate| {
+            SyncConfig { fragments: 2, overlap_steps, drop_rate, ..SyncConfig::default() }.schedule(1, 6, [3])
+        };
+        assert_eq!(schedule(6, 0.3), Err(ScheduleError::Drops { overlap: 6 }));
+        for (overlap_steps, drop_rate) in [(6, 0.0), (5, 0.3), (0, 0.3)] {
+            assert!(schedule(overlap_steps, drop_rate).is_ok(), "{overlap_steps} {drop_rate}");
+        }
     }
 }

@@ -26,6 +26,8 @@ pub(crate) struct Holders {
     said: BTreeMap<ProcessId, BTreeSet<PathId>>,
     /// Last worker of each path. States of the path at other workers are older.
     trained: BTreeMap<PathId, ProcessId>,
+    /// Tokens of the last workers of each path that nobody has trained under this coordinator.
+    left_by: BTreeMap<PathId, BTreeSet<String>>,
     /// Workers that have been forgotten since the last [`Holders::take_forgotten`].
     forgotten: Vec<ProcessId>,
 }
@@ -40,11 +42,24 @@ impl Holders {
         }
     }
 
+    /// Notes that a worker with this token trained a path last, under an earlier coordinator. Workers with other tokens can't hold
+    /// the path's newest state.
+    pub(crate) fn note_left_by(&mut self, path: PathId, token: &str) {
+        self.left_by.entry(path).or_default().insert(token.to_owned());
+    }
+
     /// Records the held paths of a worker that asks for a lease. Returns the paths whose holders changed.
     pub(crate) fn asks(&mut self, now: Duration, worker: &ProcessId, held: &[PathId]) -> Vec<PathId> {
         let mut changed = Vec::new();
         self.note(now, worker);
-        let newest = |path: &PathId| self.trained.get(path).is_none_or(|last| last == worker);
+        let newest = |path: &PathId| match self.trained.get(path) {
+            Some(last) => last == worker,
+            // Nobody waits for the holders of a path that is not bound.
+            None => {
+                let left_by = self.left_by.get(path);
+                !self.bound.contains(path) || left_by.is_some_and(|tokens| tokens.contains(&worker.token))
+            }
+        };
         let held: BTreeSet<_> = held.iter().copied().filter(newest).collect();
         let before = self.said.insert(worker.clone(), held.clone()).unwrap_or_default();
         let dropped: Vec<_> = before.difference(&held).copied().collect();
@@ -72,6 +87,14 @@ impl Holders {
             self.tokens.add(worker.token.clone());
         }
         self.silent_since.insert((now, worker.clone()));
+    }
+
+    /// Takes a time in which nobody listened, and which has just ended, for no silence of a worker.
+    pub(crate) fn postpone(&mut self, now: Duration, by: Duration) {
+        for heard in self.heard.values_mut() {
+            *heard = heard.saturating_add(by).min(now);
+        }
+        self.silent_since = self.heard.iter().map(|(worker, &heard)| (heard, worker.clone())).collect();
     }
 
     /// Forgets all workers that were silent for `gone`. Returns their held paths.
@@ -147,6 +170,7 @@ impl Holders {
     /// Records that a worker has trained a path. States of the path at other workers are old now.
     pub(crate) fn trained(&mut self, worker: &ProcessId, path: PathId) {
         self.held.remove(&path);
+        self.left_by.remove(&path);
         self.trained.insert(path, worker.clone());
         // No path waits for a forgotten worker.
         if self.heard.contains_key(worker) {
@@ -222,6 +246,39 @@ mod tests {
     }
 
     #[test]
+    fn only_the_token_that_trained_a_path_last_holds_it_after_a_restart() {
+        let mut holders = Holders::default();
+        let (path, free) = (PathId(3), PathId(4));
+        holders.bind(path, true);
+        holders.note_left_by(path, "honest");
+        let [liar, honest] = ["liar", "honest"].map(|token| ProcessId { token: token.into(), ..named("a") });
+        holders.asks(Duration::ZERO, &liar, &[path, free]);
+        assert!(!holders.are_waited_for(path));
+        assert_eq!(holders.of(&liar).collect::<Vec<_>>(), [free], "a path that waits for nobody");
+        holders.asks(Duration::ZERO, &honest, &[path]);
+        assert_eq!(holders.other(path, &liar), Some(&honest));
+        // Once a worker has trained the path, only that one holds it.
+        holders.trained(&liar, path);
+        holders.asks(Duration::ZERO, &honest, &[path]);
+        assert_eq!(holders.other(path, &honest), Some(&liar));
+    }
+
+    #[test]
+    fn nobody_is_silent_while_nobody_listens() {
+        let mut holders = Holders::default();
+        let at = Duration::from_secs;
+        holders.asks(at(0), &named("a"), &[]);
+        holders.postpone(at(120), at(100));
+        holders.forget(at(159), at(60));
+        assert!(holders.knows(&named("a")), "it was heard 20 seconds before");
+        // Whoever is heard while others catch up is not heard in the future.
+        holders.heard(at(159), &named("a"));
+        holders.postpone(at(160), at(100));
+        holders.forget(at(220), at(60));
+        assert!(!holders.knows(&named("a")));
+    }
+
+    #[test]
     fn only_a_worker_that_was_known_is_noted_as_forgotten() {
         let mut holders = Holders::default();
         holders.asks(Duration::ZERO, &named("a"), &[PathId(3)]);
@@ -238,6 +295,7 @@ mod tests {
         let mut holders = Holders::default();
         let path = PathId(3);
         holders.bind(path, true);
+        holders.note_left_by(path, "");
         let old = ProcessId { instance: 7, ..named("a") };
         holders.asks(Duration::ZERO, &old, &[path]);
         assert_eq!(holders.other(path, &named("b")), Some(&old));

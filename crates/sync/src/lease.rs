@@ -82,6 +82,8 @@ pub struct Lease {
     pub crowded: bool,
     /// Time at which the lease became current, or was granted.
     pub since: Duration,
+    /// Time since then in which the coordinator did not run.
+    pub postponed: Duration,
     /// Deadline on the caller's clock. A heartbeat extends it.
     pub deadline: Duration,
     /// Number of inner steps of the lease, as its worker last reported it.

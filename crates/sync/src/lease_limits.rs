@@ -6,7 +6,8 @@ use dipaco_topology::PathId;
 
 use crate::{LeaseSecret, ProcessId};
 
-/// Limits of leases. A process that is connected and does not train keeps no path from others.
+/// Limits of leases. The processes with one token that are connected and train nothing keep a path from others for at most two
+/// leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseLimits {
     /// Time that a lease lasts without a heartbeat.

@@ -117,8 +117,8 @@ impl LeaseTable {
     }
 
     /// Renews the lease of a claim: sets the deadline of the path's current lease. If `taken` is more inner steps than
-    /// the lease had, it stands still from now on, until `stands_still`, and at most `longest` after its beginning. Returns
-    /// false if the claim names no lease.
+    /// the lease had, it stands still from now on, until `stands_still`, and at most `longest` after its beginning, without the
+    /// time for which it was postponed. Returns false if the claim names no lease.
     pub(crate) fn renew(
         &mut self,
         claim: &LeaseClaim,
@@ -135,7 +135,8 @@ impl LeaseTable {
         };
         if taken > lease.taken {
             lease.taken = taken;
-            lease.stands_still = stands_still.min(lease.since.saturating_add(longest));
+            let latest = lease.since.saturating_add(lease.postponed).saturating_add(longest);
+            lease.stands_still = stands_still.min(latest);
         }
         // Also for a following lease: its worker is alive, and uploads the results of the current one.
         if let (Some(current), Some(before)) = (self.current.get_mut(&path), before) {
@@ -151,6 +152,16 @@ impl LeaseTable {
         let ended: BTreeSet<PathId> =
             self.ends.iter().take_while(|&&(end, _)| end <= now).map(|&(_, path)| path).collect();
         ended.into_iter().filter_map(|path| self.remove(path)).collect()
+    }
+
+    /// Gives the current leases more time: each has at most this deadline, and stands still at most until `stands_still`.
+    pub(crate) fn postpone(&mut self, by: Duration, deadline: Duration, stands_still: Duration) {
+        for lease in self.current.values_mut() {
+            lease.postponed = lease.postponed.saturating_add(by);
+            lease.deadline = lease.deadline.saturating_add(by).min(deadline);
+            lease.stands_still = lease.stands_still.saturating_add(by).min(stands_still);
+        }
+        self.ends = self.current.iter().map(|(&path, lease)| (end(lease), path)).collect();
     }
 
     fn take_current(&mut self, path: PathId) -> Option<Lease> {
@@ -195,6 +206,7 @@ mod tests {
             hands_over: fence.is_multiple_of(3).then(|| ProcessId::local("another")),
             crowded: false,
             since: Duration::ZERO,
+            postponed: Duration::ZERO,
             deadline: Duration::from_secs(end),
             taken: 0,
             stands_still: Duration::from_secs(end + fence % 5),
@@ -232,12 +244,12 @@ mod tests {
             draws += 1;
             hash([7, draws]) % most
         };
-        let mut seen = [0; 6];
+        let mut seen = [0; 7];
         for step in 0..4_000 {
             let path = PathId(random(8) as u32);
             let (second, next) = (Duration::from_secs(step / 10), step / 10 + 5);
             let current = table.get(path).cloned();
-            let kind = random(6) as usize;
+            let kind = random(7) as usize;
             match (kind, current) {
                 (0, None) => table.insert(lease(path.0, random(4) as usize, step, next)),
                 (1, Some(current)) => {
@@ -263,6 +275,7 @@ mod tests {
                     assert!(!table.renew(&foreign, 99, Duration::MAX, Duration::MAX, Duration::MAX));
                 }
                 (4, current) => assert_eq!(table.remove(path), current),
+                (6, _) => table.postpone(Duration::from_secs(random(3)), second * 2, second * 3),
                 (5, _) if step.is_multiple_of(7) => {
                     let expected: Vec<_> =
                         table.current().filter(|lease| end(lease) <= second).cloned().collect();

@@ -376,6 +376,12 @@ impl RunState {
         self.look_at(path);
     }
 
+    /// Notes that a worker with this token trained a path last, under an earlier coordinator. A bound path waits only for workers
+    /// that may hold its newest state.
+    pub fn note_last_token(&mut self, path: PathId, token: &str) {
+        self.holders.note_left_by(path, token);
+    }
+
     /// Notes that workers with a token have contributed to the run, also under an earlier coordinator.
     pub fn note_contributor(&mut self, token: &str) {
         self.troubles.contributes(token);

@@ -11,7 +11,8 @@ use crate::{Drops, Rests};
 /// A path receives fragment f of F at the steps `(f + 1) H / F + k H` and sent it τ steps earlier, while it trained
 /// on. At the end of a phase of routing and at the end of the run a path sends all fragments, and the next phase
 /// begins with their new versions. A regular send less than half a round before such an end moves to the end: an outer
-/// step moves by the whole momentum, however few inner steps it merges.
+/// step moves by the whole momentum, however few inner steps it merges. With τ = H a path receives a fragment where it sends
+/// it again, and it does not where that send has moved: the inner steps since the send before would be lost.
 ///
 /// F = 1 and τ = 0 is DiLoCo; F > 1 and τ > 0 is Streaming DiLoCo; F = 1 and τ = H is DiLoCo with delayed updates
 /// (arXiv:2502.12996).
@@ -56,6 +57,14 @@ pub enum ScheduleError {
     /// The ends of the phases do not rise.
     #[error("the ends of the phases do not rise")]
     Ends,
+    /// A path drops outer gradients, and takes a fragment over where it sends it.
+    #[error(
+        "with an overlap of a whole round ({overlap} steps) a path takes a fragment over where it sends it, so the steps of a send that it drops would be lost or count twice: use a shorter overlap, or drop nothing"
+    )]
+    Drops {
+        /// τ, which equals H.
+        overlap: u64,
+    },
     /// Some paths rest in a round, and outer gradients span rounds.
     #[error(
         "a part of the paths trains in each round, which needs whole modules and no overlap, so that each outer gradient belongs to one round"
@@ -112,6 +121,11 @@ impl Schedule {
     #[must_use]
     pub fn eager(self, eager: bool) -> Self {
         Self { eager, ..self }
+    }
+
+    /// True if a path receives a fragment where it sends it, just after the send.
+    fn receives_at_sends(&self) -> bool {
+        self.eager || self.overlap == self.inner_steps
     }
 
     /// The same schedule without the dropped outer gradients.
@@ -329,8 +343,9 @@ impl Schedule {
             if step == begin {
                 return Some((fragment, self.sent_through(fragment, begin)));
             }
-            if self.eager && step > last {
-                // The send of this step has moved to the end. Without it the path's lead would not fit newer weights.
+            if step > last && self.receives_at_sends() {
+                // The send of this step has moved to the end. The path would lose the steps since its send before, and its lead
+                // would not fit newer weights.
                 return None;
             }
             let regular = step.checked_sub(self.first(fragment))?.is_multiple_of(self.inner_steps);
@@ -359,8 +374,8 @@ impl Schedule {
     pub fn next_stop(&self, from: u64) -> u64 {
         let phase = self.phase_at(from);
         let (begin, end) = (self.begin(phase), self.end(phase));
-        // A send that has moved to the end has no receive.
-        let last = self.last_send(end) + if self.eager { 0 } else { self.overlap };
+        // A send that has moved to the end has no receive, neither of its own nor at its step.
+        let last = self.last_send(end) + if self.receives_at_sends() { 0 } else { self.overlap };
         let next = |fragment: u32| {
             let first = self.first(fragment);
             // The first receive after `from`; unless updates are eager, its send must lie in this phase.

@@ -11,14 +11,20 @@ use crate::holders::Holders;
 /// Number of workers with one token that a path's record names. Who holds a token may invent names.
 const MOST_NAMES: usize = 64;
 
-/// The workers of which each path has had enough since its last completed lease: their training of it failed, or stood still.
-/// Other workers get the path first.
+/// A path has had enough of a token when its workers have left this many leases of the path unfinished since the path's last
+/// completed lease. The first may be a restart.
+const ENOUGH_UNFINISHED: u32 = 2;
+
+/// The workers of which each path has had enough since its last completed lease: their training of it failed or stood still, or
+/// they left leases of it unfinished again and again. Other workers get the path first.
 ///
 /// Whoever holds a token may work under any number of names. So workers with other tokens go first, and workers with other
 /// names only when no other token is left.
 #[derive(Debug, Default)]
 pub(crate) struct Troubles {
     of: BTreeMap<PathId, PathTroubles>,
+    /// Number of unfinished leases of each path since its last completed lease, by token.
+    unfinished: BTreeMap<PathId, BTreeMap<String, u32>>,
     /// Tokens whose workers have completed leases of the run.
     contributors: BTreeSet<String>,
 }
@@ -28,6 +34,9 @@ pub(crate) struct Troubles {
 struct PathTroubles {
     failed: Workers,
     stood_still: Workers,
+    /// Workers that left leases unfinished again and again. They may be killed by others, so this says nothing of the training: they
+    /// leave the path to others, and can try it none the less.
+    left: Workers,
     /// Time of the first failure.
     since: Option<Duration>,
 }
@@ -70,6 +79,19 @@ impl Troubles {
         self.of.entry(path).or_default().stood_still.add(worker);
     }
 
+    /// Notes that a worker's lease of a path has ended unfinished, because its worker gave it back or was silent. Returns true if
+    /// the path has had enough of its token.
+    pub(crate) fn ends_unfinished(&mut self, path: PathId, worker: &ProcessId) -> bool {
+        let of_tokens = self.unfinished.entry(path).or_default();
+        let times = of_tokens.entry(worker.token.clone()).or_default();
+        *times = times.saturating_add(1);
+        let enough = *times >= ENOUGH_UNFINISHED;
+        if enough {
+            self.of.entry(path).or_default().left.add(worker);
+        }
+        enough
+    }
+
     /// Notes that workers with a token have contributed to the run.
     pub(crate) fn contributes(&mut self, token: &str) {
         if !self.contributors.contains(token) {
@@ -80,6 +102,7 @@ impl Troubles {
     /// Forgets a path's workers: a lease of it is complete, or nobody trains it any more.
     pub(crate) fn forget(&mut self, path: PathId) {
         self.of.remove(&path);
+        self.unfinished.remove(&path);
     }
 
     /// The paths that have had enough of a worker.
@@ -99,15 +122,19 @@ impl Troubles {
     pub(crate) fn accounts(&self, now: Duration, patience: Duration, path: PathId, known: &Holders) -> usize {
         let Some(troubles) = self.of.get(&path) else { return 0 };
         let patient = troubles.since.is_some_and(|since| now < since.saturating_add(patience));
-        let may_come = patient && self.contributors.iter().any(|token| !troubles.has_token(token));
+        let tried = troubles.tried();
+        let may_come = patient && self.contributors.iter().any(|token| !tried.have_token(token));
         let failed = &troubles.failed;
-        if may_come || troubles.another_token(known) { failed.tokens() } else { failed.0.len() }
+        if may_come || tried.lack_a_token(known) { failed.tokens() } else { failed.0.len() }
     }
 
     /// True if a worker is known that can still try a path.
     pub(crate) fn others_can_try(&self, path: PathId, known: &Holders) -> bool {
         match self.of.get(&path) {
-            Some(troubles) => troubles.another_token(known) || troubles.another_worker(known),
+            Some(troubles) => {
+                let tried = troubles.tried();
+                tried.lack_a_token(known) || tried.lack_a_worker(known)
+            }
             None => known.known().next().is_some(),
         }
     }
@@ -115,34 +142,45 @@ impl Troubles {
     /// True if a worker leaves a path to others: the path has had enough of it, and others can try.
     pub(crate) fn leaves_to_others(&self, path: PathId, worker: &ProcessId, known: &Holders) -> bool {
         self.of.get(&path).is_some_and(|troubles| {
-            troubles.has_token(&worker.token)
-                && (troubles.another_token(known)
-                    || troubles.has_worker(worker) && troubles.another_worker(known))
+            let all = troubles.all();
+            all.have_token(&worker.token)
+                && (all.lack_a_token(known) || all.have_worker(worker) && all.lack_a_worker(known))
         })
     }
 }
 
 impl PathTroubles {
-    fn workers(&self) -> [&Workers; 2] {
-        [&self.failed, &self.stood_still]
+    /// The workers that have tried to train the path.
+    fn tried(&self) -> AnyOf<'_, 2> {
+        AnyOf([&self.failed, &self.stood_still])
     }
 
-    fn has_token(&self, token: &str) -> bool {
-        self.workers().iter().any(|workers| workers.of_token(token).next().is_some())
+    /// The workers of which the path has had enough.
+    fn all(&self) -> AnyOf<'_, 3> {
+        AnyOf([&self.failed, &self.stood_still, &self.left])
+    }
+}
+
+/// The workers of several sets.
+struct AnyOf<'a, const N: usize>([&'a Workers; N]);
+
+impl<const N: usize> AnyOf<'_, N> {
+    fn have_token(&self, token: &str) -> bool {
+        self.0.iter().any(|workers| workers.of_token(token).next().is_some())
     }
 
-    fn has_worker(&self, worker: &ProcessId) -> bool {
-        self.workers().iter().any(|workers| workers.0.contains(&key(worker)))
+    fn have_worker(&self, worker: &ProcessId) -> bool {
+        self.0.iter().any(|workers| workers.0.contains(&key(worker)))
     }
 
-    /// True if a known token has no worker of which the path has had enough.
-    fn another_token(&self, known: &Holders) -> bool {
-        known.each_token().any(|token| !self.has_token(token))
+    /// True if a known token has no worker among them.
+    fn lack_a_token(&self, known: &Holders) -> bool {
+        known.each_token().any(|token| !self.have_token(token))
     }
 
-    /// True if the path has not had enough of a known worker.
-    fn another_worker(&self, known: &Holders) -> bool {
-        known.known().any(|worker| !self.has_worker(worker))
+    /// True if a known worker is not among them.
+    fn lack_a_worker(&self, known: &Holders) -> bool {
+        known.known().any(|worker| !self.have_worker(worker))
     }
 }
 
@@ -188,6 +226,34 @@ mod tests {
         troubles.forget(PATH);
         assert!(!troubles.leaves_to_others(PATH, &liar, &all));
         assert_eq!(troubles.accounts(NOW, PATIENCE, PATH, &all), 0);
+    }
+
+    #[test]
+    fn a_path_has_had_enough_of_a_token_at_its_second_unfinished_lease_in_a_row() {
+        let (liar, twin) = (worker("liar", "a"), worker("liar", "b"));
+        let honest = worker("honest", "a");
+        let all = known(&[liar.clone(), twin.clone(), honest.clone()]);
+        let mut troubles = Troubles::default();
+        for _ in 0..3 {
+            // Each token may leave a lease unfinished between two completed ones.
+            assert!(!troubles.ends_unfinished(PATH, &honest) && !troubles.ends_unfinished(PATH, &liar));
+            assert!(!troubles.leaves_to_others(PATH, &liar, &all));
+            troubles.forget(PATH);
+        }
+        assert!(!troubles.ends_unfinished(PATH, &liar) && !troubles.ends_unfinished(PATH, &honest));
+        assert!(troubles.ends_unfinished(PATH, &twin), "the names of a token count together");
+        assert!(troubles.ends_unfinished(PATH, &liar));
+        assert!(troubles.leaves_to_others(PATH, &liar, &all) && troubles.leaves_to_others(PATH, &twin, &all));
+        assert!(!troubles.leaves_to_others(PATH, &honest, &all));
+        // Whoever kills the workers of others does not make each of its own names an account.
+        assert!(troubles.ends_unfinished(PATH, &honest));
+        for name in ["a", "b", "c"] {
+            troubles.fails(NOW, PATH, &worker("liar", name));
+        }
+        assert_eq!(troubles.accounts(NOW, PATIENCE, PATH, &all), 1, "the other token can still try");
+        assert!(troubles.others_can_try(PATH, &all));
+        troubles.forget(PATH);
+        assert!(!troubles.leaves_to_others(PATH, &liar, &all));
     }
 
     #[test]

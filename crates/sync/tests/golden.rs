@@ -268,3 +268,18 @@ fn delayed_updates_apply_what_was_sent_a_round_ago() {
     // on; at the end what was sent after step 8 and what came after it: each of the ten inner steps counts once.
     assert_eq!(history[0], [1.0, -1.0, -3.0, -5.0, -3.0, -5.0, -7.0, -9.0, -11.0, -13.0, -19.0]);
 }
+
+/// With three fragments and more, some sends of a round move to the end of the run, and the take-overs at their steps with them.
+#[test]
+fn with_delayed_updates_of_any_number_of_fragments_each_inner_step_counts_once() {
+    for (inner_steps, fragments) in [(4, 1), (4, 2), (6, 3), (7, 4), (5, 5)] {
+        for rounds in 1..=3 {
+            let steps = rounds * inner_steps;
+            let schedule = Schedule::new(inner_steps, fragments, inner_steps, vec![steps]).unwrap();
+            let history = Replicas::new(2, schedule, 0.0, sgd(1.0)).run(|_, _| -2.0);
+            let last: Vec<f32> = history.iter().filter_map(|values| values.last().copied()).collect();
+            let expected = vec![1.0 - 2.0 * steps as f32; fragments as usize];
+            assert_eq!(last, expected, "{fragments} fragments, {rounds} rounds");
+        }
+    }
+}

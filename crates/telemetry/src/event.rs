@@ -112,18 +112,22 @@ pub enum Event {
         /// Seconds spent on dividing the text.
         seconds: f64,
     },
-    /// A path finished its inner steps of a round.
+    /// A path completed a lease. A round has several leases where modules are cut into fragments, and where the number of
+    /// inner steps follows the worker's speed. The last lease of a run may only measure.
     PathCompleted {
         /// The path.
         path: PathId,
-        /// Round, counted from 0.
+        /// Round in which the lease begins, counted from 0.
         round: u64,
         /// Name of the worker that trained the path.
         worker: String,
-        /// Mean training loss of the round, nats per token.
+        /// Inner steps of the lease; 0 if it only measured, absent in files of earlier versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        steps: Option<u64>,
+        /// Mean training loss of the lease, nats per token; NaN if it only measured.
         #[serde(deserialize_with = "nan_if_null")]
         loss: f64,
-        /// Loss on the path's held-out documents, nats per token; absent without held-out documents.
+        /// Loss on the path's held-out documents before the inner steps, nats per token; absent without held-out documents.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         heldout_loss: Option<f64>,
         /// True if the held-out loss is the path's lowest so far.

@@ -15,7 +15,8 @@ pub struct AddedPaths {
     pub own_levels: Vec<usize>,
     /// The new paths share one new module in each of these levels, a copy of the first path's.
     pub share: bool,
-    /// All paths train. Otherwise only the new modules train, and all other paths are kept as they are.
+    /// All paths train, and so do levels that an earlier extension froze. Otherwise only the new modules train, and all other
+    /// paths are kept as they are.
     pub train_all: bool,
 }
 
@@ -70,9 +71,11 @@ impl Topology {
             paths.push(indices);
             copied.push(like);
         }
+        // Kept paths are of an extension, which froze the levels for their sake. Without any, the user froze them.
+        let stays_frozen = |entry: &LevelConfig| entry.frozen && config.kept_paths == 0;
         let level = |(level, entry): (usize, &LevelConfig)| LevelConfig {
             modules: Modules::Count(counts[level]),
-            frozen: if added.train_all { entry.frozen } else { !is_own(level) },
+            frozen: if added.train_all { stays_frozen(entry) } else { !is_own(level) },
             ..entry.clone()
         };
         let config = TopologyConfig {
@@ -192,6 +195,26 @@ mod tests {
         assert_eq!(derived.config.paths[4..], [[0, 2], [1, 2]]);
         assert_eq!(texts(&derived.modules), ["1/2 of 1/1"]);
         assert_eq!((derived.config.kept_paths, derived.config.levels[0].frozen), (0, false));
+    }
+
+    #[test]
+    fn all_train_again_what_an_extension_froze_and_not_what_the_user_froze() {
+        let (mut config, grid) = grid();
+        let one_level = AddedPaths { like: vec![PathId(1)], own_levels: vec![1], ..AddedPaths::default() };
+        let all = AddedPaths { like: vec![PathId(0)], train_all: true, ..AddedPaths::default() };
+        let extended = grid.with_paths(&config, &one_level).unwrap().config;
+        assert!(extended.levels[0].frozen);
+        let topology = Topology::new(&extended, 2).unwrap();
+        let trained = topology.with_paths(&extended, &all).unwrap().config;
+        assert_eq!(trained.levels.iter().map(|level| level.frozen).collect::<Vec<_>>(), [false, false]);
+        let trained = Topology::new(&trained, 2).unwrap();
+        assert_eq!(trained.trained_paths().len(), 6);
+        assert!(trained.module_ids().all(|module| trained.module_trains(module)));
+
+        config.levels[0].frozen = true;
+        let own = Topology::new(&config, 2).unwrap();
+        let trained = own.with_paths(&config, &all).unwrap().config;
+        assert_eq!(trained.levels.iter().map(|level| level.frozen).collect::<Vec<_>>(), [true, false]);
     }
 
     #[test]

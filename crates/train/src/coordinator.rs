@@ -3,6 +3,7 @@
 
 mod contributions;
 mod error;
+mod lease_watch;
 mod leftovers;
 mod live;
 mod manifest_writer;
@@ -23,7 +24,6 @@ pub use rollback::roll_back;
 pub use start::{start_training, training_origin};
 pub use take_over::take_over;
 
-use std::convert::Infallible;
 use std::error::Error;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -43,6 +43,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::coordinator::lease_watch::watch_leases;
 use crate::coordinator::leftovers::Leftovers;
 use crate::coordinator::manifest_writer::ManifestWriter;
 use crate::coordinator::requests::{CoordinatorRequests, ObjectChecks, WaitingRequests};
@@ -84,6 +85,8 @@ pub struct CoordinatorOptions {
     pub shards: PathBuf,
     /// Begins the phases of routing. Without it the coordinator ends at the beginning of the next phase.
     pub reroute: Option<Reroute>,
+    /// The coordinator ends at the beginning of the phase after this one; [`u32::MAX`] for all phases.
+    pub last_phase: u32,
     /// Tokens that are no longer valid.
     pub revocations: Revocations,
     /// Renews the tokens of connected peers; without it tokens end at their expiry.
@@ -136,6 +139,7 @@ pub async fn coordinate(
     let observe = options.observe.take();
     let counters = server.traffic_source();
     options.events = options.events.with_wire_bytes(Arc::new(move || wire_bytes(counters.read())));
+    let last_phase = options.last_phase;
     let RunningCoordinator { requests, synchronizer, writer, leftovers, reroute, steps_before } =
         RunningCoordinator::take_over(options).await?;
     let rounds = requests.ledger().rounds_done().into();
@@ -152,7 +156,7 @@ pub async fn coordinate(
         result = requests.take_own_outer_steps(synchronizer) => result.map(|()| Ended::Stopped),
         never = watch_leases(&requests) => match never {},
         result = &mut accepting => result.map(|()| Ended::Stopped),
-        result = lead_phases(&requests, reroute.as_ref()) => result,
+        result = lead_phases(&requests, reroute.as_ref(), last_phase) => result,
         () = requests.written.ended() => Err(CoordinatorError::Stopped),
         never = leftovers.keep_removing() => match never {},
         () = cancel.cancelled() => Ok(Ended::Stopped),
@@ -225,6 +229,7 @@ impl RunningCoordinator {
             started,
             shards,
             reroute,
+            last_phase: _,
             revocations,
             renew,
             clock,
@@ -336,10 +341,11 @@ enum Ended {
     Stopped,
 }
 
-/// Begins each phase of routing when the previous phase has ended, until the run is complete.
+/// Begins each phase of routing up to the last one when the previous phase has ended, until the run is complete.
 async fn lead_phases(
     requests: &CoordinatorRequests,
     reroute: Option<&Reroute>,
+    last_phase: u32,
 ) -> Result<Ended, CoordinatorError> {
     loop {
         // Registered before the ledger is read, so that no change in between is missed.
@@ -359,30 +365,12 @@ async fn lead_phases(
         };
         // The program that divides the text reads the run from the disk.
         requests.on_disk().await?;
-        let Some(reroute) = reroute else { return Ok(Ended::Boundary) };
+        let Some(reroute) = reroute.filter(|_| phase <= last_phase) else { return Ok(Ended::Boundary) };
         let begun = Instant::now();
         tracing::info!(phase, round, "the text is divided among the paths anew");
         let shards = reroute(phase).await.map_err(|source| CoordinatorError::Reroute { source })?;
         requests.begin_phase(shards).await?;
         let seconds = begun.elapsed().as_secs_f64();
         requests.progress.event(Event::PhaseStarted { phase, round: round.into(), seconds });
-    }
-}
-
-/// Ends leases at their deadline.
-async fn watch_leases(requests: &CoordinatorRequests) -> Infallible {
-    loop {
-        // A statement of its own, so that the ledger is not locked during the wait.
-        let deadline = requests.next_deadline();
-        match deadline {
-            Some(deadline) => {
-                tokio::select! {
-                    // Heartbeats postpone deadlines, so at the wake-up every lease may still be valid.
-                    () = tokio::time::sleep_until(requests.started + deadline) => requests.on_deadline(),
-                    () = requests.deadlines.notified() => {}
-                }
-            }
-            None => requests.deadlines.notified().await,
-        }
     }
 }

@@ -61,7 +61,8 @@ pub struct SeedSummary {
 }
 
 /// Trains the seed until its steps are done or `cancel` is set, and saves it. A finished seed stays as it is. An
-/// interrupted seed continues from where it was saved, bit for bit.
+/// interrupted seed continues from where it was saved, bit for bit. A seed that came from another run is finished: the
+/// settings and the text of this run don't count.
 ///
 /// # Errors
 /// When the data or the store can't be used, training diverges, or the store holds another seed.
@@ -81,11 +82,18 @@ pub async fn train_seed(
     let as_is = before.as_ref().is_some_and(SeedRecord::is_imported_as_is);
     let saved = before.filter(|_| as_is || !options.restart);
     if let Some(seed) = &saved {
-        if !as_is && seed.origin != origin {
+        // Its origin is that of the other run.
+        let settled = !options.restart && (run.manifest.extension.is_some() || is_adopted(seed));
+        if !as_is && !settled && seed.origin != origin {
             return Err(SeedError::OtherSeed);
         }
-        let complete = if as_is { steps == 0 } else { seed.finished() };
+        let complete = if as_is && !settled { steps == 0 } else { seed.finished() };
         if complete {
+            if settled && seed.origin != origin {
+                tracing::info!(
+                    "the seed came from another run: the settings [seed_model] and the text of this run change nothing of it"
+                );
+            }
             let summary = SeedSummary {
                 finished: true,
                 step: seed.step,
@@ -196,6 +204,11 @@ async fn publish(
     });
     let (content, digest) = hashing.await?;
     Ok(store.put_replacing(&name(&digest.hash), [content]).await?)
+}
+
+/// True for a seed that [`adopt_seed`] copied: a seed of this run has its state, or the weights that it was imported from.
+fn is_adopted(seed: &SeedRecord) -> bool {
+    seed.state.is_none() && seed.imported.is_none()
 }
 
 /// Copies the finished seed of another run's store.

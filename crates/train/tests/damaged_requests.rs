@@ -11,6 +11,7 @@ use dipaco_fuzz::{Campaign, CaseRng, Reached};
 use dipaco_net::NetError;
 use dipaco_protocol::{GrantedLease, Request, Response, SYNCHRONIZER, WORKER};
 use dipaco_telemetry::Events;
+use dipaco_topology::Modules;
 use tokio_util::sync::CancellationToken;
 
 use support::requests::{RawRequest, any_request, at_once};
@@ -96,6 +97,8 @@ fn play(campaign: Campaign, plan: &Plan) -> String {
     let mut config = config();
     // The honest worker takes no further step, and nobody completes a round.
     (config.train.rounds, config.train.standstill_seconds) = (1000, 86_400);
+    // The liar gives many leases back, and each path gives it two.
+    config.topology.levels.iter_mut().for_each(|level| level.modules = Modules::Count(8));
     let run = runtime.block_on(Run::seeded(config));
     let (coordinator, token) = runtime.block_on(run.coordinator(Events::off(), CancellationToken::new()));
     let liar = runtime.block_on(Puppet::welcome(&run.token_as(plan.role, &token), "liar"));

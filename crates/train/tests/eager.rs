@@ -1,4 +1,4 @@
-//! Eager updates: a path that is alone in its modules trains as if there were no outer steps.
+//! Eager and delayed updates: a path that is alone in its modules trains as if there were no outer steps.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -48,6 +48,16 @@ async fn tensors(run: &Run) -> Vec<(String, Vec<f32>)> {
     tensors
 }
 
+/// Asserts that two runs have the same weights, but for one of 1,000 and for differences of up to `rounding`.
+fn assert_same(found: &[(String, Vec<f32>)], plain: &[(String, Vec<f32>)], rounding: f32, what: &str) {
+    assert!(found.iter().map(|(name, _)| name).eq(plain.iter().map(|(name, _)| name)));
+    let pairs = found.iter().zip(plain).flat_map(|((_, a), (_, b))| a.iter().zip(b));
+    let distances: Vec<f32> = pairs.map(|(a, b)| (a - b).abs()).collect();
+    let far = distances.iter().filter(|distance| **distance > rounding).count();
+    let (all, largest) = (distances.len(), distances.iter().copied().fold(0.0, f32::max));
+    assert!(far * 1000 <= all, "{what}: {far} of {all} weights differ, by up to {largest}");
+}
+
 /// What a path has sent is in its lead or in the global weights, and never in another outer gradient. With three fragments a
 /// send moves to the end of the run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,16 +67,25 @@ async fn a_path_alone_trains_as_without_outer_steps() {
         let mut eager = alone(inner_steps);
         (eager.sync.fragments, eager.sync.overlap_steps, eager.sync.eager) = (fragments, inner_steps, true);
         let found = tensors(&Run::trained(eager, 1).await).await;
-        assert!(found.iter().map(|(name, _)| name).eq(plain.iter().map(|(name, _)| name)));
-        let pairs = found.iter().zip(&plain).flat_map(|((_, a), (_, b))| a.iter().zip(b));
-        let distances: Vec<f32> = pairs.map(|(a, b)| (a - b).abs()).collect();
         // Twelve steps of up to 0.003. What differs is the rounding of weights that are taken apart and put together again.
-        let far = distances.iter().filter(|distance| **distance > 1e-4).count();
-        let largest = distances.iter().copied().fold(0.0, f32::max);
-        assert!(
-            far * 1000 <= distances.len(),
-            "{fragments} fragments: {far} of {} weights differ, by up to {largest}",
-            distances.len()
-        );
+        assert_same(&found, &plain, 1e-4, &format!("{fragments} fragments"));
+    }
+}
+
+/// The path trains from weights that lack its last round. At a low rate that hardly changes its steps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_path_alone_loses_no_inner_step_with_delayed_updates() {
+    let slow = |inner_steps| {
+        let mut config = alone(inner_steps);
+        config.train.adamw.learning_rate = 1e-5;
+        config
+    };
+    let plain = tensors(&Run::trained(slow(STEPS), 1).await).await;
+    for (fragments, inner_steps) in [(1, 4), (2, 4), (3, 6)] {
+        let mut delayed = slow(inner_steps);
+        (delayed.sync.fragments, delayed.sync.overlap_steps) = (fragments, inner_steps);
+        let found = tensors(&Run::trained(delayed, 1).await).await;
+        // A step moves a weight by up to 1e-5.
+        assert_same(&found, &plain, 1e-6, &format!("{fragments} fragments"));
     }
 }

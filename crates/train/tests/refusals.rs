@@ -308,12 +308,15 @@ async fn every_lease_is_in_the_log_whatever_time_its_worker_reports() {
     stop.cancel();
     drop(puppet);
     coordinator.await.unwrap().unwrap();
-    let times: Vec<_> = read_events(&file)
+    let (steps, times): (Vec<_>, Vec<_>) = read_events(&file)
         .unwrap()
         .filter_map(|record| match record.unwrap().event {
-            Event::PathCompleted { seconds, waited_seconds, .. } => Some((seconds, waited_seconds)),
+            Event::PathCompleted { steps, seconds, waited_seconds, .. } => {
+                Some((steps, (seconds, waited_seconds)))
+            }
             _ => None,
         })
-        .collect();
+        .unzip();
+    assert_eq!(steps, [Some(run.config.train.inner_steps); 4]);
     assert_eq!(times, [(0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (2.5, 2.5)]);
 }

@@ -114,6 +114,59 @@ fn a_path_that_is_never_best_gets_the_least_share() {
 }
 
 #[test]
+fn a_path_without_targets_takes_the_documents_that_it_scores_nearest_to_their_best_path() {
+    let numbers = |targets: &[PathId]| targets.iter().map(|target| target.0).collect::<Vec<_>>();
+    // The score of path 0 is 0 for each of five documents, and that of the others is below by these numbers.
+    let below = [[3.0, 9.0, 7.0], [1.0, 1.0, 7.0], [2.0, 2.0, 7.0], [5.0, 3.0, 7.0], [4.0, 4.0, 7.0]];
+    let scores: Vec<f64> =
+        below.iter().flat_map(|row| std::iter::once(0.0).chain(row.iter().map(|below| -below))).collect();
+    let raised = |least_share| {
+        let mut targets = targets_of(&scores, 4).unwrap();
+        assert_eq!(numbers(&targets), [0; 5]);
+        raise_targets(&mut targets, &scores, 4, least_share);
+        numbers(&targets)
+    };
+    // Path 2 leaves document 1 to path 1, and of equally near documents path 3 takes the first.
+    assert_eq!(raised(0.0), [3, 1, 2, 0, 0]);
+    // Each path keeps a target, although an equal share is more than one document.
+    assert_eq!(raised(1.0), [3, 1, 2, 0, 0]);
+
+    // Half of an equal share of eight documents. A path that has a target already takes nothing.
+    let scores = [0.0, -1.0, 0.0, -8.0, 0.0, -2.0, 0.0, -7.0, 0.0, -6.0, 0.0, -5.0, 0.0, -4.0, 0.0, -3.0];
+    let mut targets = targets_of(&scores, 2).unwrap();
+    raise_targets(&mut targets, &scores, 2, 0.5);
+    assert_eq!(numbers(&targets), [1, 0, 1, 0, 0, 0, 0, 0]);
+    raise_targets(&mut targets, &scores, 2, 1.0);
+    assert_eq!(numbers(&targets), [1, 0, 1, 0, 0, 0, 0, 0]);
+
+    // Too few documents for all paths.
+    let mut targets = [PathId(0), PathId(0)];
+    raise_targets(&mut targets, &[0.0, -1.0, -2.0, 0.0, -1.0, -2.0], 3, 0.1);
+    assert_eq!(numbers(&targets), [1, 0]);
+}
+
+#[test]
+fn several_paths_that_are_never_best_all_get_text() {
+    let (features, best) = clouds(2000);
+    // Paths 3 and 4 score all documents worse than the best path, by less along one component each.
+    let row = |(&best, features): (&u32, &[f32])| {
+        let score = |path: u32| if path == best { 0.0 } else { -9.0 };
+        let (along, across) = (f64::from(features[0] - 1000.0) / 50.0, f64::from(features[1]) * 100.0);
+        [score(0), score(1), score(2), along - 4.0, across - 4.0]
+    };
+    let scores: Vec<f64> = best.iter().zip(features.chunks_exact(4)).flat_map(row).collect();
+    let mut targets = targets_of(&scores, 5).unwrap();
+    assert!(targets.iter().all(|target| target.0 < 3));
+    raise_targets(&mut targets, &scores, 5, 0.2);
+    let targets: Vec<u32> = targets.into_iter().map(|target| target.0).collect();
+    let config = RouterConfig { least_share: 0.2, ..RouterConfig::default() };
+    let found = run(&features, 4, &targets, 5, config).unwrap();
+    // A fifth of a fifth of 2,000.
+    assert_eq!(found.target_sizes[3..], [80, 80]);
+    assert!(found.sizes.iter().all(|&size| size > 40), "{:?}", found.sizes);
+}
+
+#[test]
 fn the_number_of_threads_changes_no_bit() {
     let (features, targets) = clouds(500);
     let run = |threads| {

@@ -39,7 +39,16 @@ fn work(
     work: PrepareWork,
     out: &Path,
 ) -> Result<PrepareReport, ShardsError> {
-    prepare(config, inputs, &[], work, out, &NoProgress, &AtomicBool::new(false))
+    work_into(config, inputs, work, PrepareFolder::new(out))
+}
+
+fn work_into(
+    config: &PrepareConfig,
+    inputs: &[PathBuf],
+    work: PrepareWork,
+    into: PrepareFolder<'_>,
+) -> Result<PrepareReport, ShardsError> {
+    prepare(config, inputs, &[], work, into, &NoProgress, &AtomicBool::new(false))
 }
 
 fn names_in(folder: &Path) -> Vec<String> {
@@ -142,8 +151,8 @@ fn a_given_validation_set_and_tokenizer_are_used() {
     let out = folder.path().join("out");
     let given = PrepareConfig { tokenizer: Some(first.join(TOKENIZER)), min_document_tokens: 20, ..config() };
     let with = |input, validation| {
-        let cancel = AtomicBool::new(false);
-        prepare(&given, &[input], &[validation], PrepareWork::All, &out, &NoProgress, &cancel)
+        let (cancel, into) = (AtomicBool::new(false), PrepareFolder::new(&out));
+        prepare(&given, &[input], &[validation], PrepareWork::All, into, &NoProgress, &cancel)
     };
     let error = with(input, validation).unwrap_err();
     // The only validation document is too short for this configuration.
@@ -233,7 +242,8 @@ impl PrepareProgress for CancelAt<'_> {
 fn cancelled(inputs: &[PathBuf], out: &Path, step: &str, documents: i64) -> Vec<String> {
     let cancel = AtomicBool::new(false);
     let progress = CancelAt::new(&cancel, step, documents);
-    let outcome = prepare(&config(), inputs, &[], PrepareWork::All, out, &progress, &cancel);
+    let into = PrepareFolder::new(out);
+    let outcome = prepare(&config(), inputs, &[], PrepareWork::All, into, &progress, &cancel);
     assert!(matches!(outcome, Err(ShardsError::Cancelled)), "{outcome:?}");
     progress.steps.into_inner().unwrap()
 }

@@ -1,4 +1,5 @@
 mod damaged;
+mod template;
 
 use super::*;
 use proptest::prelude::*;
@@ -115,7 +116,7 @@ fn pieces_of_a_long_text_give_the_ids_of_the_whole() {
     let tokenizer = tokenizer();
     let text = TEXT.repeat(2000);
     let whole = tokenizer.inner.encode_fast(text.as_str(), false).unwrap();
-    assert!(pieces::pieces(&text).count() > 1);
+    assert!(pieces::pieces(&text, &AddedTexts::default()).count() > 1);
     assert_eq!(tokenizer.encode(&text).unwrap(), whole.get_ids());
 }
 

@@ -7,6 +7,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::tokenizer::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 use tokenizers::{AddedToken, Tokenizer as Library};
 
+use super::added_texts::AddedTexts;
 use super::{END_OF_TEXT, Tokenizer, pieces};
 use crate::ShardsError;
 
@@ -50,7 +51,8 @@ impl TokenizerTrainer {
     pub fn push_document(&mut self, text: &str) -> Result<(), ShardsError> {
         self.bytes += text.len() as u64;
         let splitter = ByteLevel::new(false, false, true);
-        for piece in pieces::pieces(text) {
+        let no_tokens = AddedTexts::default();
+        for piece in pieces::pieces(text, &no_tokens) {
             let mut split = PreTokenizedString::from(piece);
             splitter.pre_tokenize(&mut split).map_err(library("split a text into words"))?;
             for (word, _, _) in split.get_splits(OffsetReferential::Original, OffsetType::Byte) {

@@ -19,6 +19,10 @@ use crate::BenchError;
 
 /// Longest line of a stream in bytes. A longer one is no stream of tokens.
 const LONGEST_LINE: usize = 1 << 20;
+/// Longest body of an error in bytes. A longer one is no error of OpenAI's form.
+const LONGEST_ERROR: usize = 64 << 10;
+/// Most characters of an error's code that a failure shows.
+const LONGEST_CODE: usize = 80;
 
 /// The outcome of a request.
 #[derive(Debug)]
@@ -153,7 +157,8 @@ async fn read(response: Response<Incoming>, began: Instant) -> Result<LoadOutcom
         return Ok(LoadOutcome::Refused { took: began.elapsed() });
     }
     if status != StatusCode::OK {
-        return Ok(LoadOutcome::Failed(format!("status {}", status.as_u16())));
+        let code = error_code(body).await.map(|code| format!(" ({code})")).unwrap_or_default();
+        return Ok(LoadOutcome::Failed(format!("status {}{code}", status.as_u16())));
     }
     let mut stream = Stream::new(began);
     let mut rest = BytesMut::new();
@@ -170,6 +175,29 @@ async fn read(response: Response<Incoming>, began: Instant) -> Result<LoadOutcom
         }
     }
     stream.end()
+}
+
+/// The code of an error of OpenAI's form. Nothing of a body that breaks off: the status says enough.
+async fn error_code(mut body: Incoming) -> Option<String> {
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.ok()?;
+        if let Some(data) = frame.data_ref() {
+            bytes.extend_from_slice(data);
+        }
+        if bytes.len() > LONGEST_ERROR {
+            return None;
+        }
+    }
+    code_in(&bytes)
+}
+
+/// The code in the body of an error. It comes from any server, so it is cut and has no control characters.
+fn code_in(body: &[u8]) -> Option<String> {
+    let error = serde_json::from_slice::<Event>(body).ok()?.error?;
+    let code = error.get("code")?.as_str()?;
+    let code: String = code.chars().filter(|c| !c.is_control()).take(LONGEST_CODE).collect();
+    (!code.is_empty()).then_some(code)
 }
 
 /// The state of a stream that is being read.
@@ -257,6 +285,18 @@ mod tests {
     }
 
     const A: &str = r#"data: {"choices":[{"text":"a","finish_reason":null}]}"#;
+
+    #[test]
+    fn the_code_of_an_error_is_short_and_printable() {
+        let body = |code: &str| serde_json::json!({"error": {"message": "no", "code": code}}).to_string();
+        let code = |text: &str| code_in(text.as_bytes());
+        assert_eq!(code(&body("path_not_found")).as_deref(), Some("path_not_found"));
+        assert_eq!(code(&body("a\x1b[2Jb\n")).as_deref(), Some("a[2Jb"));
+        assert_eq!(code(&body(&"é".repeat(500))), Some("é".repeat(LONGEST_CODE)));
+        for other in ["", "<html>", "[]", r#"{"error":"no"}"#, r#"{"error":{"code":null}}"#, &body("\n")] {
+            assert_eq!(code(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn latencies_are_times_between_pieces_of_text() {

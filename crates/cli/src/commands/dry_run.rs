@@ -9,7 +9,7 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::output;
 use crate::run_options::RunOptions;
-use dipaco_pipeline::dry_run::{DryRun, Memory, measured};
+use dipaco_pipeline::dry_run::{DryRun, Memory, RoundSpan, measured};
 use dipaco_pipeline::limits;
 use dipaco_pipeline::machine_memory::machine_memory;
 use dipaco_pipeline::train::{threads_per_worker, useful_workers};
@@ -58,9 +58,10 @@ fn describe(plan: &DryRun) -> String {
     );
     text += &memory_table(&plan.memory);
     text += &verdict(plan);
+    let per_round = per_round(plan);
     let _ = writeln!(
         text,
-        "\non the wire {} to and {} from each worker per round",
+        "\non the wire {} to and {} from each worker {per_round}",
         human::bytes(plan.wire.to_worker),
         human::bytes(plan.wire.from_worker)
     );
@@ -68,9 +69,10 @@ fn describe(plan: &DryRun) -> String {
         let kept = human::bytes(plan.kept_states);
         let _ = writeln!(text, "a worker keeps {kept} of states of its other paths on its disk");
     }
+    text += &rounds(plan);
     let _ = writeln!(
         text,
-        "tokens: {} per inner step of a path, {} per round, {} in all",
+        "tokens: {} per inner step of a path, {} {per_round}, {} in all",
         human::integer(plan.tokens.step),
         human::count(plan.tokens.round as f64),
         human::count(plan.tokens.all as f64)
@@ -89,7 +91,7 @@ fn describe(plan: &DryRun) -> String {
             let time = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
             let _ = writeln!(
                 text,
-                "time: {} of inner steps with {} worker{}; {} per round",
+                "time: {} of inner steps with {} worker{}; {} {per_round}",
                 human::remaining(time),
                 plan.workers,
                 if plan.workers == 1 { "" } else { "s" },
@@ -101,6 +103,29 @@ fn describe(plan: &DryRun) -> String {
         }
     }
     text
+}
+
+/// The rounds that a number of a round is about: all of them, or those of the most paths.
+fn per_round(plan: &DryRun) -> String {
+    match plan.rounds.iter().map(|part| part.paths).max() {
+        Some(most) if plan.rounds.iter().any(|part| part.paths < most) => {
+            format!("in a round of {} paths", human::integer(most))
+        }
+        _ => "per round".to_owned(),
+    }
+}
+
+/// The number of paths in each round, of a training in which it changes; empty for any other.
+fn rounds(plan: &DryRun) -> String {
+    if plan.rounds.len() < 2 {
+        return String::new();
+    }
+    let part = |part: &RoundSpan| {
+        let plural = if part.paths == 1 { "" } else { "s" };
+        format!("{} of {} path{plural}", human::integer(part.rounds), human::integer(part.paths))
+    };
+    let parts: Vec<String> = plan.rounds.iter().map(part).collect();
+    format!("rounds: {}\n", parts.join(", then "))
 }
 
 fn per_worker(paths: u64) -> String {

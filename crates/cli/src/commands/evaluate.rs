@@ -1,7 +1,7 @@
 //! `dipaco evaluate`: perplexity on validation text.
 
 use std::error::Error as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dipaco_eval::{Comparison, Evaluation, EvaluationConfig, PairedDifference, RerouteBy, RouteUnit};
@@ -15,7 +15,8 @@ use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
 use dipaco_pipeline::RunDirectory;
-use dipaco_pipeline::evaluate::{ENSEMBLE_TEMPERATURE, EvaluatedRun, Subject, evaluate};
+use dipaco_pipeline::evaluate::{ENSEMBLE_TEMPERATURE, EvaluatedRun, Subject, check, comparable, evaluate};
+use dipaco_pipeline::prepared::token_file;
 use dipaco_pipeline::{Version, Weights};
 use dipaco_pipeline::{labels, vocabulary};
 
@@ -48,7 +49,7 @@ pub(crate) struct EvaluateOptions {
     #[arg(long, conflicts_with_all = ["paths", "seed"])]
     no_seed: bool,
     /// Directory of a dense run on the same text, to compare with. It is a run of one path. This run's settings of the
-    /// evaluation count for both.
+    /// evaluation count for both. If evaluation.sequence_tokens is 0, both read sequences of the smaller context.
     #[arg(long, value_name = "DIR")]
     dense: Option<PathBuf>,
     /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
@@ -144,14 +145,27 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
     let flag = interrupt.flag();
     let comparison = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, version).await?;
+        options.check_ensembles(weights.topology().paths())?;
         let dense = match &options.dense {
-            Some(folder) => Some(open_dense(folder, &config.evaluation).await?),
+            Some(folder) => Some(open_dense(folder, &run, &config).await?),
             None => None,
         };
+        if let Some((_, dense, _)) = &dense {
+            config.evaluation = dense.evaluation.clone();
+        }
         let (options, progress, own) = (options.clone(), progress.clone(), run.clone());
         runtime::blocking(move || {
             let mut comparison = Comparison::default();
             let device = options.device.open()?;
+            let subjects = options.subjects(&config.evaluation, weights.has_imported());
+            let only = Subject::Path(PathId(0));
+            // Before the first evaluation: each may take hours, and its result is lost if a later model can't be evaluated.
+            if let Some((run, _, weights)) = &dense {
+                check(run, weights, only)?;
+            }
+            for &(_, subject) in &subjects {
+                check(&own, &weights, subject)?;
+            }
             let domains = match &options.labels {
                 Some(labels) => {
                     let text = &options.labelled_text;
@@ -161,13 +175,12 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
             };
             let domains = domains.as_ref();
             if let Some((run, config, weights)) = &dense {
-                let only = Subject::Path(PathId(0));
                 let evaluated = EvaluatedRun { run, config, weights, device: &device };
                 let found = evaluate(evaluated, only, domains, &progress, &flag)?;
                 comparison.push("dense", found);
             }
             let evaluated = EvaluatedRun { run: &own, config: &config, weights: &weights, device: &device };
-            for (name, subject) in options.subjects(&config.evaluation, weights.has_imported()) {
+            for (name, subject) in subjects {
                 let found = evaluate(evaluated, subject, domains, &progress, &flag)?;
                 comparison.push(name, found);
             }
@@ -192,6 +205,16 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
 }
 
 impl EvaluateOptions {
+    /// Refuses an ensemble of more paths than the run has: its row would be named after paths that are not there.
+    fn check_ensembles(&self, paths: u32) -> Result<(), CliError> {
+        let Some(most) = self.ensemble.iter().find(|&&most| most > paths) else { return Ok(()) };
+        let noun = if paths == 1 { "path" } else { "paths" };
+        Err(CliError::Usage {
+            message: format!("--ensemble {most}: this run has {paths} {noun}"),
+            remedy: format!("give at most {paths}"),
+        })
+    }
+
     /// The evaluated models, with their names in the table.
     fn subjects(&self, config: &EvaluationConfig, imported: bool) -> Vec<(String, Subject)> {
         if !self.paths.is_empty() {
@@ -254,17 +277,28 @@ fn temperature(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Opens the run to compare with. It takes the settings of the evaluation, so that its model counts the same tokens and ranks
-/// the same continuations.
+/// Opens the run in `folder` to compare with the run `own_run` of the configuration `own`. Its configuration has settings of the
+/// evaluation for both, by which both models count the same tokens and rank the same continuations.
 async fn open_dense(
-    folder: &std::path::Path,
-    evaluation: &EvaluationConfig,
+    folder: &Path,
+    own_run: &RunDirectory,
+    own: &dipaco_config::RunConfig,
 ) -> Result<(RunDirectory, dipaco_config::RunConfig, Weights), CliError> {
     let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
     let (run, config) = options.open_existing()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
+    check_same_text(folder, &run, own_run)?;
     let mut config = vocabulary::with_vocabulary(&run, &config)?;
-    config.evaluation = evaluation.clone();
+    let contexts = [own.model.context, config.model.context];
+    config.evaluation = comparable(&own.evaluation, contexts)?;
+    if own.evaluation.sequence_tokens == 0 && contexts[0] != contexts[1] {
+        tracing::info!(
+            "the models have contexts of {} and {} tokens: both read sequences of {}",
+            contexts[0],
+            contexts[1],
+            config.evaluation.sequence_tokens
+        );
+    }
     let weights = Weights::open(&run, &config, Version::Current).await?;
     match weights.topology().paths() {
         1 => Ok((run, config, weights)),
@@ -276,6 +310,25 @@ async fn open_dense(
             remedy: "name a run of one path, and evaluate runs of several paths with --run".into(),
         }),
     }
+}
+
+/// Refuses a dense run, in `folder`, whose model would be evaluated on other tokens than those of the run `own`.
+fn check_same_text(folder: &Path, dense: &RunDirectory, own: &RunDirectory) -> Result<(), CliError> {
+    let validation = |run: &RunDirectory| token_file(run, &run.validation_tokens());
+    let (theirs, ours) = (validation(dense)?, validation(own)?);
+    if theirs.content_hash() == ours.content_hash() && theirs.tokenizer_hash() == ours.tokenizer_hash() {
+        return Ok(());
+    }
+    Err(CliError::Usage {
+        message: format!(
+            "the run of --dense in {} has other validation text, or another tokenizer",
+            folder.display()
+        ),
+        remedy: format!(
+            "compare runs of the same prepared text: give the dense run `--set run.data={}`",
+            own.data().display()
+        ),
+    })
 }
 
 /// Records the results in the run's event file. A file that can't be written is a warning: the results may be worth hours of

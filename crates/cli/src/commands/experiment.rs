@@ -124,6 +124,7 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
     if options.dry_run {
         return experiments.iter().try_for_each(|(experiment, selection)| plan(experiment, selection));
     }
+    check_inputs(options)?;
     let setup = ExperimentOptions {
         data: options.data.clone(),
         validation: options.validation.clone(),
@@ -151,6 +152,17 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
     let (tables, failed, of) = interrupt.judge(runtime::run(runtime::blocking(work)))?;
     print_tables(&tables, options.json)?;
     if failed > 0 { Err(CliError::Cells { failed, of }) } else { Ok(()) }
+}
+
+/// Looks whether the text and the label file are there. The folder of results keeps those of an earlier command after a mistyped
+/// name.
+fn check_inputs(options: &RunExperiment) -> Result<(), CliError> {
+    dipaco_shards::check_inputs(&options.data, &options.validation)?;
+    if let Some(labels) = &options.labels {
+        let failed = |source| CliError::Io { action: "read", path: labels.clone(), source };
+        std::fs::metadata(labels).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// The part of the experiment that the options select. Checks every configuration.

@@ -33,7 +33,7 @@ pub(crate) struct FetchOptions {
     /// Address of the folder of files; the default is the Hugging Face hub.
     #[arg(long, env = "DIPACO_C4_URL", value_name = "URL")]
     url: Option<String>,
-    /// Number of failures in a row after which the download of a file ends.
+    /// Number of times in a row that a failed download of a file is tried again. The count starts again after 1 MiB.
     #[arg(long, default_value_t = FetchConfig::default().retries, value_name = "N")]
     retries: u32,
     /// Print the report as JSON.

@@ -30,6 +30,22 @@ const SLURM: [(&str, &str); 6] = [
 /// The array that computes features of the seed, for runs that need them.
 const FEATURES: &str = "features.sbatch";
 
+/// Parts of the scripts' comments that help only who reads the examples: how to submit them, which [`submission`] says for a run,
+/// for which runs they are, and a page of the sources.
+const OF_EXAMPLES: [&str; 4] = [
+    r#" The tokenizer comes first, and the command without --part lists the files of all parts:
+#   tokenizer=$(sbatch --parsable --wrap "dipaco prepare --run runs/mine --tokenizer-only text/")
+#   parts=$(sbatch --parsable --dependency=afterok:$tokenizer deploy/slurm/prepare.sbatch)
+#   sbatch --dependency=afterok:$parts --wrap "dipaco prepare --run runs/mine text/""#,
+    r#" The router comes first, and the command without --part lists the files of all parts:
+#   router=$(sbatch --parsable --wrap "dipaco route fit --run runs/mine")
+#   parts=$(sbatch --parsable --dependency=afterok:$router deploy/slurm/route.sbatch)
+#   sbatch --dependency=afterok:$parts --wrap "dipaco route assign --run runs/mine""#,
+    r#" It pays where the seed gives the features
+# (routing.features = "seed"): it comes after the seed and before `dipaco route fit`."#,
+    " (docs/deploy.md)",
+];
+
 /// The schedulers.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LaunchCommand {
@@ -46,7 +62,7 @@ pub(crate) struct SlurmOptions {
     /// Text to prepare.
     #[arg(long, default_value = "text/", value_name = "PATH")]
     text: String,
-    /// Number of workers; the default is one for each path.
+    /// Number of workers; the default is one for each path that trains.
     #[arg(long, value_name = "N")]
     workers: Option<u32>,
     /// Workers that run at a time; the default is all.
@@ -92,7 +108,9 @@ fn slurm(
     let usage = |message: String, remedy: &str| CliError::Usage { message, remedy: remedy.into() };
     let topology = Topology::new(&config.topology, config.model.blocks)
         .map_err(|error| usage(error.to_string(), "correct the section [topology]"))?;
-    let workers = options.workers.unwrap_or(topology.paths());
+    // A run that only keeps paths is complete, and its one worker leaves at once.
+    let trained = u32::try_from(topology.trained_paths().len()).unwrap_or(u32::MAX).max(1);
+    let workers = options.workers.unwrap_or(trained);
     if workers == 0 || options.parts == 0 || options.threads == 0 || options.at_once == Some(0) {
         let message = "--workers, --at-once, --parts and --threads need at least 1".to_owned();
         return Err(usage(message, "leave them out for the defaults"));
@@ -107,8 +125,10 @@ fn slurm(
         ("--array=1-8\n", format!("--array=1-{}\n", options.parts)),
         ("--cpus-per-task=8\n", format!("--cpus-per-task={}\n", options.threads)),
     ];
-    let fill =
-        |script: &str| values.iter().fold(script.to_owned(), |text, (from, to)| text.replace(from, to));
+    let fill = |script: &str| {
+        let own = OF_EXAMPLES.iter().fold(script.to_owned(), |text, part| text.replace(part, ""));
+        values.iter().fold(own, |text, (from, to)| text.replace(from, to))
+    };
     let wanted = |name: &str| name != FEATURES || needs_features(config);
     Ok(SLURM.iter().filter(|(name, _)| wanted(name)).map(|(name, script)| (*name, fill(script))).collect())
 }
@@ -168,6 +188,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use dipaco_routing::FeatureKind;
+    use dipaco_topology::{AddedPaths, PathId};
 
     use super::*;
 
@@ -195,6 +216,43 @@ mod tests {
     }
 
     #[test]
+    fn the_comments_of_a_script_speak_of_its_run_and_not_of_the_examples() {
+        for part in OF_EXAMPLES {
+            let of = SLURM.iter().filter(|(_, script)| script.contains(part)).count();
+            assert_eq!(of, 1, "an example has changed: {part}");
+        }
+        let mut config = RunConfig::default();
+        config.routing.features = FeatureKind::Seed;
+        let scripts = slurm(&options(), Path::new("/runs/big"), &config).unwrap();
+        assert_eq!(scripts.len(), SLURM.len());
+        let comments = |script: &str| -> Vec<String> {
+            let lines = script.lines().filter(|line| line.starts_with("# "));
+            lines.map(|line| line.trim_start_matches("# ").to_owned()).collect()
+        };
+        for (name, script) in &scripts {
+            for of_examples in ["runs/mine", "text/", "deploy/", "docs/", "$("] {
+                let found = comments(script).into_iter().find(|comment| comment.contains(of_examples));
+                assert_eq!(found, None, "{name}");
+            }
+        }
+        let first = |wanted: &str| {
+            let script = scripts.iter().find(|(name, _)| *name == wanted).unwrap();
+            comments(&script.1).into_iter().take(2).collect::<Vec<_>>()
+        };
+        let repeated = "A part that is done is not repeated, so a failed task can be submitted again with the whole array.";
+        assert_eq!(first("prepare.sbatch"), ["Tokenises one part of the text per task.", repeated]);
+        assert_eq!(first("route.sbatch"), ["Divides one part of the documents per task.", repeated]);
+        assert_eq!(
+            first(FEATURES),
+            [
+                "Computes one part of the features that the router is fitted on per task.",
+                "A failed task can be submitted again with the whole array."
+            ]
+        );
+        assert!(first("coordinator.sbatch")[0].ends_with("Works from a store that all its nodes reach."));
+    }
+
+    #[test]
     fn features_of_the_seed_are_an_array_before_the_router() {
         let mut config = RunConfig::default();
         for (features, wanted) in [(FeatureKind::Lsa, false), (FeatureKind::Seed, true)] {
@@ -208,6 +266,22 @@ mod tests {
                 wanted,
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn kept_paths_have_no_workers() {
+        let config = RunConfig::default();
+        let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
+        let added = AddedPaths { like: vec![PathId(1), PathId(2)], ..AddedPaths::default() };
+        let more = topology.with_paths(&config.topology, &added).unwrap().config;
+        let less = topology.without_paths(&config.topology, &[PathId(0)]).unwrap().config;
+        let options = SlurmOptions { workers: None, at_once: None, ..options() };
+        for (topology, array) in [(config.topology, "0-3"), (more, "0-1"), (less, "0-0")] {
+            let config = RunConfig { topology, ..RunConfig::default() };
+            let scripts = slurm(&options, Path::new("run"), &config).unwrap();
+            let (_, workers) = scripts.iter().find(|(name, _)| *name == "workers.sbatch").unwrap();
+            assert!(workers.contains(&format!("--array={array}\n")), "{workers}");
         }
     }
 

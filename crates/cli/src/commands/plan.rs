@@ -207,11 +207,12 @@ fn levels(plan: &Plan) -> String {
     for (number, level) in plan.levels.iter().enumerate() {
         let law = level.prediction.as_ref();
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+        let rate = |rate: Option<f64>| or_dash(rate.map(|rate| format!("{rate:.2}")));
         table.row([
             number.to_string(),
             human::integer(level.paths_per_module.into()),
-            format!("{:.2}", level.outer_rate),
-            format!("{:.2}", level.advised_outer_rate),
+            rate(level.outer_rate),
+            rate(level.advised_outer_rate),
             or_dash(law.map(|law| format!("{:.1e}", law.learning_rate))),
             or_dash(level.advised_step_tokens.map(human::count)),
             or_dash(law.map(|law| format!("{:.3} to {:.3}", law.loss, law.loss_at_most))),

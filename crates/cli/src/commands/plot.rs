@@ -35,7 +35,7 @@ pub(crate) struct PlotOptions {
     /// Folder of the pictures; the default is `plots` in the first run's directory.
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Print the names of the pictures as JSON.
+    /// Print the names of the PNG files as JSON. Each has an SVG file beside it.
     #[arg(long)]
     json: bool,
 }
@@ -74,9 +74,17 @@ pub(crate) fn run(options: &PlotOptions) -> Result<(), CliError> {
         charts.extend(of_results(&Results::load(file)?));
     }
     if charts.is_empty() {
+        let (why, remedy) = if options.run.is_empty() {
+            ("these results have no finished cells", "finish cells with `dipaco experiment run`")
+        } else {
+            (
+                "nothing was routed or trained in these runs",
+                "run `dipaco route fit`, `dipaco route assign` and `dipaco train` first",
+            )
+        };
         return Err(CliError::Usage {
-            message: "there is nothing to draw: nothing was routed or trained in these runs".into(),
-            remedy: "run dipaco route and dipaco train first".into(),
+            message: format!("there is nothing to draw: {why}"),
+            remedy: remedy.into(),
         });
     }
     let files = charts.iter().map(|chart| Ok(chart.write(&out)?)).collect::<Result<Vec<_>, CliError>>()?;

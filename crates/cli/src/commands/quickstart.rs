@@ -3,7 +3,10 @@
 mod crate_text;
 mod pretrained;
 mod prompts;
+#[cfg(test)]
+mod tests;
 
+use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -18,6 +21,7 @@ use dipaco_topology::{PathId, TopologyConfig};
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
+use crate::run_options::save_checked;
 use crate::{commands, output, runtime};
 use dipaco_pipeline::evaluate::{EvaluatedRun, Subject, evaluate};
 use dipaco_pipeline::import::PretrainedModel;
@@ -129,7 +133,7 @@ fn program() -> String {
     std::env::args().next().unwrap_or_else(|| "dipaco".to_owned())
 }
 
-/// The configuration: the saved one, so that a repeated call continues the run, or else the built-in one. A refused
+/// The run and its configuration: the saved one, so that a repeated call continues the run, or else the built-in one. A refused
 /// configuration leaves nothing behind.
 fn configure(
     options: &QuickstartOptions,
@@ -144,8 +148,9 @@ fn configure(
     };
     if !begins {
         let config = load(run.config())?.config;
-        save_config(&run, &config)?;
-        return Ok((run.with_store(config.run.store.as_deref()), config));
+        let run = run.with_places(&config.run);
+        save_checked(&run, &config)?;
+        return Ok((run, config));
     }
     let text = match &pretrained {
         Some(pretrained) => pretrained::config(&pretrained.model)?,
@@ -159,7 +164,7 @@ fn configure(
     let config = load(built_in)?.config;
     // Not with `save_config`, which tells the user of each setting that differs from the built-in one.
     files::write(&run.config(), config.to_toml().as_bytes())?;
-    Ok((run.with_store(config.run.store.as_deref()), config))
+    Ok((run.with_places(&config.run), config))
 }
 
 impl Quickstart<'_> {
@@ -274,19 +279,21 @@ impl Quickstart<'_> {
     }
 
     /// Trains the dense model to compare with: the same seed, size and number of steps, without routing. It is a run of its
-    /// own with one path and an outer step of rate 1 without momentum.
+    /// own with one path and an outer step of rate 1 without momentum. Its text is that of the quickstart's run.
     fn dense(&self) -> Result<Dense, CliError> {
         let steps = u64::from(self.config.train.rounds) * self.config.train.inner_steps;
         self.say(&format!("training the dense model to compare with: the seed, {steps} steps on all text"))?;
         let mut config = self.config.clone();
         config.run.name += "-dense";
-        config.run.data = Some(self.run.data());
         config.run.store = None;
         config.topology = TopologyConfig::dense(config.model.blocks);
         config.outer.nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.0 };
         config.outer.rescale = Rescale::NONE;
-        let run = RunDirectory::new(self.run.root().join("dense")).with_data(Some(&self.run.data()));
+        let run = RunDirectory::new(self.run.root().join("dense")).with_places(&config.run);
         save_config(&run, &config)?;
+        if config.run.data.is_none() {
+            link_text(&run)?;
+        }
         runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &self.run).await?) })?;
         self.route(&run, &config)?;
         self.train_run(&run, &config, 1)?;
@@ -355,6 +362,17 @@ impl Quickstart<'_> {
             ))?;
         }
         Ok(())
+    }
+}
+
+/// Gives a run in the folder of another run the text of that run. The link is relative, so both can be moved together.
+fn link_text(run: &RunDirectory) -> Result<(), CliError> {
+    let link = run.data();
+    match std::os::unix::fs::symlink("../data", &link) {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
+            Err(CliError::Io { action: "create", path: link, source })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -171,12 +171,16 @@ fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliErr
 
 fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open_prepared()?;
+    let (unsaved, config) = options.run.open_unsaved()?;
     let (flag, progress, device) = (interrupt.flag(), progress.clone(), options.device.choice());
     let (router, new) = interrupt.judge(runtime::run(async {
-        let weights = Weights::open(&run, &config, Version::Current).await?;
+        let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
         runtime::blocking(move || {
-            Ok(dipaco_pipeline::route::fit(&run, &config, &weights, device, &progress, &flag)?)
+            let run = &unsaved.run;
+            let fitted = dipaco_pipeline::route::fit(run, &config, &weights, device, &progress, &flag)?;
+            // The settings of a fit that is refused would not be those of the router.
+            unsaved.save()?;
+            Ok(fitted)
         })
         .await
     }))?;
@@ -266,15 +270,17 @@ fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
 
 fn refit(options: &RefitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open_existing()?;
-    let config = vocabulary::with_vocabulary(&run, &config)?;
+    let (unsaved, config) = options.run.open_unsaved()?;
     let (flag, progress, device) = (interrupt.flag(), progress.clone(), options.device.choice());
     let (router, division) = interrupt.judge(runtime::run(async {
-        let weights = Weights::open(&run, &config, Version::Current).await?;
+        let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
         runtime::blocking(move || {
-            let (router, _) = phases::refit(&run, &config, &weights, device, &progress, &flag)?;
+            let run = &unsaved.run;
+            let (router, _) = phases::refit(run, &config, &weights, device, &progress, &flag)?;
+            // A training that goes on fits this router again, unless it finds these settings.
+            unsaved.save()?;
             let phase = weights.manifest().phase() + 1;
-            let division = dipaco_pipeline::route::assign(&run, phase, &weights, device, &progress, &flag)?;
+            let division = dipaco_pipeline::route::assign(run, phase, &weights, device, &progress, &flag)?;
             Ok((router, division))
         })
         .await

@@ -1,10 +1,14 @@
 //! `dipaco seed`: pretrains the dense path that every path starts from.
 
 use std::path::Path;
+use std::time::Instant;
 
 use clap::Args;
+use dipaco_config::RunConfig;
 use dipaco_pipeline::import::PretrainedModel;
+use dipaco_pipeline::{PipelineError, RunDirectory};
 use dipaco_telemetry::{Progress, human};
+use dipaco_train::SeedSummary;
 
 use crate::device::DeviceOptions;
 use crate::error::CliError;
@@ -51,8 +55,8 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
     }
     let (run, config) = options.run.open_prepared()?;
     if let Some(from) = &options.from {
-        let from = dipaco_pipeline::saved_run(from)?;
-        return runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &from).await?) });
+        let summary = adopt(&run, &config, from)?;
+        return report(&summary, &format!("is that of {}", from.display()), options.json);
     }
     // With --import it has replaced another seed already.
     let restart = options.restart && options.import.is_none();
@@ -60,16 +64,41 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
     let summary = runtime::run(async {
         Ok(dipaco_pipeline::seed::seed(&run, &config, how, progress, interrupt.flag()).await?)
     })?;
-    if options.json {
-        output::print_json(&summary)?;
-    } else {
-        let loss =
-            summary.validation_loss.map(|loss| format!(", validation loss {loss:.4}")).unwrap_or_default();
-        let done = if summary.new_steps == 0 { "was there already" } else { "is done" };
-        let tokens = human::integer(summary.tokens);
-        output::print(&format!("the seed {done}: {} steps{loss} ({tokens} tokens)\n", summary.step))?;
-    }
+    let done = if summary.new_steps == 0 { "was there already" } else { "is done" };
+    report(&summary, done, options.json)?;
     if summary.finished { Ok(()) } else { Err(CliError::Interrupted) }
+}
+
+/// Copies the seed of the run in `from`. It is finished, and this command takes no step.
+fn adopt(run: &RunDirectory, config: &RunConfig, from: &Path) -> Result<SeedSummary, CliError> {
+    let begun = Instant::now();
+    let from = dipaco_pipeline::saved_run(from)?;
+    let manifest = runtime::run(async {
+        dipaco_pipeline::seed::adopt(run, config, &from).await?;
+        Ok(dipaco_pipeline::store::manifest(run).await?)
+    })?;
+    let seed = manifest.and_then(|manifest| manifest.seed).ok_or(PipelineError::NoSeed)?;
+    Ok(SeedSummary {
+        finished: seed.finished(),
+        step: seed.step,
+        new_steps: 0,
+        validation_loss: seed.validation_loss,
+        tokens: 0,
+        seconds: begun.elapsed().as_secs_f64(),
+    })
+}
+
+/// Prints a seed and how the run came to it.
+fn report(summary: &SeedSummary, origin: &str, json: bool) -> Result<(), CliError> {
+    if json {
+        return output::print_json(summary);
+    }
+    let loss = summary.validation_loss.map(|loss| format!(", validation loss {loss:.4}")).unwrap_or_default();
+    let tokens = match summary.tokens {
+        0 => String::new(),
+        tokens => format!(" ({} tokens)", human::integer(tokens)),
+    };
+    output::print(&format!("the seed {origin}: {} steps{loss}{tokens}\n", summary.step))
 }
 
 /// Makes the model in a folder or file the seed of the run. Returns true if its pretraining can go on now.

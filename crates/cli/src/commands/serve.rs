@@ -8,7 +8,8 @@ use std::sync::Arc;
 use clap::Args;
 use dipaco_config::RunConfig;
 use dipaco_server::{
-    ApiKeys, ChatTemplate, EncodeChat, LoadProgress, SamplingDefaults, serve, serve_metrics, while_loading,
+    ApiKeys, ChatTemplate, EncodeChat, LoadProgress, SamplingDefaults, ServerState, serve, serve_metrics,
+    while_loading,
 };
 use dipaco_telemetry::Progress;
 use tokio::net::TcpListener;
@@ -62,7 +63,7 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
             );
         }
     }
-    let chats = chat_template(&run, &config)?;
+    let files = SmallFiles::read(&run, &config)?;
     runtime::run_detached(async {
         let listener = listen(address).await?;
         let metrics = match config.serve.metrics_address {
@@ -81,15 +82,7 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
         };
         let state = opened.ok_or(CliError::Interrupted)??;
         state.add_keys(&keys);
-        match chats {
-            Some(Ok(template)) => state.set_chat_template(template),
-            Some(Err(fault)) => state.refuse_chats(fault),
-            None => {}
-        }
-        if config.serve.model_sampling {
-            let settings = run.imported().generation_settings()?;
-            state.set_sampling_defaults(SamplingDefaults::new(&settings)?);
-        }
+        files.give_to(&state);
         progress.line(&format!("serving {} at http://{bound}", config.run.name));
         let Some(metrics) = metrics else { return Ok(serve(listener, state, token).await?) };
         if let Ok(bound) = metrics.local_addr() {
@@ -100,6 +93,40 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
             () = serve_metrics(metrics, Arc::clone(&state)) => Ok(()),
         }
     })
+}
+
+/// The settings of a server from small files. They are read before the weights: a mistake in one of them must not be found after
+/// minutes of loading.
+struct SmallFiles {
+    /// The chat template, or why chats are refused.
+    chats: Option<Result<ChatTemplate, String>>,
+    sampling: Option<SamplingDefaults>,
+}
+
+impl SmallFiles {
+    fn read(run: &RunDirectory, config: &RunConfig) -> Result<Self, CliError> {
+        let imported = run.imported();
+        // The start of the engine and of the server reads these two again. Here only their mistakes count.
+        drop(imported.end_tokens()?);
+        drop(config.serve.api_keys.as_deref().map(ApiKeys::load).transpose()?);
+        let sampling = if config.serve.model_sampling {
+            Some(SamplingDefaults::new(&imported.generation_settings()?)?)
+        } else {
+            None
+        };
+        Ok(Self { chats: chat_template(run, config)?, sampling })
+    }
+
+    fn give_to(self, state: &ServerState) {
+        match self.chats {
+            Some(Ok(template)) => state.set_chat_template(template),
+            Some(Err(fault)) => state.refuse_chats(fault),
+            None => {}
+        }
+        if let Some(sampling) = self.sampling {
+            state.set_sampling_defaults(sampling);
+        }
+    }
 }
 
 /// The API keys of the environment; none without the variable.

@@ -168,7 +168,9 @@ fn describe(history: &RunHistory, config: &RunConfig, manifest: &RunManifest) ->
             ]);
         }
         text += &table.to_string();
-        if let Some(warning) = dipaco_train::rising_losses(training, &config.train) {
+        let rounds = training.phase_end().saturating_sub(training.phase_begin());
+        let small = dipaco_train::small_shards(&training.shards, config, rounds);
+        for warning in small.into_iter().chain(dipaco_train::rising_losses(training, &config.train)) {
             text += &format!("warning: {warning}\n");
         }
     }
@@ -181,9 +183,41 @@ mod tests {
 
     use super::*;
 
+    /// A training of nine rounds whose paths have these shards.
+    fn training(paths: Vec<PathRecord>, shard: &ShardRecord) -> TrainingRecord {
+        TrainingRecord {
+            origin: "o".into(),
+            rounds: 9,
+            inner_steps: 10,
+            shards: vec![shard.clone(); paths.len()],
+            paths,
+            ..TrainingRecord::default()
+        }
+    }
+
+    fn shard(documents: u64, tokens: u64) -> ShardRecord {
+        ShardRecord { file: "f".into(), hash: "h".into(), documents, tokens }
+    }
+
+    #[test]
+    fn the_status_warns_of_shards_that_training_reads_too_often() {
+        let mut config = RunConfig::default();
+        (config.train.rounds, config.train.inner_steps) = (9, 10);
+        // 9 rounds of 10 steps of the configured batch: four readings, and more.
+        let sequences = 90 * config.train.batch as u64 / 4;
+        let status = |documents: u64| {
+            let tokens = documents * config.train.sequence_tokens as u64;
+            let training = training(vec![PathRecord::default(); 2], &shard(documents, tokens));
+            let manifest = RunManifest { training: Some(training), ..RunManifest::new("run".into()) };
+            describe(&RunHistory::default(), &config, &manifest)
+        };
+        let warning = "warning: data per path is small: 2 of 2 paths see their shard more than 4 times";
+        assert!(status(sequences / 2).contains(warning), "{}", status(sequences / 2));
+        assert!(!status(sequences).contains("warning"), "{}", status(sequences));
+    }
+
     #[test]
     fn the_status_names_each_path_in_quarantine() {
-        let shard = ShardRecord { file: "f".into(), hash: "h".into(), documents: 1, tokens: 2 };
         let record = QuarantineRecord {
             step: 40,
             workers: vec!["gpu-1".into(), "gpu-2".into()],
@@ -191,18 +225,7 @@ mod tests {
             back_to: Some(2),
         };
         let left_out = PathRecord { quarantine: Some(record.clone()), ..PathRecord::default() };
-        let training = TrainingRecord {
-            origin: "o".into(),
-            rounds: 9,
-            inner_steps: 10,
-            boundaries: Vec::new(),
-            phase: 0,
-            shards: vec![shard; 2],
-            modules: Vec::new(),
-            paths: vec![PathRecord::default(), left_out],
-            numerics: None,
-            numerics_token: None,
-        };
+        let training = training(vec![PathRecord::default(), left_out], &shard(1, 2));
         let checkpoint = CheckpointRecord { round: 2, object: ObjectRef::of("checkpoints/2-1", b"") };
         let manifest = RunManifest {
             training: Some(training),

@@ -9,7 +9,7 @@ use dipaco_telemetry::human;
 use dipaco_topology::{ModuleId, Topology};
 
 use crate::error::CliError;
-use crate::http_address::http_address;
+use crate::http_address::{host_port, http_address};
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::token_place::token_place;
@@ -40,7 +40,7 @@ pub(crate) struct SynchronizerArguments {
     listen: SocketAddr,
     /// Address by which workers reach it, host:port, where port 0 stands for the port that it listens on; the default is
     /// the listening address.
-    #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT")]
+    #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT", value_parser = host_port)]
     advertise: Option<String>,
     /// Name, unique in the run; the default is `synchronizer-` and the process number.
     #[arg(long, env = "DIPACO_NAME")]
@@ -131,7 +131,8 @@ pub(crate) fn run(options: &SynchronizerArguments) -> Result<(), CliError> {
         patience: Duration::from_secs(options.patience),
         http: options.http,
     };
-    let summary = runtime::run(async { Ok(synchronize(&run, how, interrupt.token()).await?) })?;
+    let summary =
+        interrupt.judge(runtime::run(async { Ok(synchronize(&run, how, interrupt.token()).await?) }))?;
     if options.json {
         output::print_json(&summary)?;
     } else {

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 use dipaco_monitor::TensorBoard;
-use dipaco_pipeline::PipelineError;
 
 use crate::error::CliError;
 use crate::output;
@@ -32,7 +31,10 @@ pub(crate) struct TensorboardOptions {
 pub(crate) fn run(options: &TensorboardOptions) -> Result<(), CliError> {
     let (run, _) = options.run.open_existing()?;
     if !run.events().exists() {
-        return Err(PipelineError::NoRun { folder: run.root().to_owned() }.into());
+        return Err(CliError::Usage {
+            message: format!("{} has no events yet", run.root().display()),
+            remedy: "run `dipaco seed` first".into(),
+        });
     }
     let folder = options.out.clone().unwrap_or_else(|| run.root().join("tensorboard"));
     let values = TensorBoard::new(&run.events(), &folder).update()?;

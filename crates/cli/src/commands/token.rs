@@ -1,5 +1,6 @@
 //! `dipaco token`: issues and revokes the tokens with which workers join a run.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -10,6 +11,7 @@ use dipaco_telemetry::{Align, Table, human};
 use dipaco_train::{Revocations, TokenContributions};
 
 use crate::error::CliError;
+use crate::http_address::host_port;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
 use dipaco_pipeline::authority::{helper_token, known_authority};
@@ -69,7 +71,7 @@ pub(crate) struct IssueOptions {
     #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=3650))]
     days: u32,
     /// Address of the coordinator, host:port; may be repeated. The default is the address in join.token.
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = host_port)]
     advertise: Vec<String>,
     /// File to write the token to, readable by its owner only; the default is standard output.
     #[arg(short, long, value_name = "FILE")]
@@ -114,6 +116,12 @@ fn issue(options: &IssueOptions) -> Result<(), CliError> {
             });
         }
         addresses = JoinToken::read_from(&file)?.addresses;
+        if addresses.iter().all(|address| is_of_this_machine(address)) {
+            tracing::warn!(
+                "the token holds {}, which only this machine reaches: give the address of the coordinator with --advertise",
+                addresses.join(", ")
+            );
+        }
     }
     let manifest = runtime::run(async { Ok(manifest(&run).await?) })?;
     let id = manifest.ok_or(PipelineError::NoSeed)?.run;
@@ -128,6 +136,14 @@ fn issue(options: &IssueOptions) -> Result<(), CliError> {
     match &options.out {
         Some(file) => Ok(files::write_private(file, line.as_bytes())?),
         None => output::print(&line),
+    }
+}
+
+/// True if no other machine reaches the address: the loopback, or no address at all.
+fn is_of_this_machine(address: &str) -> bool {
+    match address.parse::<SocketAddr>() {
+        Ok(address) => address.ip().is_loopback() || address.ip().is_unspecified(),
+        Err(_) => address.starts_with("localhost:"),
     }
 }
 
@@ -188,4 +204,19 @@ fn describe(found: &TokenContributions, run: &RunDirectory) -> String {
         format!("{token} set the fingerprint {numerics} of the run; its revocation lets the next contribution set it\n")
     });
     format!("{table}{undo}\n{}", set.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_is_of_this_machine_and_names_are_of_others() {
+        for address in ["127.0.0.1:7440", "[::1]:7440", "0.0.0.0:7440", "localhost:7440"] {
+            assert!(is_of_this_machine(address), "{address}");
+        }
+        for address in ["10.0.0.1:7440", "[2001:db8::1]:7440", "lead:7440"] {
+            assert!(!is_of_this_machine(address), "{address}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use dipaco_train::CoordinatorSummary;
 use crate::commands::dry_run;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
-use crate::http_address::http_address;
+use crate::http_address::{host_port, http_address};
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{memory, output, runtime};
@@ -60,7 +60,8 @@ pub(crate) struct TrainArguments {
     /// Continue a run that has begun.
     #[arg(long)]
     resume: bool,
-    /// Stop before the next phase of routing, so that several machines can share `dipaco route score`.
+    /// Stop before the next phase of routing, so that several machines can share `dipaco route score`. A phase whose router
+    /// `dipaco route refit` has fitted begins, and the training stops at the boundary after it.
     #[arg(long)]
     stop_at_phase: bool,
     /// Print modules, memory, traffic and expected CPU speed of the training. Starts nothing, writes nothing and needs no
@@ -84,14 +85,15 @@ pub(crate) struct CoordinatorArguments {
     listen: SocketAddr,
     /// Address by which workers reach this machine, host:port; may be repeated. Port 0 stands for the port that it listens
     /// on. The default is the listening address.
-    #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT", value_delimiter = ',')]
+    #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT", value_delimiter = ',', value_parser = host_port)]
     advertise: Vec<String>,
     #[command(flatten)]
     watch: WatchOptions,
     /// Continue a run that has begun.
     #[arg(long)]
     resume: bool,
-    /// Stop before the next phase of routing, so that several machines can share `dipaco route score`.
+    /// Stop before the next phase of routing, so that several machines can share `dipaco route score`. A phase whose router
+    /// `dipaco route refit` has fitted begins, and the training stops at the boundary after it.
     #[arg(long)]
     stop_at_phase: bool,
     /// Print the result as JSON.

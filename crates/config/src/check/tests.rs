@@ -48,6 +48,19 @@ fn delayed_momentum_has_the_weights_and_the_order_of_all_contributions() {
 }
 
 #[test]
+fn paths_with_the_same_modules_have_no_phases_of_routing() {
+    let phases = ["routing.router_share=0.1", "routing.phases=[{round=1}]"];
+    refused(&phases, &["topology.replicas=2"], "path 4 has the same modules as path 0");
+    let listed = "topology.paths=[[0,0],[0,1],[1,0],[1,1],[0,1]]";
+    refused(&phases, &[listed], "path 4 has the same modules as path 1");
+    for other in [listed, "topology.replicas=2"] {
+        set(&[other]).unwrap();
+    }
+    // With a module of its own no path has the scores of another one.
+    set(&[&phases[..], &["topology.replicas=2", "topology.levels[1].modules=paths"]].concat()).unwrap();
+}
+
+#[test]
 fn early_stopping_that_hardly_measures_is_told() {
     let warning = |overrides: &[&str]| set(overrides).unwrap().early_stopping_note();
     let eager = ["sync.eager=true", "sync.overlap_steps=30", "train.inner_steps=30"];
@@ -61,8 +74,38 @@ fn early_stopping_that_hardly_measures_is_told() {
         let without = ["train.holdout_fraction=0", "train.holdout_sequences=0"];
         assert_eq!(warning(&[settings, &without].concat()), None);
     }
+    // No lease measures anything: the held-out sequences end within the prefix.
+    let short = ["train.sequence_tokens=31", "sync.fragments=2"];
+    let told = warning(&short).unwrap();
+    assert!(told.contains("train.sequence_tokens is 31, and the first 32 tokens"), "{told}");
+    assert_eq!(warning(&["train.sequence_tokens=31", "train.holdout_sequences=0"]), None);
+    assert_eq!(warning(&["train.sequence_tokens=32"]), None, "it has a last target");
     let default: &[&str] = &[];
     for measures in [default, &["sync.overlap_steps=3"], &["sync.quorum=1", "sync.dynamic_steps=true"]] {
         assert_eq!(warning(measures), None, "{measures:?}");
     }
+}
+
+#[test]
+fn modules_are_not_cut_into_more_fragments_than_they_have_parts() {
+    // Level 0 has the embedding and two blocks, level 1 two blocks and the head.
+    refused(
+        &["sync.fragments=3"],
+        &["sync.fragments=4"],
+        "a module of 3 parts can't be cut into 4 fragments",
+    );
+    // Nine tensors of each block, and the embedding, or the final norm and the output projection.
+    let balanced = ["sync.pattern=balanced", "sync.fragments=19"];
+    refused(&balanced, &["sync.fragments=20"], "level 0: a module of 19 parts");
+    refused(&balanced, &["sync.fragments=21"], "level 1: a module of 20 parts");
+    let uneven =
+        "topology.levels=[{modules=2,blocks=\"0..1\",embedding=true},{modules=2,blocks=\"1..4\",head=true}]";
+    refused(&[uneven, "sync.fragments=2"], &["sync.fragments=3"], "level 0: a module of 2 parts");
+}
+
+#[test]
+fn a_sequence_of_an_evaluation_is_at_most_one_token_longer_than_the_context() {
+    let says =
+        "evaluation.sequence_tokens is 258 but model.context is 256: use at most 257, or 0 for the context";
+    refused(&["evaluation.sequence_tokens=257"], &["evaluation.sequence_tokens=258"], says);
 }

@@ -29,7 +29,11 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "Largest number of tokens of a sequence, in training and when the model is served.",
     ),
     key("model.rope_theta", "number", "Base of the wavelengths of the rotary positions."),
-    key("model.rms_norm_eps", "number", "Added to the mean square in RMSNorm to avoid division by 0."),
+    key(
+        "model.rms_norm_eps",
+        "number",
+        "Added to the mean square in RMSNorm to avoid division by 0. At least 1e-16.",
+    ),
     key(
         "model.tie_embeddings",
         "true or false",

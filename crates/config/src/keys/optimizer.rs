@@ -7,7 +7,8 @@ pub(super) const LEARNING_RATE: &str =
     "Peak learning rate. Too high a value makes the loss jump or become NaN, too low a value learns slowly.";
 pub(super) const BETA1: &str = "Decay of the mean of gradients, at least 0 and below 1.";
 pub(super) const BETA2: &str = "Decay of the mean of squared gradients, at least 0 and below 1.";
-pub(super) const EPSILON: &str = "Added to the root of the mean squared gradient to avoid division by 0.";
+pub(super) const EPSILON: &str =
+    "Added to the root of the mean squared gradient to avoid division by 0. Must be at least 1e-16.";
 pub(super) const WEIGHT_DECAY: &str =
     "Decoupled weight decay per unit of learning rate. The weights of norms do not decay.";
 pub(super) const CLIP_NORM: &str =

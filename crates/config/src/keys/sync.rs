@@ -6,8 +6,9 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "sync.fragments",
         "count",
-        "F, fragments of each module. Each fragment is sent every `train.inner_steps` steps, at its own steps. The number of \
-         bytes stays the same and is spread over time (Streaming DiLoCo).",
+        "F, fragments of each module. Each fragment is sent every `train.inner_steps` steps, at its own steps. The bytes of \
+         weights and outer gradients stay the same and are spread over time (Streaming DiLoCo). A path has F leases in a round: \
+         raise `train.state_every`, which counts leases, F-fold to keep the bytes of states.",
     ),
     key(
         "sync.pattern",
@@ -73,6 +74,6 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "sync.drop_rate",
         "share",
         "Share of the outer gradients that are never sent, to test a run's tolerance of losses. A path that drops one goes \
-         on from its own weights, and its next outer gradient is measured from the global weights of that time. At least 0 and below 1.",
+         on from its own weights, and its next outer gradient is measured from the global weights of that time. At least 0 and below 1. Not with an overlap of a whole round.",
     ),
 ];

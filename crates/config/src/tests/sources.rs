@@ -71,6 +71,19 @@ fn wrong_types_name_the_key_and_the_place() {
 }
 
 #[test]
+fn numbers_that_can_not_be_saved_are_refused() {
+    let largest = set(&["train.holdout_sequences=9223372036854775807"]).unwrap().config;
+    assert!(largest.to_toml().contains("holdout_sequences = 9223372036854775807\n"));
+    for larger in ["9223372036854775808", "0xffff_ffff_ffff_ffff", "99999999999999999999"] {
+        for key in ["train.holdout_sequences", "run.seed"] {
+            let error = set(&[&format!("{key}={larger}")]).unwrap_err().to_string();
+            assert!(error.contains("is out of range: the largest number is 9223372036854775807"), "{error}");
+            assert!(error.contains(&format!("{key}: ")), "{error}");
+        }
+    }
+}
+
+#[test]
 fn invalid_toml_is_reported_with_its_place() {
     let found = problems("[train]\nrounds = = 3\n");
     assert!(found[0].starts_with(":2: this is not valid TOML"), "{found:?}");
@@ -101,6 +114,14 @@ fn levels_can_be_set_one_by_one() {
 #[test]
 fn overrides_are_toml_or_text() {
     assert_eq!(set(&["run.name=7"]).unwrap().config.run.name, "7");
+    // In TOML it is a date.
+    assert_eq!(set(&["run.name=2026-11-28"]).unwrap().config.run.name, "2026-11-28");
+    let error = set(&["train.rounds=2026-11-28"]).unwrap_err().to_string();
+    assert!(error.contains("expected a whole number from 0, found the string \"2026-11-28\""), "{error}");
+    assert_eq!(
+        problems("[run]\nname = 2026-11-28\n"),
+        [":2: run.name: found the date or time 2026-11-28, but no key takes dates or times"]
+    );
     assert_eq!(set(&["run.directory=some/where"]).unwrap().config.run.directory, Some("some/where".into()));
     assert_eq!(set(&["run.name=a=b"]).unwrap_err().to_string().matches("run.name").count(), 2);
     let error = set(&["train.rounds"]).unwrap_err().to_string();

@@ -311,8 +311,8 @@ fn a_token_outside_of_the_vocabulary_is_not_evaluated() {
         "{refused:?}"
     );
     // A router that chooses paths within the text reads the same tokens.
-    let texts = [Text { file: &file, path: PathId(0), documents: file.documents() }];
-    let mut plan = Plan::new(&texts, CONTEXT, 4, 8);
+    let texts = [Text::of(&file, PathId(0), &config)];
+    let mut plan = Plan::new(&texts, CONTEXT, 4, 8).unwrap();
     let router = reroute::Flat { score: 0.0, paths: 1 };
     let refused = plan.reroute(&router, 2, &mut |_| Ok(()));
     assert!(
@@ -396,5 +396,7 @@ fn domains_divide_the_documents() {
 }
 
 mod mixture;
+#[cfg(target_os = "linux")]
+mod open_shards;
 mod reroute;
 mod windows;

@@ -105,10 +105,13 @@ fn with_labels_the_candidates_are_of_one_domain() {
     // One document of chat is left out.
     assert_eq!(rank_dense(&model, &file, 3, &protocol, &mut quiet).unwrap().prompts, 6);
     assert_eq!(rank_dense(&model, &file, 4, &protocol, &mut quiet).unwrap().prompts, 0);
-    let texts = [Text { file: &file, path: PathId(0), documents: 7 }];
-    let orders = orders(&texts, 8, Some(&domains));
-    let sizes: HashMap<_, _> =
-        orders.into_iter().map(|(domain, documents)| (domain.unwrap_or("-"), documents.len())).collect();
+    let texts = [Text::of(&file, PathId(0), &config)];
+    let found = documents(&texts, 8, Some(&domains)).unwrap();
+    let sizes: HashMap<_, _> = found
+        .orders
+        .into_iter()
+        .map(|(domain, documents)| (domain.unwrap_or("-"), documents.len()))
+        .collect();
     assert_eq!(sizes, HashMap::from([("law", 3), ("mail", 3), ("chat", 1)]));
 }
 

@@ -19,7 +19,9 @@ impl Experiment {
     /// The sweeps in the order of the file, run by run. A run has the values that [`Experiment::choose`] gave it.
     ///
     /// # Errors
-    /// [`ExperimentError::Configuration`] for the first value that makes a run's configuration unusable.
+    /// [`ExperimentError::Configuration`] for the first value that makes a run's configuration unusable, and
+    /// [`ExperimentError::Experiment`] when an ensemble has more paths than its run, or the values give sequences of different
+    /// lengths because none is set.
     pub fn sweeps(&self) -> Result<Vec<Sweep>, ExperimentError> {
         self.swept().map(|(entry, run)| self.sweep_of(entry, run)).collect()
     }
@@ -53,12 +55,9 @@ impl Experiment {
     fn sweep_of(&self, entry: &SweepEntry, run: &Run) -> Result<Sweep, ExperimentError> {
         let seeds = entry.seeds.as_deref().unwrap_or(self.seeds_of(run).get(..1).unwrap_or_default());
         let trials = entry.values.iter().map(|value| self.trial(entry, run, value, seeds));
-        Ok(Sweep {
-            run: run.name.clone(),
-            key: entry.key.clone(),
-            seeds: seeds.to_vec(),
-            trials: trials.collect::<Result<_, _>>()?,
-        })
+        let trials: Vec<Trial> = trials.collect::<Result<_, _>>()?;
+        self.check_lengths(trials.iter().flat_map(|trial| &trial.cells))?;
+        Ok(Sweep { run: run.name.clone(), key: entry.key.clone(), seeds: seeds.to_vec(), trials })
     }
 
     fn trial(

@@ -203,8 +203,13 @@ impl Ledger {
         if lease.crowded {
             return Ok(true);
         }
-        let replay = self.objects.path(lease.path)?.replay.len() + 1;
-        let replay = replay + usize::from(self.preceding_lease(lease).is_some());
+        let completed = self.objects.path(lease.path)?.replay.len();
+        let replay = match self.preceding_lease(lease) {
+            // No lease precedes that one, so this looks no further.
+            Some(before) if self.needs_state(before)? => 1,
+            Some(_) => completed + 2,
+            None => completed + 1,
+        };
         let carried_over = next >= schedule.end(self.state.phase());
         let long = replay >= self.plan.state_every as usize
             || replay * self.fragment_ids_of(lease.path).len() > MAX_REPLAY_WEIGHTS;

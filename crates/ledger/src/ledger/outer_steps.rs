@@ -18,6 +18,8 @@ pub struct Orders {
     pub orders: Vec<OuterStepOrder>,
     /// Outer gradients that count reduced.
     pub reduced: Vec<ReducedGradient>,
+    /// True if this call has found that outer steps of other owners are due. No later call finds it: the caller tells the owners.
+    pub others_due: bool,
 }
 
 /// An outer gradient out of proportion: it is reduced before it is merged.
@@ -62,11 +64,12 @@ impl Ledger {
     /// # Errors
     /// When the ledger contradicts itself.
     pub fn orders(&mut self, now: Duration, fence: u64) -> Result<Orders, LedgerError> {
+        let mut orders = Orders::default();
         for fragment in self.state.take_due(now) {
+            orders.others_due |= self.owners.fence(fragment.module) != fence;
             self.owners.note_due(now, fragment);
         }
         let builder = OrderBuilder::new(self, fence);
-        let mut orders = Orders::default();
         let (mut shares, mut ordered, mut heard) = (0, Vec::new(), Vec::new());
         for fragment in self.owners.open().due_of(fence) {
             let not_due =

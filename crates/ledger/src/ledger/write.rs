@@ -8,7 +8,7 @@ use crate::records::TrainingSnapshot;
 use crate::{LedgerError, RunManifest};
 
 /// The next write of the manifest, part by part in its order. Whoever carries it out makes each part durable before the next
-/// one: a crash between two of them leaves a manifest whose objects all exist.
+/// one: a crash between two of them leaves a manifest whose objects all exist. Only the deletions may go on during the next write.
 #[derive(Clone, Debug)]
 pub struct PendingWrite {
     parts: vec::IntoIter<WritePart>,

@@ -171,6 +171,18 @@ fn tokenizers_that_llama_cpp_would_read_differently_are_refused() {
         GgufVocabulary::from_tokenizer_json(&tokenizer(&json!({"type": "Whitespace"})), 0).unwrap_err();
     assert!(error.to_string().contains("pre-tokenizer"), "{error}");
     assert!(matches!(GgufVocabulary::from_tokenizer_json(b"{}", 0), Err(VocabularyError::Json(_))));
+    let with_flags = |flags: [bool; 3]| {
+        let mut file: serde_json::Value = serde_json::from_slice(&tokenizer(&byte_level(true))).unwrap();
+        for (name, flag) in ["lstrip", "rstrip", "single_word"].into_iter().zip(flags) {
+            file["added_tokens"][0][name] = json!(flag);
+        }
+        GgufVocabulary::from_tokenizer_json(file.to_string().as_bytes(), 0)
+    };
+    assert!(with_flags([false; 3]).is_ok());
+    for flags in [[true, false, false], [false, true, false], [false, false, true]] {
+        let error = with_flags(flags).unwrap_err().to_string();
+        assert!(error.contains("added token \"<|endoftext|>\" has lstrip"), "{error}");
+    }
 }
 
 /// The keys of a file with this vocabulary of 8 tokens, read back.

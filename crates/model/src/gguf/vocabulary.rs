@@ -65,6 +65,16 @@ pub enum VocabularyError {
         /// The part of the tokenizer.
         part: &'static str,
     },
+    /// An added token takes the spaces beside it, or is one only as a whole word. llama.cpp would give other tokens for the same
+    /// text.
+    #[error(
+        "the tokenizer's added token {text:?} has lstrip, rstrip or single_word, which a GGUF file can't say, so the same text \
+         would get other tokens: export without --gguf"
+    )]
+    AddedToken {
+        /// The text of the token.
+        text: String,
+    },
     /// A merge joins tokens that do not exist, or two tokens have one id.
     #[error("the tokenizer is damaged: {problem}")]
     Damaged {
@@ -133,6 +143,12 @@ struct Added {
     id: u32,
     content: String,
     special: bool,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+    #[serde(default)]
+    single_word: bool,
 }
 
 impl GgufVocabulary {
@@ -157,7 +173,10 @@ impl GgufVocabulary {
                 return Err(VocabularyError::Damaged { problem });
             }
         }
-        for Added { id, content, special } in added_tokens {
+        for Added { id, content, special, lstrip, rstrip, single_word } in added_tokens {
+            if lstrip || rstrip || single_word {
+                return Err(VocabularyError::AddedToken { text: content });
+            }
             tokens.insert(
                 id,
                 (

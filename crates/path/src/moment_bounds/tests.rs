@@ -104,6 +104,7 @@ fn moments_of_trained_paths_are_within_their_bounds() {
 /// Trains with many courses of gradients, and compares the moments with their bounds at the end of each lease.
 fn trains_within_bounds((beta1, beta2): (f64, f64), rounding: LeaseRounding) {
     for clip_norm in [1.0, 0.0] {
+        // No configuration allows the last epsilon. With it the bounds allow only for what v has lost.
         for (largest, epsilon) in [(1e-30, 1e-8), (1e-3, 1e-15), (1e5, 1e-30)] {
             let adamw = AdamWConfig { beta1, beta2, clip_norm, epsilon, ..AdamWConfig::default() };
             let (mut weights, mut first, mut second) = ([0.0; ELEMENTS], [0.0; ELEMENTS], [0.0; ELEMENTS]);
@@ -253,21 +254,31 @@ fn the_moments_of_a_path_together_are_those_of_its_largest_gradients() {
 
 #[test]
 fn the_largest_possible_moments_move_no_weight_much_further_than_honest_ones() {
-    let adamw = AdamWConfig::default();
-    let roundings = |steps| [EXACT, rounded(1), rounded(30)].map(|rounding| (steps, rounding));
-    for (steps, rounding) in [1, 2, 10, 1000, 1_000_000].into_iter().flat_map(roundings) {
-        let bounds = MomentBounds::new(&adamw, rounding, steps);
-        for second in [0.0f32, 1e-30, 1e-16, 1e-8, 1e-3] {
-            let largest = bounds.largest_first(second);
-            let (mut weight, mut first, mut second) = ([0.0], [largest], [second]);
-            for number in steps + 1..steps + 50 {
-                let before = weight[0];
-                let step = AdamWStep { number, learning_rate: 1.0, gradient_scale: 1.0, decay: false };
-                let moments = AdamWMoments { first: &mut first, second: &mut second };
-                adamw_step(&mut weight, &[0.0], moments, &step, &adamw);
-                let moved = (weight[0] - before).abs();
-                assert!(moved < 2.5, "{moved} learning rates at step {number} with {largest:e}");
+    // The default epsilon and the least.
+    for epsilon in [1e-8, 1e-16] {
+        let adamw = AdamWConfig { epsilon, ..AdamWConfig::default() };
+        adamw.check().unwrap();
+        for steps in [1, 2, 10, 1000, 1_000_000] {
+            for rounding in [EXACT, rounded(1), rounded(30)] {
+                moves_no_weight_far(&adamw, rounding, steps);
             }
+        }
+    }
+}
+
+/// Takes steps without gradients from the largest possible moments after so many steps.
+fn moves_no_weight_far(adamw: &AdamWConfig, rounding: LeaseRounding, steps: u64) {
+    let bounds = MomentBounds::new(adamw, rounding, steps);
+    for second in [0.0f32, 1e-30, 1e-16, 1e-8, 1e-3] {
+        let largest = bounds.largest_first(second);
+        let (mut weight, mut first, mut second) = ([0.0], [largest], [second]);
+        for number in steps + 1..steps + 50 {
+            let before = weight[0];
+            let step = AdamWStep { number, learning_rate: 1.0, gradient_scale: 1.0, decay: false };
+            let moments = AdamWMoments { first: &mut first, second: &mut second };
+            adamw_step(&mut weight, &[0.0], moments, &step, adamw);
+            let moved = (weight[0] - before).abs();
+            assert!(moved < 2.5, "{moved} learning rates at step {number} with {largest:e}, {adamw:?}");
         }
     }
 }

@@ -190,6 +190,27 @@ fn wrong_values_are_refused_wherever_they_lie() {
     }
 }
 
+#[test]
+fn a_value_that_is_not_finite_is_named_with_its_tensor() {
+    // With a blend, a path keeps weights of its own.
+    let plan = plan(|plan| plan.sync.blend = 0.5);
+    let values = Layout::of_plan(&plan, &plan.topology().unwrap()).unwrap().fragment(0, 0).unwrap().values();
+    let mut sound = state(&plan);
+    let kept = FragmentState { weights: Some(vec![0.5; values]), ..FragmentState::default() };
+    sound.kept.insert((0, 0), kept);
+    checked(&plan, &sound).1.unwrap();
+    for at in [1, values - 1] {
+        let mut state = sound.clone();
+        let kept = state.kept.get_mut(&(0, 0)).unwrap();
+        kept.weights.as_mut().unwrap()[at] = f32::NAN;
+        let error = checked(&plan, &state).1.unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("value {at} of own/0/0 in the path's state is not finite")),
+            "{error}"
+        );
+    }
+}
+
 /// Asserts that a state is refused for this reason, by the coordinator and by the worker that has trained it.
 fn is_refused(plan: &WorkerPlan, state: &PathState, why: &str) {
     let topology = plan.topology().unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dipaco_config::{RunConfig, TrainConfig};
-use dipaco_monitor::{CostMeter, TrainingCost};
+use dipaco_monitor::{CostMeter, PathRounds, TrainingCost};
 use dipaco_telemetry::{Event, EventRecord, read_events};
 use dipaco_topology::{ModuleId, Topology};
 
@@ -118,6 +118,7 @@ type PathLosses = BTreeMap<u64, BTreeMap<u32, f64>>;
 /// The events so far.
 struct EventSums {
     inner_steps: u64,
+    rounds: PathRounds,
     training: PathLosses,
     heldout: PathLosses,
     validation: BTreeMap<u64, f64>,
@@ -132,6 +133,7 @@ impl EventSums {
     fn new(config: &RunConfig) -> Self {
         Self {
             inner_steps: config.train.inner_steps,
+            rounds: PathRounds::default(),
             training: BTreeMap::new(),
             heldout: BTreeMap::new(),
             validation: BTreeMap::new(),
@@ -150,6 +152,7 @@ impl EventSums {
 
     fn add(&mut self, record: EventRecord) {
         let cost = self.meter.add(&record);
+        let leases = self.rounds.add(&record.event);
         match record.event {
             Event::SeedStep { step, loss, .. } => self.seed_training.add(step, loss),
             Event::SeedValidated { step, loss, .. } => {
@@ -158,14 +161,15 @@ impl EventSums {
             Event::Validated { steps, loss, .. } => {
                 self.validation.insert(steps, loss);
             }
-            Event::PathCompleted { path, round, loss, heldout_loss, .. } => {
-                // The lease after the last round only measures, and its loss is not a number.
-                if loss.is_finite() {
+            Event::PathCompleted { path, round, heldout_loss, .. } => {
+                // The lease after the last round only measures, and has no loss.
+                if let Some(loss) = leases.and_then(|leases| leases.loss()) {
                     let end = self.steps(round.saturating_add(1));
                     self.training.entry(end).or_default().insert(path.0, loss);
                 }
-                // The held-out loss belongs to the weights at the begin of the round.
-                if let Some(loss) = heldout_loss {
+                // The held-out loss belongs to the weights at the begin of the round. A later lease of it measures others.
+                let first = leases.is_none_or(|leases| leases.leases == 1);
+                if let Some(loss) = heldout_loss.filter(|_| first) {
                     let begin = self.steps(round);
                     self.heldout.entry(begin).or_default().insert(path.0, loss);
                 }
@@ -231,18 +235,24 @@ mod tests {
         Event::CoordinatorStarted { rounds: 0 }
     }
 
-    /// A round of a run of one path, and the bytes since the coordinator began.
-    fn round(round: u64, loss: f64, sent: u64) -> [Event; 2] {
-        let path = Event::PathCompleted {
+    /// A lease of the first path. Its held-out loss is larger by one.
+    fn lease(round: u64, steps: u64, loss: f64) -> Event {
+        Event::PathCompleted {
             path: PathId(0),
             round,
             worker: "a".to_owned(),
+            steps: Some(steps),
             loss,
             heldout_loss: Some(loss + 1.0),
             best: true,
             seconds: 1.0,
             waited_seconds: 0.0,
-        };
+        }
+    }
+
+    /// A round of a run of one path, and the bytes since the coordinator began.
+    fn round(round: u64, loss: f64, sent: u64) -> [Event; 2] {
+        let path = lease(round, 10, loss);
         let wire_bytes = Some(WireBytes { sent, received: 0 });
         [path, Event::RoundCompleted { round, loss, seconds: 1.0, wire_bytes }]
     }
@@ -286,6 +296,13 @@ mod tests {
         assert_eq!(curves.validation, [(10.0, 5.5)]);
         assert_eq!(costs(&curves, &curves.validation), [Some((2.0, 100))]);
         assert_eq!(costs(&curves, &curves.heldout), [Some((0.0, 0)), Some((2.0, 100)), Some((5.0, 130))]);
+    }
+
+    #[test]
+    fn a_round_of_several_leases_has_the_mean_over_its_inner_steps() {
+        let curves = curves(vec![started(), lease(0, 2, 9.0), lease(0, 8, 4.0), lease(1, 2, 3.0)]);
+        assert_eq!(curves.training, [(10.0, 5.0), (20.0, 3.0)]);
+        assert_eq!(curves.heldout, [(0.0, 10.0), (10.0, 4.0)], "before the inner steps of the round");
     }
 
     #[test]

@@ -63,6 +63,16 @@ pub(super) fn finish(
     Ok((place.result(cell, facts, &evaluations), evaluations))
 }
 
+/// Ends a cell that is finished: removes what an interrupted command, or one that kept all, left in its folder.
+pub(super) fn end(folder: &ExperimentFolder, key: &str) -> Result<(), PipelineError> {
+    if folder.options.keep_all {
+        return Ok(());
+    }
+    let run = RunDirectory::new(root(folder, key));
+    remove_what_only_training_needs(&run)?;
+    remove_scores(&run)
+}
+
 /// The result of a cell whose training and evaluations are finished, with the evaluations of its measurements; `None` for
 /// another one. Changes nothing in its folder.
 pub(super) fn finished(
@@ -324,8 +334,22 @@ fn removed(path: &Path, result: io::Result<()>) -> Result<(), PipelineError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Writes the record of a cell as if it had been trained and evaluated, each evaluation with this result. Returns the
+    /// record's file.
+    pub(in super::super) fn finished_before(
+        folder: &mut ExperimentFolder,
+        cell: &Cell,
+        found: &Evaluation,
+    ) -> PathBuf {
+        let place = CellPlace::of(folder, cell).unwrap();
+        let trained = Some(Facts { paths: 4, modules: 4, steps: 10, step_tokens: 8, ..Facts::default() });
+        let evaluations = place.evaluations.iter().map(|(key, _)| (key.clone(), found.clone())).collect();
+        Record { trained, evaluations }.save(place.run.root()).unwrap();
+        place.run.root().join("cell.json")
+    }
 
     #[test]
     fn the_key_of_a_cell_follows_the_content_of_its_label_file() {

@@ -1,6 +1,6 @@
 //! All cells of an experiment, one after the other: those of its sweeps, then those of its runs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
 
@@ -43,25 +43,7 @@ pub fn run(
 ) -> Result<ExperimentOutcome, PipelineError> {
     let (sweeps, cells) = (selection.sweeps(experiment)?, selection.cells(experiment)?);
     let missing: Vec<String> = sweeps.iter().flat_map(Sweep::cells).chain(&cells).map(Cell::label).collect();
-    let mut work = Work {
-        folder,
-        selection: None,
-        cells: missing.len(),
-        begun: 0,
-        failed: 0,
-        results: Results {
-            name: experiment.name().to_owned(),
-            title: experiment.title().to_owned(),
-            notes: experiment.notes().to_owned(),
-            baseline: experiment.baseline().to_owned(),
-            program: env!("CARGO_PKG_VERSION").to_owned(),
-            command: command(experiment),
-            missing,
-            sweeps: Vec::new(),
-            cells: Vec::new(),
-        },
-        evaluations: Vec::new(),
-    };
+    let mut work = Work::new(folder, experiment, missing);
     // What is finished is published before anything is trained: the results of an interrupted command have it too.
     work.pass(experiment)?;
     work.selection = Some(selection);
@@ -80,13 +62,39 @@ struct Work<'a> {
     results: Results,
     /// The evaluations of each cell of the results.
     evaluations: Vec<Vec<Evaluation>>,
+    /// The finished cells of sweeps with their results, by their labels.
+    swept: BTreeMap<String, (Cell, CellResult)>,
     /// Number of cells in all.
     cells: usize,
     begun: usize,
     failed: usize,
 }
 
-impl Work<'_> {
+impl<'a> Work<'a> {
+    /// The work before the first pass. `missing` are the cells to finish.
+    fn new(folder: &'a mut ExperimentFolder, experiment: &Experiment, missing: Vec<String>) -> Self {
+        Self {
+            folder,
+            selection: None,
+            cells: missing.len(),
+            begun: 0,
+            failed: 0,
+            results: Results {
+                name: experiment.name().to_owned(),
+                title: experiment.title().to_owned(),
+                notes: experiment.notes().to_owned(),
+                baseline: experiment.baseline().to_owned(),
+                program: env!("CARGO_PKG_VERSION").to_owned(),
+                command: command(experiment),
+                missing,
+                sweeps: Vec::new(),
+                cells: Vec::new(),
+            },
+            evaluations: Vec::new(),
+            swept: BTreeMap::new(),
+        }
+    }
+
     /// Goes through the sweeps and the cells of an experiment once: finishes what is selected, reads what is finished, and
     /// writes the results.
     fn pass(&mut self, experiment: &Experiment) -> Result<(), PipelineError> {
@@ -122,12 +130,16 @@ impl Work<'_> {
         let cells = experiment.cells()?;
         for (place, cell) in cells.iter().enumerate() {
             let selected = selection.is_some_and(|selection| selection.has(cell));
-            let known = self.results.cells.iter().any(|result| is_of(result, cell));
-            if waiting.contains(&cell.run) || (known && !selected) {
+            if waiting.contains(&cell.run) {
                 continue;
             }
-            let found = self.result(cell, selected)?;
-            if let Some((result, evaluations)) = found.filter(|_| !known) {
+            if let Some(known) = self.results.cells.iter().find(|result| is_of(result, cell)).cloned() {
+                if selected {
+                    self.end(cell, &known)?;
+                }
+                continue;
+            }
+            if let Some((result, evaluations)) = self.result(cell, selected)? {
                 self.add_cell(&cells[..place], cell, result, evaluations);
             }
             if selected {
@@ -143,9 +155,9 @@ impl Work<'_> {
         for trial in &sweep.trials {
             let mut found = Vec::new();
             for cell in &trial.cells {
-                let result = self.result(cell, selected)?;
+                let result = self.swept_result(cell, selected)?;
                 unfinished |= result.is_none();
-                found.extend(result.and_then(|(result, _)| Some(result.measurements.first()?.perplexity)));
+                found.extend(result.and_then(|result| Some(result.measurements.first()?.perplexity)));
                 if selected {
                     self.publish()?;
                 }
@@ -195,6 +207,24 @@ impl Work<'_> {
         self.compare(cell.seed);
     }
 
+    /// The result of a cell of a sweep. What an earlier pass found is not read again.
+    fn swept_result(&mut self, cell: &Cell, selected: bool) -> Result<Option<CellResult>, PipelineError> {
+        let label = cell.label();
+        // With another chosen value of an earlier sweep, a cell of the same label is another one.
+        let known = self.swept.get(&label).filter(|(known, _)| known == cell);
+        if let Some(result) = known.map(|(_, result)| result.clone()) {
+            if selected {
+                self.end(cell, &result)?;
+            }
+            return Ok(Some(result));
+        }
+        let found = self.result(cell, selected)?.map(|(result, _)| result);
+        if let Some(result) = &found {
+            self.swept.insert(label, (cell.clone(), result.clone()));
+        }
+        Ok(found)
+    }
+
     /// The result of a cell; `None` for a cell that failed, or that is neither selected nor finished.
     fn result(
         &mut self,
@@ -228,15 +258,33 @@ impl Work<'_> {
 
     /// Finishes a cell; `None` if it failed.
     fn finish(&mut self, cell: &Cell) -> Result<Option<(CellResult, Vec<Evaluation>)>, PipelineError> {
+        let found = self.attempt(cell, |folder| cell::finish(folder, cell))?;
+        if let Some((result, _)) = &found {
+            self.folder.progress.line(&describe(result));
+        }
+        Ok(found)
+    }
+
+    /// Ends a selected cell that an earlier pass found finished, without reading it again.
+    fn end(&mut self, cell: &Cell, result: &CellResult) -> Result<(), PipelineError> {
+        if self.attempt(cell, |folder| cell::end(folder, &result.key))?.is_some() {
+            self.folder.progress.line(&describe(result));
+        }
+        Ok(())
+    }
+
+    /// Says that the work on a cell begins, and does it; `None` if it failed.
+    fn attempt<T>(
+        &mut self,
+        cell: &Cell,
+        work: impl FnOnce(&mut ExperimentFolder) -> Result<T, PipelineError>,
+    ) -> Result<Option<T>, PipelineError> {
         self.begun += 1;
         let (place, label) =
             (format!("{}, cell {} of {}", self.results.name, self.begun, self.cells), cell.label());
         self.folder.say(&format!("{place}: {label}"))?;
-        match cell::finish(self.folder, cell) {
-            Ok((result, evaluations)) => {
-                self.folder.progress.line(&describe(&result));
-                Ok(Some((result, evaluations)))
-            }
+        match work(self.folder) {
+            Ok(done) => Ok(Some(done)),
             Err(error) if self.folder.cancel.requested() || matches!(error, PipelineError::Interrupted) => {
                 Err(PipelineError::Interrupted)
             }
@@ -264,9 +312,15 @@ impl Work<'_> {
         }
     }
 
-    /// Writes results and table.
+    /// Writes results and table. Results of an earlier command stay until this one has some.
     fn publish(&self) -> Result<(), PipelineError> {
         let file = results_file(self.folder.out(), &self.results.name);
+        // Cells of a text that can't be used have no result, and neither have their sweeps.
+        let none =
+            self.results.cells.is_empty() && (self.results.sweeps.is_empty() || !self.folder.has_texts());
+        if none && file.exists() {
+            return Ok(());
+        }
         write_json(&file, &self.results)?;
         let table = ExperimentTable::of(&self.results).to_string();
         files::write(&file.with_extension("md"), table.as_bytes())
@@ -317,3 +371,6 @@ fn chain(error: &PipelineError) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

@@ -103,6 +103,11 @@ impl ExperimentFolder {
         Ok(config)
     }
 
+    /// True if some text could be used since the folder was opened.
+    pub(super) fn has_texts(&self) -> bool {
+        !self.prepared.is_empty()
+    }
+
     /// True if the text was prepared before, as a configuration says.
     pub(super) fn has_text(&self, config: &RunConfig) -> bool {
         let key = data_key(config, &self.options.data, &self.options.validation);

@@ -27,7 +27,9 @@ pub(super) struct LoadedModules {
 impl LoadedModules {
     pub(super) fn new(limit: f64) -> Self {
         Self {
-            limit,
+            // The bytes of a path's modules, added one by one, may round to a little more than those of the path. A path that
+            // never fits would wait for ever.
+            limit: limit * (1.0 + 1e-9),
             entries: BTreeMap::new(),
             loading: Vec::new(),
             bytes: 0.0,

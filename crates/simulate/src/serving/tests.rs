@@ -72,11 +72,33 @@ fn memory_stays_below_its_limit_and_copies_load_most() {
 }
 
 #[test]
+fn memory_of_exactly_one_path_is_enough_for_each_path() {
+    // Eleven elevenths of it are a little more, after rounding.
+    let bytes = 1_000_007.0;
+    let of_path: Vec<ModuleNumber> = (0..11).map(|level| (level, 0)).collect();
+    assert_eq!(LoadedModules::new(bytes).take_room(&of_path, bytes / 11.0), Some(11));
+    let exact = ServedTraffic {
+        levels: 11,
+        parameters: bytes,
+        bits: 8.0,
+        memory: Some(bytes),
+        requests: 20,
+        ..traffic(2)
+    };
+    for batching in [Batching::Module, Batching::Path, Batching::Copies] {
+        let served = serve_traffic(&exact, batching).unwrap();
+        assert!(served.tokens_per_second > 0.0 && served.most_memory / bytes < 1.0 + 1e-6, "{served:?}");
+    }
+}
+
+#[test]
 fn impossible_settings_are_named() {
     for (what, wrong) in [
         ("memory", ServedTraffic { memory: Some(1e8), ..traffic(4) }),
         ("grid", ServedTraffic { grid: 0, ..traffic(4) }),
         ("grid", ServedTraffic { levels: 40, ..traffic(4) }),
+        ("levels", ServedTraffic { levels: 0, ..traffic(4) }),
+        ("levels", ServedTraffic { levels: 65, ..traffic(1) }),
         ("sequences", ServedTraffic { sequences: 0, ..traffic(4) }),
         ("bandwidth", ServedTraffic { bandwidth: f64::NAN, ..traffic(4) }),
         ("zipf", ServedTraffic { zipf: -1.0, ..traffic(4) }),

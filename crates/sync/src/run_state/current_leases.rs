@@ -66,7 +66,25 @@ impl RunState {
         }
     }
 
-    /// Gives back a lease and the lease that follows it, when its worker leaves or its connection is lost for good.
+    /// Ends a lease and the lease that follows it, unfinished, because its worker gives it back or does not come back. A worker
+    /// that leaves a path unfinished again and again leaves it to others.
+    pub fn give_back(&mut self, path: PathId, fence: Fence) -> bool {
+        let lease = self.leases.get(path).filter(|lease| lease.fence == fence);
+        if let Some(worker) = lease.map(|lease| lease.worker.clone()) {
+            self.note_unfinished(path, &worker);
+        }
+        self.release(path, fence)
+    }
+
+    /// Notes that a lease of a path has ended unfinished.
+    fn note_unfinished(&mut self, path: PathId, worker: &ProcessId) {
+        if self.troubles.ends_unfinished(path, worker) {
+            // Also if only this worker holds the path's newest state.
+            self.holders.bind(path, false);
+        }
+    }
+
+    /// Frees the path of a lease, and ends the lease that follows it. Holds nothing against its worker.
     pub fn release(&mut self, path: PathId, fence: Fence) -> bool {
         let held = self.leases.get(path).is_some_and(|lease| lease.fence == fence);
         if held {
@@ -84,7 +102,8 @@ impl RunState {
     }
 
     /// Ends all leases that were silent or stood still for too long, and returns them. A worker whose lease stood still leaves
-    /// the path to others. A worker whose lease was silent is forgotten until it asks again.
+    /// the path to others. A worker whose lease was silent is forgotten until it asks again, and leaves the path to others if
+    /// this happens again.
     ///
     /// Grace periods that have ended are deadlines no more: whoever takes outer steps must look for due steps after this call.
     pub fn expire(&mut self, now: Duration) -> Vec<Lease> {
@@ -97,11 +116,20 @@ impl RunState {
                 // Also if only this worker holds the path's newest state.
                 self.holders.bind(lease.path, false);
             } else {
+                self.note_unfinished(lease.path, &lease.worker);
                 self.part_with(&lease.worker);
             }
             self.look_at(lease.path);
         }
         gone
+    }
+
+    /// Takes a time in which the coordinator did not run, and which has just ended, for no silence and no standstill of a worker.
+    /// Nobody gets more time than a worker that has just reported a step.
+    pub fn postpone(&mut self, now: Duration, by: Duration) {
+        let LeaseLimits { silence, standstill, .. } = self.plan.limits;
+        self.leases.postpone(by, now.saturating_add(silence), now.saturating_add(standstill));
+        self.holders.postpone(now, by);
     }
 
     /// The longest time of this many inner steps; no limit before the first measurement.

@@ -91,6 +91,7 @@ impl RunState {
             hands_over,
             crowded,
             since: now,
+            postponed: Duration::ZERO,
             deadline: now.saturating_add(silence),
             taken: 0,
             stands_still: now.saturating_add(standstill),

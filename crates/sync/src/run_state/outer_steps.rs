@@ -8,6 +8,10 @@ use dipaco_topology::PathId;
 use super::{OuterStep, RunState};
 use crate::{Contribution, FragmentId, Scheme};
 
+/// Number of contributions that an outer step with a quorum merges, if fewer paths share the module. Paths that wait for no
+/// outer step may have contributed any number of times, and an order to a synchronizer names all contributions in one message.
+pub(super) const MOST_MERGED: usize = 5_000;
+
 impl RunState {
     /// Fragments whose outer steps have become due since the last call, in order. A fragment is told once, until its step is
     /// taken: [`Self::due_step`] gives the step meanwhile. Looks at the fragments that have changed since the last call, with a
@@ -45,9 +49,22 @@ impl RunState {
         let contributions = match self.plan.scheme {
             // A step may have no contribution: all were dropped, or all paths rest.
             Scheme::Synchronous => pending.iter().filter(|c| c.number == version).copied().collect(),
-            Scheme::Quorum(_) => pending.to_vec(),
+            Scheme::Quorum(_) => self.merged_next(fragment, pending),
         };
         Some(OuterStep { fragment, version, contributions })
+    }
+
+    /// The contributions that the next outer step of a fragment merges with a quorum: all that wait. If they are too many, those
+    /// with the lowest sequence numbers; the others wait for the step after it.
+    fn merged_next(&self, fragment: FragmentId, pending: &[Contribution]) -> Vec<Contribution> {
+        let mut merged = pending.to_vec();
+        if merged.len() > MOST_MERGED {
+            let most = self.topology.paths_through(fragment.module).count().max(MOST_MERGED);
+            merged.sort_by_key(|contribution| (contribution.number, contribution.path));
+            merged.truncate(most);
+            merged.sort_unstable();
+        }
+        merged
     }
 
     /// All outer steps that are due, in order, whether or not they have been told before.

@@ -76,17 +76,23 @@ fn an_eager_path_takes_over_whenever_it_sends() {
 
 /// With three fragments the last regular send of the second one is less than half a round before the end.
 #[test]
-fn an_eager_path_takes_nothing_over_where_a_send_has_moved_to_the_end() {
+fn a_path_that_takes_over_where_it_sends_takes_nothing_over_where_a_send_has_moved_to_the_end() {
     let delayed = schedule(6, 3, 6, &[12]);
-    assert_eq!((delayed.next_stop(8), delayed.receives(10)), (10, vec![(1, 1)]));
-    let eager = delayed.eager(true);
-    let mut stops = vec![0];
-    while let Some(&stop) = stops.last().filter(|&&stop| stop < 12) {
-        stops.push(eager.next_stop(stop));
+    let eager = delayed.clone().eager(true);
+    for (path, expected, first) in
+        [(delayed, vec![0, 8, 12], vec![]), (eager, vec![0, 2, 4, 6, 8, 12], vec![(1, 0)])]
+    {
+        let mut stops = vec![0];
+        while let Some(&stop) = stops.last().filter(|&&stop| stop < 12) {
+            stops.push(path.next_stop(stop));
+        }
+        assert_eq!(stops, expected);
+        assert_eq!((path.receives(4), path.receives(10)), (first, vec![]));
+        assert_eq!(points(&path.sends(8, 12)), [(12, 0), (12, 1), (12, 2)]);
     }
-    assert_eq!(stops, [0, 2, 4, 6, 8, 12]);
-    assert_eq!((eager.receives(4), eager.receives(10)), (vec![(1, 0)], vec![]));
-    assert_eq!(points(&eager.sends(8, 12)), [(12, 0), (12, 1), (12, 2)]);
+    // With a shorter overlap a take-over brings what was sent before it, wherever the next send is.
+    let shorter = schedule(6, 3, 5, &[12]);
+    assert_eq!((shorter.next_stop(8), shorter.receives(10)), (10, vec![(1, 1)]));
 }
 
 #[test]
@@ -132,10 +138,12 @@ proptest! {
         prop_assume!(u64::from(f) <= h && tau <= h);
         let ends: Vec<u64> = lengths.iter().scan(0, |sum, length| { *sum += length; Some(*sum) }).collect();
         let schedule = Schedule::new(h, f, tau, ends).unwrap();
-        let mut sent = vec![0; f as usize];
+        let (mut sent, mut sent_at) = (vec![0; f as usize], vec![0; f as usize]);
         let mut from = 0;
         while from < schedule.total() {
             for (fragment, number) in schedule.receives(from) {
+                // What a path has not sent is lost where it takes over. A shorter overlap loses the steps of the overlap.
+                prop_assert!(from - sent_at[fragment as usize] <= tau % h, "{fragment} at {from}");
                 prop_assert!(number <= sent[fragment as usize], "{fragment} at {from}");
                 // With τ = H a path sends a fragment again before it receives it.
                 prop_assert!(number + 1 >= sent[fragment as usize], "{fragment} at {from}");
@@ -146,6 +154,7 @@ proptest! {
             for point in schedule.sends(from, to) {
                 prop_assert!(point.step > from && point.step <= to && point.step >= last);
                 last = point.step;
+                sent_at[point.fragment as usize] = point.step;
                 sent[point.fragment as usize] += 1;
                 prop_assert_eq!(schedule.sent_through(point.fragment, point.step), sent[point.fragment as usize]);
             }

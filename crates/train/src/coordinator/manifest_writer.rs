@@ -1,5 +1,9 @@
 //! Writes the manifest when the ledger has changed.
 
+mod deletions;
+
+use std::collections::BTreeSet;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -7,11 +11,13 @@ use dipaco_ledger::{DroppedObjects, Ledger, NewCheckpoint, WritePart};
 use dipaco_net::Clock;
 use dipaco_store::{ManifestSequence, RunStore};
 use tokio::sync::Notify;
+use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio_util::sync::CancellationToken;
 
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::written_changes::WrittenChanges;
 use crate::host::HostError;
+use deletions::Deletions;
 
 /// Pause after a write for each path of the run. The manifest has about a kilobyte a path.
 const PAUSE: Duration = Duration::from_micros(30);
@@ -28,7 +34,7 @@ pub(crate) struct ManifestWriter {
     pub(crate) changed: Arc<Notify>,
     /// The requests that wait for their change to be on the disk.
     pub(crate) written: Arc<WrittenChanges>,
-    /// Objects to delete when no reader has pinned them any more.
+    /// Objects to which the manifest on the disk does not refer any more, until [`Self::run`] passes them on.
     pub(crate) dropped: DroppedObjects,
     /// Ends the pins of readers that are gone.
     pub(crate) clock: Clock,
@@ -41,19 +47,6 @@ impl Drop for ManifestWriter {
 }
 
 impl ManifestWriter {
-    /// Deletes the objects that the manifest on the disk does not refer to, except for those that a reader has pinned.
-    async fn delete_dropped(&mut self) -> Result<(), CoordinatorError> {
-        if self.dropped.is_empty() {
-            return Ok(());
-        }
-        // After the manifest: a reader that found its objects in the manifest before has written its pin by now.
-        let pinned = self.store.pinned(self.clock.now()).await?;
-        for name in self.dropped.take_unpinned(&pinned) {
-            self.store.delete(&name).await?;
-        }
-        Ok(())
-    }
-
     /// Writes the changes of the ledger since the last write, in the order of its parts. Returns the pause before the next
     /// write.
     pub(crate) async fn write_pending(&mut self) -> Result<Duration, CoordinatorError> {
@@ -82,14 +75,43 @@ impl ManifestWriter {
         Ok(pause)
     }
 
-    /// Writes until `stop` is triggered, and then the remaining changes.
+    /// Writes until `stop` is triggered, and then the remaining changes. Deletes meanwhile, and to the end, the objects to which
+    /// the manifest does not refer any more.
+    ///
+    /// # Errors
+    /// When a write or a deletion fails. After a deletion the write under way is finished.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), CoordinatorError> {
+        let (written, writes) = mpsc::unbounded_channel();
+        let mut deleting =
+            pin!(Deletions::new(self.ledger.clone(), self.store.clone(), self.clock.clone()).run(writes));
+        let mut writing = pin!(self.write_until(stop, written));
+        tokio::select! {
+            biased;
+            result = &mut writing => {
+                result?;
+                deleting.await?;
+            }
+            result = &mut deleting => {
+                writing.await?;
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes until `stop` is triggered or the deletions have failed, and passes the dropped objects of each write on.
+    async fn write_until(
+        &mut self,
+        stop: CancellationToken,
+        written: UnboundedSender<Vec<String>>,
+    ) -> Result<(), CoordinatorError> {
         loop {
             // Read before the ledger: changes that precede the stop are in this write, the last one.
             let stopping = stop.is_cancelled();
             let pause = self.write_pending().await?;
-            self.delete_dropped().await?;
-            if stopping {
+            // All of them: whoever deletes them asks for the pins.
+            let dropped = self.dropped.take_unpinned(&BTreeSet::new());
+            if written.send(dropped).is_err() || stopping {
                 return Ok(());
             }
             let next_change = async {
@@ -99,7 +121,11 @@ impl ManifestWriter {
             tokio::select! {
                 () = next_change => {}
                 () = stop.cancelled() => {}
+                () = written.closed() => {}
             }
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,6 +28,8 @@ mod leases;
 mod object_checks;
 mod outer_steps;
 mod results;
+#[cfg(test)]
+pub(super) mod test_support;
 mod waiting;
 
 use leases::StepsTaken;
@@ -68,7 +70,8 @@ pub(crate) struct CoordinatorRequests {
     pub(crate) waiting: WaitingRequests,
     /// Renews the tokens of connected peers.
     pub(crate) renew: Option<RenewToken>,
-    /// Counts events that may make an outer step due: contributions, ended grace periods, changed owners of modules.
+    /// Counts events that may make an outer step due, or that may give it another owner: contributions, ended grace periods,
+    /// paths that are passed over, changed owners of modules.
     pub(crate) contributed: watch::Sender<u64>,
     /// Start of the coordinator. The times of leases are relative to it.
     pub(crate) started: Instant,
@@ -312,6 +315,8 @@ impl CoordinatorRequests {
         self.on_disk().await?;
         self.note_progress();
         self.changed.notify_waiters();
+        // No outer step waits for the paths that are passed over from here on.
+        self.notify_synchronizers();
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use dipaco_store::{
     ShardRecord, TrainingRecord, names,
 };
 use dipaco_topology::Topology;
+use serde::Serialize;
 
 use crate::coordinator::error::CoordinatorError;
 use crate::open_run::OpenRun;
@@ -17,16 +18,29 @@ use crate::stored_modules::read_module;
 use dipaco_path::{Layout, module_files};
 use dipaco_protocol::WorkerPlan;
 
-/// Hash of all inputs of the trained weights except the shards: the configuration of model, topology, training, phases
-/// and outer step, the run's seed and the weights at the start ([`RunManifest::start_hash`]).
+/// Hashes of all inputs of a training's results except the shards: the configuration of model, topology, training, phases
+/// and outer step, the run's seed and the weights at the start ([`RunManifest::start_hash`]). With held-out losses also the
+/// tokens that these do not count: the losses choose the best versions of the paths, and losses over other tokens can't be
+/// compared.
+///
+/// The first hash is what a new training records. The second, without these tokens, is what earlier programs recorded. A
+/// training with either hash may be continued.
 ///
 /// # Errors
 /// When the configuration can't be written as JSON.
-pub fn training_origin(config: &RunConfig, start: &str) -> Result<String, CoordinatorError> {
-    let RunConfig { model, topology, train, routing, sync, outer, run, .. } = config;
+pub fn training_origin(config: &RunConfig, start: &str) -> Result<[String; 2], CoordinatorError> {
+    let RunConfig { model, topology, train, routing, sync, outer, run, evaluation, .. } = config;
     let inputs = (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed);
-    let text = serde_json::to_string(&(inputs, start));
-    let text = text.map_err(|source| CoordinatorError::ConfigJson { source })?;
+    let earlier = hash_of(&(&inputs, start))?;
+    let now = match train.holdout_sequences {
+        0 => earlier.clone(),
+        _ => hash_of(&(&inputs, start, evaluation.prefix_tokens))?,
+    };
+    Ok([now, earlier])
+}
+
+fn hash_of(inputs: &impl Serialize) -> Result<String, CoordinatorError> {
+    let text = serde_json::to_string(inputs).map_err(|source| CoordinatorError::ConfigJson { source })?;
     Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
 }
 
@@ -52,9 +66,9 @@ pub async fn start_training(
     }
     let seed = manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(CoordinatorError::NoSeed)?;
     let start = manifest.start_hash().ok_or(CoordinatorError::NoSeed)?;
-    let origin = training_origin(config, &start)?;
+    let origins = training_origin(config, &start)?;
     if let Some(training) = &manifest.training {
-        if training.origin != origin || training.shards != shards {
+        if !origins.contains(&training.origin) || training.shards != shards {
             return Err(CoordinatorError::OtherTraining);
         }
         if !resume {
@@ -65,6 +79,7 @@ pub async fn start_training(
         }
         return Ok(OpenRun { manifest, sequence });
     }
+    let [origin, _] = origins;
     let topology = Topology::new(&config.topology, config.model.blocks)?;
     check_shards(&topology, &shards)?;
     let plan = WorkerPlan::new(config);
@@ -130,4 +145,42 @@ async fn modules_of_seed(
         }
     }
     Ok(modules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(holdout_sequences: u64, prefix_tokens: usize) -> RunConfig {
+        let mut config = RunConfig::default();
+        config.train.holdout_sequences = holdout_sequences;
+        config.evaluation.prefix_tokens = prefix_tokens;
+        config
+    }
+
+    #[test]
+    fn a_training_with_held_out_losses_keeps_the_tokens_that_they_do_not_count() {
+        let origins = |sequences, prefix| training_origin(&config(sequences, prefix), "start").unwrap();
+        let [recorded, _] = origins(128, 32);
+        assert!(origins(128, 32).contains(&recorded));
+        assert!(!origins(128, 40).contains(&recorded), "its losses can't be compared with those before");
+        assert_eq!(origins(0, 32), origins(0, 40), "nothing is measured");
+    }
+
+    #[test]
+    fn a_training_that_an_earlier_program_began_goes_on() {
+        // What it recorded for the defaults, whatever the tokens that held-out losses do not count.
+        let earlier = |config: &RunConfig| {
+            let RunConfig { model, topology, train, routing, sync, outer, run, .. } = config;
+            let inputs = (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed);
+            let text = serde_json::to_string(&(inputs, "start")).unwrap();
+            blake3::hash(text.as_bytes()).to_hex().to_string()
+        };
+        for config in [config(128, 32), config(128, 40), config(0, 32)] {
+            assert!(training_origin(&config, "start").unwrap().contains(&earlier(&config)));
+        }
+        let mut other = config(128, 32);
+        other.train.inner_steps += 1;
+        assert!(!training_origin(&other, "start").unwrap().contains(&earlier(&config(128, 32))));
+    }
 }

@@ -10,6 +10,7 @@ use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, StoreError};
 use dipaco_sync::{FragmentId, LeaseClaim, LeaseKey};
 use dipaco_topology::{ModuleId, PathId, Topology};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::TrainError;
 use crate::blocking::{blocking, joined};
@@ -166,8 +167,8 @@ enum Storing {
 struct CheckedResult {
     /// Euclidean norm of an outer gradient; 0 for a state.
     norm: f64,
-    /// The decoded values of an outer gradient; `None` if they are too many to keep.
-    values: Option<Vec<f32>>,
+    /// The decoded values of an outer gradient with their room; `None` if there was no room for them.
+    values: Option<(Vec<f32>, OwnedSemaphorePermit)>,
 }
 
 impl ResultIntake {
@@ -254,8 +255,9 @@ impl ResultIntake {
             return Ok(Storing::Lost(error));
         }
         // After the store has the object: a restart finds there what it does not find in memory.
-        if let Some(values) = values {
+        if let Some((values, room)) = values {
             self.gradients.insert(object.clone(), values);
+            drop(room);
         }
         Ok(Storing::Stored(StoredResult { object, norm }))
     }
@@ -300,7 +302,8 @@ impl ResultIntake {
             Ok(fragment) => fragment.values(),
             Err(why) => return Ok(Err(why.into())),
         };
-        let mut kept = VerifiedGradients::fits(length).then(|| Vec::with_capacity(length));
+        // Many gradients may wait for a slow store at the same time. Those without room are read from the store again.
+        let mut kept = self.gradients.room(length).map(|room| (Vec::with_capacity(length), room));
         let mut sum = 0.0;
         let mut decoder = Decoder::new(content.digest.bytes, length);
         let mut decoded = Ok(());
@@ -308,7 +311,7 @@ impl ResultIntake {
             let piece = piece.map_err(CollectError::Unread)?;
             decoded = decoder.read(&piece, |values| {
                 sum += squared_norm(values);
-                if let Some(kept) = &mut kept {
+                if let Some((kept, _)) = &mut kept {
                     kept.extend_from_slice(values);
                 }
             });

@@ -4,14 +4,28 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dipaco_store::ObjectRef;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Memory for the values of all kept outer gradients, in bytes. The oldest gradient leaves first. A gradient that is
-/// not here is read from the store again, so this bounds memory and never decides a result.
-const CAPACITY_BYTES: usize = 256 << 20;
+/// not here is read from the store again, so this bounds memory and never decides a result. The values that are not kept
+/// yet have as much again.
+pub(super) const CAPACITY_BYTES: usize = 256 << 20;
+/// Bytes of a permit for values that are not kept yet.
+const PERMIT_BYTES: usize = 1 << 10;
 
 /// The outer gradients that this process has verified and not folded yet. Clones share them.
-#[derive(Clone, Default)]
-pub(crate) struct VerifiedGradients(Arc<Mutex<KeptGradients>>);
+#[derive(Clone)]
+pub(crate) struct VerifiedGradients {
+    kept: Arc<Mutex<KeptGradients>>,
+    /// Permits for values from their decoding until the store has their object.
+    room: Arc<Semaphore>,
+}
+
+impl Default for VerifiedGradients {
+    fn default() -> Self {
+        Self { kept: Arc::default(), room: Arc::new(Semaphore::new(CAPACITY_BYTES / PERMIT_BYTES)) }
+    }
+}
 
 #[derive(Default)]
 struct KeptGradients {
@@ -22,14 +36,16 @@ struct KeptGradients {
 }
 
 impl VerifiedGradients {
-    /// True if a gradient of so many values has room.
-    pub(crate) fn fits(values: usize) -> bool {
-        values <= CAPACITY_BYTES / size_of::<f32>()
+    /// Room for so many decoded values until they are kept; `None` if there is none now. Nobody waits for it: without room
+    /// the values are read from the store later.
+    pub(crate) fn room(&self, values: usize) -> Option<OwnedSemaphorePermit> {
+        let permits = values.checked_mul(size_of::<f32>())?.div_ceil(PERMIT_BYTES);
+        self.room.clone().try_acquire_many_owned(u32::try_from(permits).ok()?).ok()
     }
 
     /// Keeps the values of an outer gradient under the reference of its object in the store.
     pub(crate) fn insert(&self, object: ObjectRef, values: Vec<f32>) {
-        if !Self::fits(values.len()) {
+        if size_of_val(&values[..]) > CAPACITY_BYTES {
             return;
         }
         let mut kept = self.kept();
@@ -49,7 +65,7 @@ impl VerifiedGradients {
     }
 
     fn kept(&self) -> MutexGuard<'_, KeptGradients> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -93,5 +109,18 @@ mod tests {
         assert_eq!(found, [false, true, true, true]);
         kept.insert(object("huge"), vec![0.0; 3 * third + 3]);
         assert_eq!(kept.kept().bytes, 0);
+    }
+
+    #[test]
+    fn decoded_values_have_room_until_the_memory_is_full() {
+        let gradients = VerifiedGradients::default();
+        let all = CAPACITY_BYTES / size_of::<f32>();
+        let mut rooms = [(); 4].map(|()| gradients.room(all / 4 + 1));
+        assert_eq!(rooms.each_ref().map(Option::is_some), [true, true, true, false]);
+        rooms[0] = None;
+        assert!(gradients.room(all / 4 + 1).is_some());
+        drop(rooms);
+        assert!(gradients.room(all + 1).is_none() && gradients.room(usize::MAX).is_none());
+        assert!(gradients.room(all).is_some(), "the refused ones took nothing");
     }
 }

@@ -82,9 +82,9 @@ fn validation_files_are_no_training_text() {
     let held_out = write(&input, "b.txt", &"another line\n".repeat(50));
     let out = folder.path().join("out");
     let with = |inputs: &Path, validation: PathBuf| {
-        let cancel = AtomicBool::new(false);
+        let (cancel, into) = (AtomicBool::new(false), PrepareFolder::new(&out));
         let inputs = [inputs.to_owned()];
-        prepare(&config(), &inputs, &[validation], PrepareWork::All, &out, &NoProgress, &cancel)
+        prepare(&config(), &inputs, &[validation], PrepareWork::All, into, &NoProgress, &cancel)
     };
     let report = with(&input, input.join("../in/b.txt")).unwrap();
     assert_eq!(read_names(&report), [("a.txt", false), ("b.txt", true)]);

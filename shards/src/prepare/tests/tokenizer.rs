@@ -64,3 +64,33 @@ fn a_sample_that_draws_nothing_takes_the_first_documents() {
     // 257 tokens are the bytes and the end of a text. One document is enough for this sample.
     assert!(vocab_size > 257 && (1..10_000).contains(&trained_on_bytes), "{vocab_size} {trained_on_bytes}");
 }
+
+#[test]
+fn the_tokenizer_of_a_trained_model_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = corpus(folder.path());
+    let other = folder.path().join("other.jsonl");
+    let line = |at: u32| format!("{{\"text\": \"quite different, {at} times\"}}\n");
+    std::fs::write(&other, (0..200).map(line).collect::<String>()).unwrap();
+    let out = folder.path().join("out");
+    let hash = run(&config(), std::slice::from_ref(&first), &out).unwrap().tokenizer.hash;
+    let before = outputs(&out);
+
+    let with = |config: &PrepareConfig, input: &Path, kind: PrepareWork, keep: Option<&str>| {
+        work_into(config, &[input.to_owned()], kind, PrepareFolder { path: &out, keep })
+    };
+    for kind in [PrepareWork::All, PrepareWork::Tokenizer, PrepareWork::Part(WorkPart::WHOLE)] {
+        let error = with(&config(), &other, kind, Some(&hash)).unwrap_err();
+        assert!(matches!(error, ShardsError::TokenizerInUse { .. }), "{error}");
+        let message = error.to_string();
+        let remedy = format!("prepare.tokenizer={}", out.join(TOKENIZER).display());
+        assert!(message.contains(&hash) && message.contains(&remedy), "{message}");
+        assert!(outputs(&out) == before);
+    }
+    assert!(with(&config(), &first, PrepareWork::All, Some(&hash)).unwrap().skipped);
+
+    // The remedy, and a folder without a trained model.
+    let given = PrepareConfig { tokenizer: Some(out.join(TOKENIZER)), ..config() };
+    assert_eq!(with(&given, &other, PrepareWork::All, Some(&hash)).unwrap().tokenizer.hash, hash);
+    assert_ne!(with(&config(), &other, PrepareWork::All, None).unwrap().tokenizer.hash, hash);
+}

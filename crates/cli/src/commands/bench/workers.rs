@@ -101,7 +101,6 @@ pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), C
         let within = f64::from(minute) * 60.0..f64::from(minute + 1) * 60.0;
         percentile(&milliseconds(&mut seen.leases.iter().filter(|(at, _)| within.contains(at))), 0.99)
     };
-    let per_second = seen.completed as f64 / f64::from(options.seconds);
     let found = CoordinatorLoad {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
         workers: options.workers,
@@ -109,7 +108,7 @@ pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), C
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         connecting_seconds: seen.connecting,
         leases: all.len(),
-        leases_per_second: per_second,
+        leases_per_second: seen.leases_per_second(options.workers),
         lease_ms: Percentiles::of(all),
         p99_ms_by_minute: (0..minutes).map(of_minute).collect(),
         waits: seen.waits,

@@ -50,7 +50,14 @@ struct Inspection {
 
 pub(crate) fn run(options: &InspectOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open_existing()?;
+    let last = config.routing.phases.len();
     let phase = match options.phase {
+        Some(phase) if phase as usize > last => {
+            return Err(CliError::Usage {
+                message: format!("there is no phase {phase}: this run has phases 0 to {last}"),
+                remedy: "name one of them with --phase".into(),
+            });
+        }
         Some(phase) => phase,
         None => runtime::run(async { Ok(phases::current(&run).await?) })?,
     };

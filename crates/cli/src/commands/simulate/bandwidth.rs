@@ -2,7 +2,7 @@
 
 use clap::Args;
 use dipaco_plot::{Axis, Line, LineChart};
-use dipaco_simulate::{LargeRun, Link, SimulatedScheme, play, required_bandwidth};
+use dipaco_simulate::{LargeRun, Link, SimulateError, SimulatedScheme, play, required_bandwidth};
 use dipaco_telemetry::{Align, Table};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -128,7 +128,7 @@ pub(crate) fn run(options: &BandwidthOptions) -> Result<(), CliError> {
         for (scheme, settings) in options.schemes(size.parameters) {
             let run = options.run(size, settings.clone(), ANY);
             let required = SHARES.into_par_iter().map(|share| required_bandwidth(&run, share));
-            let required = required.collect::<Result<_, _>>().map_err(|error| refused(&error))?;
+            let required = required.collect::<Result<_, _>>().map_err(wrong)?;
             let ModelSize { parameters, step_seconds } = size;
             rows.push(BandwidthRow { parameters, step_seconds, scheme, settings, required });
         }
@@ -146,6 +146,17 @@ pub(crate) fn run(options: &BandwidthOptions) -> Result<(), CliError> {
     options.report.report(&text, &rows, || chart(options))
 }
 
+/// The usage error of a setting. The simulation calls the sites learners.
+fn wrong(error: SimulateError) -> CliError {
+    let named = match error {
+        SimulateError::Setting { what: "learners", value, problem } => {
+            SimulateError::Setting { what: "sites", value, problem }
+        }
+        error => error,
+    };
+    refused("bandwidth", &named)
+}
+
 /// A chart of utilisation against bandwidth, for the last size.
 fn chart(options: &BandwidthOptions) -> Result<(&'static str, LineChart), CliError> {
     let mut lines = Vec::new();
@@ -157,7 +168,7 @@ fn chart(options: &BandwidthOptions) -> Result<(&'static str, LineChart), CliErr
             let point = |point: u32| {
                 let gigabits = 10f64.powf(-1.0 + 4.0 * f64::from(point) / f64::from(POINTS - 1));
                 let run = options.run(size_and_step, scheme.clone(), gigabits * 1e9);
-                let played = play(&run).map_err(|error| refused(&error))?;
+                let played = play(&run).map_err(wrong)?;
                 Ok((gigabits, played.utilisation * 100.0))
             };
             let points = (0..POINTS).into_par_iter().map(point).collect::<Result<_, CliError>>()?;

@@ -149,7 +149,8 @@ pub(crate) fn run(options: &GoodputOptions) -> Result<(), CliError> {
     let mut rows = Vec::new();
     for (learners, elastic) in kinds {
         let cell = |&chips: &u64| {
-            let played = play(&options.run(chips, learners, elastic)).map_err(|error| refused(&error))?;
+            let played =
+                play(&options.run(chips, learners, elastic)).map_err(|error| refused("goodput", &error))?;
             Ok(GoodputCell { chips, played })
         };
         let cells = options.chips.par_iter().map(cell).collect::<Result<_, CliError>>()?;

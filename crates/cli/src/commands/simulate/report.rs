@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use dipaco_pipeline::charts::Chart;
 use dipaco_plot::LineChart;
+use dipaco_simulate::SimulateError;
 
 use crate::error::CliError;
 use crate::output;
@@ -42,10 +43,10 @@ impl ReportOptions {
     }
 }
 
-/// The usage error of a setting that can't be simulated.
-pub(super) fn refused(error: &dipaco_simulate::SimulateError) -> CliError {
+/// The usage error of a setting that `dipaco simulate COMMAND` can't simulate.
+pub(super) fn refused(command: &str, error: &SimulateError) -> CliError {
     CliError::Usage {
         message: error.to_string(),
-        remedy: "`dipaco simulate --help` explains the options".into(),
+        remedy: format!("`dipaco simulate {command} --help` explains the options"),
     }
 }

@@ -110,7 +110,7 @@ impl ServingOptions {
 
 pub(crate) fn run(options: &ServingOptions) -> Result<(), CliError> {
     let traffic = options.traffic();
-    let serve = |batching| serve_traffic(&traffic, batching).map_err(|error| refused(&error));
+    let serve = |batching| serve_traffic(&traffic, batching).map_err(|error| refused("serve", &error));
     let path = serve(Batching::Path)?;
     let row = |batching, served: Served| ServeRow {
         batching,

@@ -99,7 +99,7 @@ impl SpeedsOptions {
 
     fn rows(&self, gap: f64) -> Result<Vec<SpeedRow>, CliError> {
         let row = |(name, run): (String, LargeRun)| {
-            let played = play(&run).map_err(|error| refused(&error))?;
+            let played = play(&run).map_err(|error| refused("speeds", &error))?;
             // Half of the learners are slower.
             let slow = f64::from(self.learners / 2) / f64::from(self.learners);
             let speed = (1.0 - slow + slow / (1.0 + gap)) / self.step_seconds;

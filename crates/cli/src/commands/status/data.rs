@@ -20,7 +20,7 @@ pub(super) struct Accounts {
 #[derive(Debug, Serialize)]
 struct Account {
     path: u32,
-    /// Inner steps of complete leases, without those of rounds in which the path rests.
+    /// Inner steps of complete leases, without those of rounds in which the path rests. A kept path has none.
     steps: u64,
     /// Sequences drawn from the shard in this phase. They are drawn in turn: every sequence is used once before any is used
     /// again.
@@ -54,11 +54,11 @@ impl Account {
         schedule: &Schedule,
     ) -> Self {
         let begin = training.phase_begin_step();
-        // The record's steps go on while the path rests.
-        let taken_since = |step| schedule.trained(PathId(path), step, record.steps);
-        let steps = taken_since(0);
-        // A frozen level has no outer gradients, and nobody trains a kept path.
+        // The record's steps go on while the path rests, and those of a kept path, which nobody trains, are those of the run.
         let kept = path < config.topology.kept_paths;
+        let taken_since = |step| if kept { 0 } else { schedule.trained(PathId(path), step, record.steps) };
+        let steps = taken_since(0);
+        // A frozen level has no outer gradients.
         let fragments = config.sync.fragments.max(1) as usize;
         let frozen =
             |slot: usize| config.topology.levels.get(slot / fragments).is_some_and(|level| level.frozen);
@@ -77,11 +77,11 @@ impl Account {
         let behind = if at_end { 0 } else { config.train.inner_steps };
         // The steps of a path in quarantine go on without training.
         let quarantined = record.quarantine.is_some();
-        let balanced = (quarantined || kept || least + behind >= steps) && most <= steps + ahead;
+        let balanced = (quarantined || least + behind >= steps) && most <= steps + ahead;
         Self {
             path,
             steps,
-            sequences: if kept { 0 } else { taken_since(begin) * config.train.batch as u64 },
+            sequences: taken_since(begin) * config.train.batch as u64,
             counted_steps: [least, most],
             waiting_steps: by_fragment.into_values().max().unwrap_or(0),
             counted_tokens: record.counted.iter().map(|counted| counted.tokens).max().unwrap_or(0),
@@ -162,5 +162,27 @@ mod tests {
         let most = (0..4).max_by_key(|&path| took(path)).unwrap();
         training.paths[most as usize].counted[0].steps -= inner_steps;
         assert_eq!(Accounts::new(&training, &config).unwrap().wrong, [most], "an outer gradient is lost");
+    }
+
+    #[test]
+    fn a_kept_path_has_taken_no_step() {
+        let mut config = RunConfig::default();
+        config.topology.kept_paths = 1;
+        let end = WorkerPlan::new(&config).schedule().unwrap().total();
+        let record = |counted| PathRecord {
+            steps: end,
+            counted: vec![CountRecord { steps: counted, tokens: counted }; 2],
+            ..PathRecord::default()
+        };
+        let training = TrainingRecord {
+            rounds: config.train.rounds,
+            inner_steps: config.train.inner_steps,
+            paths: vec![record(0), record(end)],
+            ..TrainingRecord::default()
+        };
+        let accounts = Accounts::new(&training, &config).unwrap();
+        let taken: Vec<_> = accounts.paths.iter().map(|account| (account.steps, account.sequences)).collect();
+        assert_eq!(taken, [(0, 0), (end, end * config.train.batch as u64)]);
+        assert!(accounts.wrong.is_empty(), "{accounts}");
     }
 }

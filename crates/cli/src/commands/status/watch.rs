@@ -21,7 +21,8 @@ const MOST_WORKERS: usize = 20;
 /// Moves to the top left of a terminal and clears it.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Shows the status until the run is complete or the user stops it. Prints only changes if nobody sees a terminal.
+/// Shows the status until the run is complete, nobody reads it any more, or the user stops it. Prints only changes if nobody
+/// sees a terminal.
 pub(super) fn run(run: &RunDirectory, config: &RunConfig) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (mut tail, mut history) = (EventTail::new(&run.events()), RunHistory::default());
@@ -37,12 +38,13 @@ pub(super) fn run(run: &RunDirectory, config: &RunConfig) -> Result<(), CliError
             }
         };
         text += &workers(&history);
-        if terminal {
-            output::print(&format!("{CLEAR}{text}"))?;
-        } else if text != shown {
-            output::print(&text)?;
-        }
-        if complete {
+        let read = if terminal {
+            output::print_while_read(&format!("{CLEAR}{text}"))?
+        } else {
+            // Without a change nothing is printed: also a reader that has gone is noticed only at the next change.
+            text == shown || output::print_while_read(&text)?
+        };
+        if complete || !read {
             return Ok(());
         }
         shown = text;

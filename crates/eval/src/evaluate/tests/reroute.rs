@@ -83,8 +83,8 @@ pub(super) fn file_of(folder: &std::path::Path, documents: &[Vec<u32>]) -> Token
 fn chosen(documents: &[Vec<u32>], router: &dyn TokenRouter, chunk: usize, batch: usize) -> Vec<Vec<PathId>> {
     let folder = tempfile::tempdir().unwrap();
     let file = file_of(folder.path(), documents);
-    let texts = [Text { file: &file, path: PathId(1), documents: file.documents() }];
-    let mut plan = Plan::new(&texts, CONTEXT, 4, chunk);
+    let texts = [Text::of(&file, PathId(1), &EvaluationConfig::default())];
+    let mut plan = Plan::new(&texts, CONTEXT, 4, chunk).unwrap();
     plan.reroute(router, batch, &mut |_| Ok(())).unwrap();
     plan.sequences.iter().map(|sequence| plan.chunks(sequence).to_vec()).collect()
 }

@@ -26,8 +26,8 @@ impl WindowRouter for Sum {
 }
 
 fn chosen(file: &TokenSet, prefix: usize, batch: usize) -> Result<Vec<PathId>, EvalError> {
-    let texts = [Text { file, path: PathId(1), documents: file.documents() }];
-    let mut plan = Plan::new(&texts, 16, prefix, usize::MAX);
+    let texts = [Text::of(file, PathId(1), &EvaluationConfig::default())];
+    let mut plan = Plan::new(&texts, 16, prefix, usize::MAX)?;
     plan.route_windows(&Sum, batch, &mut |_| Ok(()))?;
     Ok(plan.sequences.iter().map(|sequence| plan.chunks(sequence)[0]).collect())
 }

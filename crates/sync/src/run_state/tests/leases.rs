@@ -163,6 +163,88 @@ fn a_worker_whose_lease_stood_still_gets_its_path_after_all_others() {
 }
 
 #[test]
+fn a_worker_that_gives_a_path_back_again_and_again_gets_it_after_all_others() {
+    let mut rounds = impatient(2);
+    let [liar, twin] = ["liar", "twin"].map(|name| of_token("liar", name));
+    let honest = of_token("honest", "worker");
+    // Each worker holds the newest states of its paths.
+    for (path, worker) in [&liar, &honest, &honest, &honest].into_iter().enumerate() {
+        let first = lease(rounds.grant(at(0), &request(worker, &[])));
+        assert_eq!(first.path.index(), path);
+        assert!(matches!(commit(&mut rounds, &first), Commit::Accepted(_)));
+        rounds.bind(first.path, true);
+    }
+    step_all(&mut rounds, at(0));
+    let held = [1, 2, 3].map(PathId);
+    let own: Vec<_> = (0..3).map(|_| lease(rounds.grant(at(0), &request(&honest, &held)))).collect();
+    for _ in 0..2 {
+        // The first time it gets the path again: it may have been restarted.
+        let again = lease(rounds.grant(at(0), &request(&liar, &[PathId(0)])));
+        assert_eq!(again.path, PathId(0));
+        assert!(rounds.give_back(again.path, again.fence));
+        assert!(!rounds.give_back(again.path, again.fence), "a lease ends once");
+    }
+    for worker in [&liar, &twin] {
+        let asked = rounds.grant(at(0), &request(worker, &[PathId(0)]));
+        assert_eq!(asked, Grant::Wait(Reason::Failed { path: PathId(0) }), "other tokens come first");
+    }
+    // While the liar waits, the other token leaves it a path.
+    assert!(matches!(commit(&mut rounds, &own[0]), Commit::Accepted(_)));
+    assert_eq!(lease(rounds.grant(at(0), &request(&honest, &held))).path, PathId(0));
+}
+
+#[test]
+fn a_worker_whose_leases_are_silent_again_and_again_gets_their_path_after_all_others() {
+    let mut rounds = start(1);
+    let (silent, honest) = (of_token("silent", "worker"), of_token("honest", "worker"));
+    for now in [0, 60] {
+        assert_eq!(lease(rounds.grant(at(now), &request(&silent, &[]))).path, PathId(0));
+        // Another worker may try, and trains another path.
+        if now == 60 {
+            assert_eq!(lease(rounds.grant(at(119), &request(&honest, &[]))).path, PathId(1));
+        }
+        assert_eq!(rounds.expire(at(now + 60)).len(), 1);
+    }
+    assert_eq!(lease(rounds.grant(at(120), &request(&silent, &[]))).path, PathId(2));
+    assert_eq!(lease(rounds.grant(at(120), &request(&honest, &[]))).path, PathId(0));
+}
+
+#[test]
+fn a_time_in_which_the_coordinator_did_not_run_ends_no_lease() {
+    let mut rounds = impatient(2);
+    let worker = ProcessId::local("w");
+    let out = lease(rounds.grant(at(0), &request(&worker, &[])));
+    assert!(rounds.heartbeat(at(40), &out.claim(), 1, 0).is_ok());
+    // It did not run from second 50 on.
+    rounds.postpone(at(350), at(300));
+    assert!(rounds.expire(at(350)).is_empty());
+    assert_eq!(rounds.next_deadline(), Some(at(400)), "a silence of 50 seconds is left");
+    assert!(rounds.heartbeat(at(399), &out.claim(), 1, 0).is_ok());
+    assert!(rounds.expire(at(439)).is_empty());
+    // It did not run either, but nobody has more time than one that has just been heard.
+    rounds.postpone(at(439), at(9_000));
+    assert_eq!(rounds.next_deadline(), Some(at(499)));
+    assert!(rounds.heartbeat(at(498), &out.claim(), 1, 0).is_ok());
+    assert!(rounds.expire(at(538)).is_empty());
+    assert_eq!(rounds.expire(at(539)).len(), 1, "it stands still for 100 seconds");
+}
+
+#[test]
+fn the_longest_time_of_a_lease_counts_only_while_the_coordinator_runs() {
+    let mut rounds = impatient(2);
+    let usual = lease(rounds.grant(at(0), &request(&ProcessId::local("usual"), &[])));
+    let done = LeaseOutcome { seconds: 5.0, ..LeaseOutcome::default() };
+    assert!(matches!(rounds.commit(at(10), &usual.claim(), &done), Commit::Accepted(_)));
+    // The longest time is 100 × 5 seconds and a standstill of 100.
+    let slow = lease(rounds.grant(at(10), &request(&ProcessId::local("slow"), &[])));
+    rounds.postpone(at(1_020), at(1_000));
+    for (now, taken) in [(1_021, 1), (1_075, 2)] {
+        assert!(rounds.heartbeat(at(now), &slow.claim(), taken, 0).is_ok());
+        assert!(rounds.expire(at(now + 1)).is_empty());
+    }
+}
+
+#[test]
 fn a_lease_takes_at_most_a_hundred_times_the_usual_time() {
     let mut rounds = impatient(2);
     // A worker that takes half a second for each of its ten steps.

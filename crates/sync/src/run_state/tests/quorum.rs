@@ -178,3 +178,32 @@ fn a_worker_that_states_an_impossible_speed_does_not_shorten_the_leases_of_other
     rounds.commit(at(0), &next.claim(), &lies);
     assert!(rounds.speeds.fastest().is_finite() && rounds.speeds.fastest() > 0.0);
 }
+
+#[test]
+fn a_step_merges_no_more_contributions_than_its_order_can_name() {
+    let most = outer_steps::MOST_MERGED;
+    let quorum = Quorum { learners: 2, grace: at(0), grace_share: 0.0, throttle: 0.0, dynamic_steps: false };
+    let schedule = Schedule::new(1, 1, 0, vec![most as u64 + 9]).unwrap();
+    let limits = LeaseLimits::of_silence(LEASE);
+    let mut rounds = begin(RunPlan { schedule, scheme: Scheme::Quorum(quorum), phase: 0, limits });
+    let (worker, other) = (ProcessId::local("w"), ProcessId::local("other"));
+    // One path of a module contributes again and again, while the other path has not contributed yet.
+    let mut of_path = lease(rounds.grant(at(0), &request(&worker, &[])));
+    let others: Vec<_> = (1..4).map(|_| lease(rounds.grant(at(0), &request(&other, &[])))).collect();
+    for _ in 0..most {
+        assert!(matches!(commit(&mut rounds, &of_path), Commit::Accepted(_)));
+        of_path = lease(rounds.grant(at(0), &request(&worker, &[])));
+        assert_eq!(of_path.path, PathId(0));
+    }
+    assert!(matches!(commit(&mut rounds, &others[0]), Commit::Accepted(_)));
+    let shared = fragment(0, 0, 0);
+    assert_eq!(rounds.take_due(at(0)), [shared]);
+    let step = rounds.due_step(shared).unwrap();
+    assert_eq!(step.contributions.len(), most);
+    assert!(step.contributions.is_sorted());
+    let of_other = step.contributions.iter().filter(|contribution| contribution.path == others[0].path);
+    assert_eq!(of_other.count(), 1, "the first contributions of all paths count first");
+    assert!(rounds.stepped(&step, Duration::ZERO));
+    let left: Vec<_> = rounds.progress().pending[&shared].iter().map(|c| (c.path, c.number)).collect();
+    assert_eq!(left, [(PathId(0), u32::try_from(most).unwrap())]);
+}

@@ -18,8 +18,8 @@ use dipaco_protocol::{MOST_LEASES, OuterStepDone, OuterStepOrder, Response};
 
 /// Longest address of a synchronizer, in bytes.
 const ADDRESS_BYTES: usize = 256;
-/// Largest number of paths through a module of a synchronizer. An order names the contributions of all of them, some 180 bytes
-/// each, and is one message of at most 1 MiB.
+/// Largest number of paths through a module of a synchronizer. An order names a contribution of each of them, or with a quorum
+/// up to 5,000 contributions (`run_state/outer_steps.rs` of `sync`), some 180 bytes each. It is one message of at most 1 MiB.
 const MOST_PATHS: usize = 5_000;
 
 /// A synchronizer's request for orders.
@@ -61,9 +61,13 @@ impl CoordinatorRequests {
 
     /// The orders for the synchronizer with this fencing number.
     fn orders(&self, fence: u64) -> Result<Vec<OuterStepOrder>, CoordinatorError> {
-        let Orders { orders, reduced } = self.ledger().orders(self.now(), fence)?;
+        let Orders { orders, reduced, others_due } = self.ledger().orders(self.now(), fence)?;
         // A grace period may have begun.
         self.deadlines.notify_one();
+        if others_due {
+            // Time alone makes steps due, too. Then nobody else has told their owners.
+            self.notify_synchronizers();
+        }
         for ReducedGradient { path, fragment, norm, token } in reduced {
             tracing::warn!(%path, %fragment, norm, token, "an outer gradient out of proportion is reduced");
         }
@@ -165,6 +169,9 @@ impl CoordinatorRequests {
                 modules = modules.len(),
                 "a synchronizer takes the outer steps of these modules"
             );
+            // Modules of its earlier process that this one does not claim have gone back to the coordinator, with the steps that
+            // are due.
+            self.notify_synchronizers();
         }
         let deadline = Instant::now() + wait;
         let mut contributed = self.contributed.subscribe();
@@ -212,3 +219,6 @@ impl CoordinatorRequests {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

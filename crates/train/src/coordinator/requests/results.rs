@@ -216,6 +216,7 @@ impl CoordinatorRequests {
                     path,
                     round,
                     worker: worker.clone(),
+                    steps: Some(lease.to.saturating_sub(lease.from)),
                     loss,
                     heldout_loss: report.held_out_loss,
                     best,

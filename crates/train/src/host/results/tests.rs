@@ -6,13 +6,16 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use dipaco_codec::{Compression, decode, encode};
 use dipaco_config::RunConfig;
+use dipaco_model::ModelConfig;
 use dipaco_net::{Client, Limits, RunAuthority, Server};
 use dipaco_path::MomentSpecs;
 use dipaco_protocol::ContentDigest;
 use dipaco_sync::{Fence, LeaseSecret, ProcessId};
 
 use super::*;
+use crate::host::verified_gradients::CAPACITY_BYTES;
 
 /// An upper bound; no test waits for its end.
 const LONG: Duration = Duration::from_secs(60);
@@ -154,6 +157,33 @@ async fn a_piece_that_waits_counts_against_the_next_connection_of_its_token() {
     };
     let (answer, ()) = tokio::join!(client.call::<u8, u8>(&1, None, 0, LONG), serve);
     assert_eq!(answer.unwrap().0, 2);
+}
+
+#[tokio::test]
+async fn an_outer_gradient_without_room_counts_and_is_read_from_the_store() {
+    let host = host(|config| {
+        config.model = ModelConfig { vocab_size: 500, hidden_size: 128, ..ModelConfig::default() };
+    });
+    let intake = &host.intake;
+    let module = ModuleId { level: 0, index: 0 };
+    let fragment = FragmentId { module, index: 0 };
+    let values = intake.values(PathId(0), fragment).unwrap();
+    let content = Bytes::from(encode(&vec![0.5; values], Compression::TopK).unwrap());
+    let decoded = decode(&content, values).unwrap();
+    let all = || intake.gradients.room(CAPACITY_BYTES / size_of::<f32>());
+    for (number, has_room) in [(1, true), (2, false), (3, true)] {
+        let digest = ContentDigest::of(&content);
+        let item = LeaseResult::OuterGradient { fragment, number, tokens: 1 };
+        let piece = UploadedPiece { item, digest: digest.clone(), ..state(0) };
+        let name = item.object_name(piece.claim.key, host.to, &digest.hash);
+        let taken = if has_room { None } else { all() };
+        assert_eq!(accept(&host, piece, content.clone()).await.unwrap(), Response::Done);
+        drop(taken);
+        assert!(all().is_some(), "what is kept or dropped needs no room");
+        let object = ObjectRef { name, hash: digest.hash, bytes: digest.bytes };
+        assert_eq!(intake.gradients.remove(&object), has_room.then(|| decoded.clone()));
+        assert_eq!(decode(&intake.store.get(&object).await.unwrap(), values).unwrap(), decoded);
+    }
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::Path as FilePath;
 
-use dipaco_model::ModelConfig;
 use dipaco_path::PathState;
 use dipaco_store::StoreLoad;
 

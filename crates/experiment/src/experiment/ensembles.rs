@@ -1,0 +1,74 @@
+//! The number of paths of an ensemble.
+
+use dipaco_topology::Topology;
+
+use super::Experiment;
+use crate::cell::{Cell, CellEvaluation, EvaluatedModel};
+use crate::error::ExperimentError;
+
+impl Experiment {
+    /// Refuses a cell with an ensemble of more paths than it has: its line would be named after paths that are not there.
+    pub(super) fn check_ensembles(&self, cell: &Cell) -> Result<(), ExperimentError> {
+        for CellEvaluation { name, model, config, .. } in &cell.evaluations {
+            let EvaluatedModel::Ensemble(most) = *model else { continue };
+            // A configuration with an unusable topology is refused when it is read.
+            let Ok(topology) = Topology::new(&config.topology, config.model.blocks) else { continue };
+            let paths = topology.paths();
+            if most.get() > paths {
+                let problem = format!(
+                    "{}: the evaluation `{name}` is an ensemble of {most} paths, and the run has {paths}: give at most \
+                     {paths}, or name other evaluations for this run",
+                    cell.label()
+                );
+                return Err(ExperimentError::Experiment { path: self.path.clone(), problem });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// An experiment with a run of four paths and a run of one, and with these further lines of the second.
+    fn ensemble_of(paths: u32, dense: &str) -> Experiment {
+        let text = format!(
+            r#"
+name = "ensembles"
+[[evaluations]]
+name = "routed"
+[[evaluations]]
+name = "several paths"
+model = {{ ensemble = {paths} }}
+[[runs]]
+name = "2x2"
+[[runs]]
+name = "dense"
+configuration.topology.levels = [{{ modules = 1, blocks = "0..4", embedding = true, head = true }}]
+{dense}
+"#
+        );
+        Experiment::parse(&text, Path::new("ensembles.toml")).unwrap()
+    }
+
+    #[test]
+    fn an_ensemble_has_no_more_paths_than_its_run() {
+        assert_eq!(ensemble_of(4, "").cells().unwrap().len(), 2, "a run of one path is only routed");
+        let message = ensemble_of(9, "").cells().unwrap_err().to_string();
+        for says in ["2x2 · seed 1", "`several paths`", "9 paths", "give at most 4"] {
+            assert!(message.contains(says), "{message}");
+        }
+        let dense = ensemble_of(2, "evaluations = [\"several paths\"]");
+        assert!(matches!(dense.cells(), Err(ExperimentError::Experiment { .. })));
+    }
+
+    #[test]
+    fn a_swept_topology_has_the_paths_of_every_ensemble() {
+        let sweep = "[[sweeps]]\nkey = \"topology.replicas\"\nvalues = [1, 2]\nruns = [\"2x2\"]\n";
+        assert!(matches!(ensemble_of(5, sweep).sweeps(), Err(ExperimentError::Experiment { .. })));
+        assert_eq!(ensemble_of(4, sweep).sweeps().unwrap().len(), 1);
+    }
+}

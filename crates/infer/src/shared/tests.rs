@@ -1,0 +1,251 @@
+//! What an engine without threads drops outside of its lock.
+
+use std::fmt;
+use std::sync::{Weak, mpsc};
+use std::time::Instant;
+
+use dipaco_topology::Topology;
+
+use super::*;
+use crate::model::Held;
+use crate::running::Running;
+use crate::scheduler::{Arrival, Limits};
+use crate::{
+    BoxError, Executor, KvType, ModuleMemory, NoObserver, PathVersion, ServedPath, TextStream, TokenizerInfo,
+};
+
+/// A model, its weights and a tokenizer that nobody asks anything.
+struct Unasked;
+
+impl RoutedModel for Unasked {
+    fn context(&self) -> usize {
+        unreachable!()
+    }
+
+    fn vocab_size(&self) -> usize {
+        unreachable!()
+    }
+
+    fn topology(&self) -> &Topology {
+        unreachable!()
+    }
+
+    fn prefix_tokens(&self) -> usize {
+        unreachable!()
+    }
+
+    fn route(&self, _: &[&[u32]]) -> Result<Vec<Route>, BoxError> {
+        unreachable!()
+    }
+
+    fn generation(&self) -> Arc<dyn Generation> {
+        unreachable!()
+    }
+
+    fn module_memory(&self) -> ModuleMemory {
+        unreachable!()
+    }
+
+    fn page_bytes(&self, _: KvType) -> usize {
+        unreachable!()
+    }
+
+    fn executor(&self, _: usize, _: KvType) -> Box<dyn Executor + '_> {
+        unreachable!()
+    }
+}
+
+impl Generation for Unasked {
+    fn fingerprint(&self) -> Arc<str> {
+        unreachable!()
+    }
+
+    fn loaded(&self, _: PathId) -> Option<ServedPath> {
+        unreachable!()
+    }
+
+    fn prepare(&self, _: PathId) -> Result<ServedPath, BoxError> {
+        unreachable!()
+    }
+}
+
+impl TextStream for Unasked {
+    fn push(&mut self, _: u32) -> Result<String, BoxError> {
+        unreachable!()
+    }
+
+    fn finish(&mut self) -> String {
+        unreachable!()
+    }
+}
+
+impl TextCodec for Unasked {
+    fn encode(&self, _: &str) -> Result<Vec<u32>, BoxError> {
+        unreachable!()
+    }
+
+    fn decode(&self, _: &[u32]) -> Result<String, BoxError> {
+        unreachable!()
+    }
+
+    fn token_text(&self, _: u32) -> String {
+        unreachable!()
+    }
+
+    fn stream(&self, _: &[u32]) -> Box<dyn TextStream> {
+        Box::new(Self)
+    }
+
+    fn end_of_text(&self) -> u32 {
+        unreachable!()
+    }
+
+    fn vocab_size(&self) -> usize {
+        unreachable!()
+    }
+
+    fn info(&self) -> TokenizerInfo {
+        unreachable!()
+    }
+}
+
+/// An error, or a guard of modules, that tells, when it is dropped, whether the engine's lock was free.
+#[derive(Debug)]
+struct Witness {
+    shared: Weak<Shared>,
+    lock_was_free: mpsc::Sender<bool>,
+}
+
+impl fmt::Display for Witness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the router failed")
+    }
+}
+
+impl std::error::Error for Witness {}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        let free = self.shared.upgrade().is_some_and(|shared| shared.state.try_lock().is_ok());
+        let _ = self.lock_was_free.send(free);
+    }
+}
+
+fn engine() -> Arc<Shared> {
+    let scheduler = Scheduler::new(Limits {
+        sequences: 1,
+        step_tokens: 1,
+        prompt_slowdown: 1.0,
+        queued_sequences: 1,
+        queued_tokens: 1,
+        pages: 1,
+    });
+    let load = watch::Sender::new(scheduler.load());
+    let state = SharedState {
+        scheduler,
+        waiting: BTreeMap::new(),
+        unrouted: VecDeque::new(),
+        questions: VecDeque::new(),
+        unloaded: VecDeque::new(),
+        cancelled: Vec::new(),
+        moves: Moves::default(),
+        versions: Versions::default(),
+        submissions: 0,
+        closed: false,
+    };
+    Arc::new(Shared {
+        model: Arc::new(Unasked),
+        codec: Arc::new(Unasked),
+        observer: Arc::new(NoObserver),
+        abort: CancellationToken::new(),
+        ended: OnceLock::new(),
+        broken: CancellationToken::new(),
+        load,
+        state: Mutex::new(state),
+        change: Condvar::new(),
+    })
+}
+
+/// A sequence that the scheduler knows.
+fn admitted(shared: &Shared) -> SequenceId {
+    let arrival = Arrival {
+        client: 0,
+        priority: 0,
+        prompt: [1].into(),
+        max_tokens: 1,
+        reads_cache: false,
+        chunks: None,
+    };
+    shared.lock().scheduler.admit(vec![arrival], Duration::from_secs(1)).unwrap()[0]
+}
+
+/// A path whose modules tell, when they are freed, whether the engine's lock was free.
+fn served(shared: &Arc<Shared>, told: &mpsc::Sender<bool>) -> ServedPath {
+    let witness = Witness { shared: Arc::downgrade(shared), lock_was_free: told.clone() };
+    ServedPath::of_cache(Vec::new(), PathVersion([0; 32]), &[], Held::new(witness))
+}
+
+fn running(served: ServedPath) -> Running {
+    let (events, _) = tokio::sync::mpsc::channel(1);
+    let job = Job {
+        request: GenerateRequest { ignore_eos: true, ..GenerateRequest::new([1u32]) },
+        sequence: 0,
+        shares_prompt: false,
+        submission: 0,
+        events,
+        arrived: Instant::now(),
+        deadline: Duration::from_secs(1),
+        place: None,
+        routing: None,
+        generation: None,
+    };
+    Running::new(job, PathId(0), served, 0, &Unasked)
+}
+
+/// A change of a path may hold the only modules of a path. Whoever frees gigabytes under the lock holds up every caller.
+#[test]
+fn changes_of_paths_that_nobody_makes_are_dropped_outside_of_the_lock() {
+    let shared = engine();
+    let (told, lock_was_free) = mpsc::channel();
+    let (answer, mut answered) = oneshot::channel();
+    let id = admitted(&shared);
+    let mut state = shared.lock();
+    let witness = Witness { shared: Arc::downgrade(&shared), lock_was_free: told };
+    let failed = EngineError::Model { action: "routing".to_owned(), source: witness.into() };
+    state.moves.failed.push((id, failed));
+    state.questions.push_back(Question { prefix: [1].into(), answer });
+    drop(state);
+    shared.stop();
+    assert_eq!(lock_was_free.try_iter().collect::<Vec<_>>(), [true]);
+    assert_eq!(answered.try_recv().unwrap_err(), oneshot::error::TryRecvError::Closed);
+}
+
+#[test]
+fn modules_that_come_after_the_end_are_dropped_outside_of_the_lock() {
+    let shared = engine();
+    let (told, lock_was_free) = mpsc::channel();
+    let id = admitted(&shared);
+    shared.stop();
+    let (path, generation) = (PathId(0), Arc::new(Unasked));
+    let routed = Routed { id, path, route: None, took: None, generation, overtaken: 0 };
+    shared.placed(routed, Ok(served(&shared, &told)));
+    assert_eq!(lock_was_free.try_iter().collect::<Vec<_>>(), [true]);
+}
+
+#[test]
+fn modules_that_sequences_give_up_are_dropped_outside_of_the_lock() {
+    let shared = engine();
+    let (told, lock_was_free) = mpsc::channel();
+    let ended = admitted(&shared);
+    shared.lock().scheduler.remove(ended);
+    let leaving = admitted(&shared);
+    let mut all = BTreeMap::from([(leaving, running(served(&shared, &told)))]);
+    let mut state = shared.lock();
+    state.moves.left.push(leaving);
+    state.moves.arrived.push((ended, PathId(0), served(&shared, &told)));
+    let left_over = state.make_moves(&Unasked, &mut all);
+    drop(state);
+    assert!(all[&leaving].served.is_none());
+    drop(left_over);
+    assert_eq!(lock_was_free.try_iter().collect::<Vec<_>>(), [true, true]);
+}

@@ -1,0 +1,107 @@
+use std::fs;
+
+use dipaco_path::DeviceChoice;
+use dipaco_telemetry::Progress;
+
+use super::*;
+use crate::experiment::{Cancel, ExperimentOptions};
+
+const SWEPT: &str = r#"
+name = "swept"
+[configuration]
+prepare.vocab_size = 280
+[[runs]]
+name = "2x2"
+[[sweeps]]
+key = "outer.nesterov.learning_rate"
+values = [0.5, 1.0]
+runs = ["2x2"]
+"#;
+
+/// A file of some short documents.
+fn text(folder: &Path, name: &str) -> PathBuf {
+    let file = folder.join(name);
+    let line = |i: usize| {
+        let text = format!("Document {i} of {name} speaks of {}. ", i * 31 % 17);
+        format!("{}\n", serde_json::json!({ "text": text }))
+    };
+    fs::write(&file, (0..60).map(line).collect::<String>()).unwrap();
+    file
+}
+
+/// An evaluation with this perplexity.
+fn evaluation(perplexity: f64) -> Evaluation {
+    serde_json::from_value(serde_json::json!({
+        "documents": 1, "sequences": 1, "tokens_counted": 4, "nll_sum": 8.0, "perplexity": perplexity,
+        "bits_per_byte": 1.5, "prefix_tokens": 2, "sequence_tokens": 8, "per_path": [],
+    }))
+    .unwrap()
+}
+
+/// Options of experiments on two short texts, beside the folder of the results.
+fn options(folder: &Path) -> ExperimentOptions {
+    ExperimentOptions {
+        data: vec![text(folder, "train.jsonl")],
+        validation: vec![text(folder, "validation.jsonl")],
+        model: None,
+        labels: None,
+        out: folder.join("out"),
+        workers: 1,
+        program: PathBuf::from("no program"),
+        device: DeviceChoice::Cpu,
+        keep_all: false,
+    }
+}
+
+#[test]
+fn a_finished_cell_is_read_once() {
+    let temporary = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let options = options(temporary.path());
+    let (progress, handle) = (Progress::hidden(), runtime.handle().clone());
+    let mut folder = ExperimentFolder::open(options, &progress, Cancel::default(), handle).unwrap();
+    let experiment = Experiment::parse(SWEPT, Path::new("swept.toml")).unwrap();
+
+    // Both values of the sweep are finished, and the run's own cell with the better one.
+    let sweep = experiment.sweeps().unwrap().remove(0);
+    let mut chosen = experiment.clone();
+    chosen.choose(&sweep.judge(&[vec![7.0], vec![9.0]]));
+    let own = chosen.cells().unwrap();
+    let all: Vec<&Cell> = sweep.cells().chain(&own).collect();
+    let finished = |(cell, perplexity): (&&Cell, f64)| {
+        cell::tests::finished_before(&mut folder, cell, &evaluation(perplexity))
+    };
+    let records: BTreeSet<PathBuf> = all.iter().zip([7.0, 9.0, 7.0]).map(finished).collect();
+    assert_eq!(records.len(), 2, "the own cell is that of the sweep");
+
+    let selection = Selection::default();
+    let missing = all.iter().map(|cell| cell.label()).collect();
+    let mut work = Work::new(&mut folder, &experiment, missing);
+    work.pass(&experiment).unwrap();
+    let read = work.results.clone();
+    assert_eq!((read.cells.len(), read.sweeps.len(), read.missing.len()), (1, 1, 0));
+
+    // The next pass has no record to read, and no program to train with.
+    records.iter().for_each(|record| fs::remove_file(record).unwrap());
+    work.selection = Some(&selection);
+    work.pass(&experiment).unwrap();
+    assert_eq!((work.begun, work.failed), (3, 0));
+    assert_eq!(work.results, read);
+}
+
+#[test]
+fn cells_of_a_text_that_can_not_be_used_leave_finished_results_as_they_are() {
+    let temporary = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let options = options(temporary.path());
+    fs::write(&options.data[0], "").unwrap();
+    let results = results_file(&options.out, "swept");
+    fs::create_dir(&options.out).unwrap();
+    fs::write(&results, "finished results").unwrap();
+    let (progress, handle) = (Progress::hidden(), runtime.handle().clone());
+    let mut folder = ExperimentFolder::open(options, &progress, Cancel::default(), handle).unwrap();
+    let experiment = Experiment::parse(SWEPT, Path::new("swept.toml")).unwrap();
+    let outcome = run(&mut folder, &experiment, &Selection::default()).unwrap();
+    assert_eq!(outcome.failed, 2, "both values of the sweep, and the run's own cell waits");
+    assert_eq!(fs::read_to_string(&results).unwrap(), "finished results");
+}

@@ -1,0 +1,65 @@
+//! A run that begins with the seed of another run.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+
+use dipaco_tests::fixtures::{corpus, fixture, pages, root};
+use dipaco_tests::process::{Output, output};
+use dipaco_tests::run::{Run, snapshot};
+
+/// Takes over the seed of `theirs`.
+fn adopt(own: &Run, theirs: &Run) -> Output {
+    own.dipaco(&format!("seed --from {}", theirs.directory().display()))
+}
+
+/// Prepares the pages with a given tokenizer.
+fn prepare_with(run: &Run, tokenizer: &Path) -> Output {
+    let mut command = run.command(&format!("prepare --set prepare.tokenizer={}", tokenizer.display()));
+    command.arg(pages());
+    output(command)
+}
+
+#[test]
+fn a_seed_of_another_tokenizer_is_refused() {
+    // Both vocabularies have as many tokens, so that only the tokens differ.
+    let (own, theirs) = (Run::new(), Run::new());
+    let _ = theirs.prepare(corpus()).succeeded();
+    let _ = theirs.dipaco("seed --set seed_model.steps=2").succeeded();
+    let _ = own.prepare([pages()]).succeeded();
+    let (file, expected) = (own.file("data/tokenizer.json"), theirs.file("data/tokenizer.json"));
+    let remedy = format!("prepare.tokenizer={}", expected.display());
+    let _ = adopt(&own, &theirs).failed(1, &[file.to_str().unwrap(), &remedy]);
+    assert!(!own.file("store").exists(), "a refused seed leaves no store behind");
+
+    let first = own.folder().join("tokenizer.json");
+    fs::copy(&file, &first).unwrap();
+    let _ = prepare_with(&own, &expected).succeeded();
+    let _ = adopt(&own, &theirs).succeeded();
+    assert_eq!(own.weights(), theirs.weights());
+    // From now on the run's text keeps the tokenizer of the seed.
+    let _ = prepare_with(&own, &first).failed(1, &["tokenizer.json", "another run directory"]);
+    assert_eq!(fs::read(&file).unwrap(), fs::read(&expected).unwrap());
+}
+
+#[test]
+fn the_files_of_an_imported_model_come_with_its_seed() {
+    let (own, theirs) = (Run::new(), Run::new());
+    fs::copy(fixture("imported.toml"), theirs.config()).unwrap();
+    let model = root().join("crates/model/tests/fixtures/pretrained");
+    let import = format!("seed --import {} --set seed_model.steps=0", model.display());
+    let _ = theirs.dipaco(&import).succeeded();
+    // The shape of the model is in the saved configuration.
+    fs::copy(theirs.file("config.toml"), own.config()).unwrap();
+    let _ = prepare_with(&own, &theirs.file("imported/tokenizer.json")).succeeded();
+    let _ = adopt(&own, &theirs).succeeded();
+    assert_eq!(own.weights(), theirs.weights());
+    let files = |run: &Run| {
+        let root = run.file("imported");
+        let files = snapshot(&root).into_iter();
+        files.map(|(file, hash)| (file.strip_prefix(&root).unwrap().to_owned(), hash)).collect::<Vec<_>>()
+    };
+    assert_eq!(files(&own), files(&theirs));
+    let template = |folder: &Path| fs::read(folder.join("chat_template.jinja")).unwrap();
+    assert_eq!(template(&own.file("imported")), template(&model));
+}
