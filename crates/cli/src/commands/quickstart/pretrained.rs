@@ -70,7 +70,7 @@ pub(super) fn config(model: &ModelConfig) -> Result<String, CliError> {
     let tokens = number(context.min(SEQUENCE_TOKENS));
     for (section, keys) in [
         ("run", vec![set("name", "quickstart")]),
-        ("prepare", vec![set("validation_fraction", 0.05), set("text_document_bytes", 4096)]),
+        ("prepare", vec![set("validation_fraction", 0.03), set("text_document_bytes", 4096)]),
         ("seed_model", vec![set("steps", 10), set("sequence_tokens", tokens), set("validate_every", 0)]),
         (
             "train",
