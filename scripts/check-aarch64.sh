@@ -31,12 +31,12 @@ check() { # a processor of the emulator, and the fastest set that it must have
 }
 
 program() {
-  local folder dipaco run fixtures=tests/fixtures
+  local dipaco run fixtures=tests/fixtures
   export CC_aarch64_unknown_linux_gnu=$linker CXX_aarch64_unknown_linux_gnu=${CXX_LINKER:-aarch64-linux-gnu-g++}
   cargo build -p dipaco-cli --locked --target "$target"
   dipaco="$qemu ${CARGO_TARGET_DIR:-target}/$target/debug/dipaco"
   folder=$(mktemp -d)
-  trap 'rm -rf "$folder"; kill $(jobs -p) 2>/dev/null || true' EXIT
+  trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$folder"' EXIT
   run=$folder/run
   export DIPACO_SECRETS=$folder/secrets
   $dipaco -q prepare --config "$fixtures/tiny.toml" --run "$run" "$fixtures/corpus"
@@ -47,7 +47,7 @@ program() {
   $dipaco -q coordinator --run "$run" --listen 127.0.0.1:0 &
   local coordinator=$!
   until [ -f "$run/secrets/join.token" ]; do kill -0 "$coordinator"; sleep 0.2; done
-  $dipaco -q worker --join "$run/secrets/join.token" &
+  $dipaco -q worker --join "$run/secrets/join.token" --cache "$folder/cache" &
   local worker=$!
   wait "$coordinator"
   wait "$worker"
