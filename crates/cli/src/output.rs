@@ -11,7 +11,7 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     print_while_read(text).map(|_| ())
 }
 
-/// [`print`] for commands that print again and again. Returns whether somebody still reads.
+/// [`print()`] for commands that print again and again. Returns whether somebody still reads.
 pub(crate) fn print_while_read(text: &str) -> Result<bool, CliError> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
