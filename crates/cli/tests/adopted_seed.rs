@@ -3,13 +3,7 @@
 
 mod support;
 
-use support::{FIXTURES, dipaco};
-
-fn succeeds(words: &[&str]) -> String {
-    let (code, out, err) = dipaco(words);
-    assert_eq!(code, 0, "{words:?}: {out}{err}");
-    out
-}
+use support::{FIXTURES, succeeds};
 
 #[test]
 fn a_seed_of_another_run_is_there_already_whatever_the_text_and_a_restart_replaces_it() {

@@ -5,13 +5,7 @@ use std::fs;
 
 mod support;
 
-use support::{FIXTURES, dipaco};
-
-fn succeeds(words: &[&str]) -> String {
-    let (code, out, err) = dipaco(words);
-    assert_eq!(code, 0, "{words:?}: {out}{err}");
-    out
-}
+use support::{FIXTURES, dipaco, succeeds};
 
 #[test]
 fn an_operator_goes_back_and_the_run_says_so() {

@@ -3,13 +3,7 @@
 
 mod support;
 
-use support::{FIXTURES, dipaco};
-
-fn succeeds(words: &[&str]) -> String {
-    let (code, out, err) = dipaco(words);
-    assert_eq!(code, 0, "{words:?}: {out}{err}");
-    out
-}
+use support::{FIXTURES, succeeds};
 
 #[test]
 fn a_seed_that_is_copied_or_there_already_is_reported_as_one_that_was_trained() {

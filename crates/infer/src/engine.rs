@@ -1,6 +1,6 @@
 //! The engine: admission, and the threads that route sequences and run steps.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -14,12 +14,10 @@ use crate::job::{Job, most_events};
 use crate::loads;
 use crate::observer::Guarded;
 use crate::reroute;
-use crate::reroute::Moves;
 use crate::routes;
 use crate::runner;
 use crate::scheduler::{Arrival, Limits, Scheduler, SequenceId};
 use crate::shared::{Question, Shared, SharedState, Unrouted};
-use crate::versions::Versions;
 use crate::{
     EngineError, GenerateRequest, KvType, Load, Observer, Route, RoutedModel, Submission, TextCodec,
 };
@@ -120,18 +118,7 @@ impl Engine {
             pages,
         });
         let load = watch::Sender::new(scheduler.load());
-        let state = SharedState {
-            scheduler,
-            waiting: BTreeMap::new(),
-            unrouted: VecDeque::new(),
-            questions: VecDeque::new(),
-            unloaded: VecDeque::new(),
-            cancelled: Vec::new(),
-            moves: Moves::default(),
-            versions: Versions::default(),
-            submissions: 0,
-            closed: false,
-        };
+        let state = SharedState::new(scheduler);
         let shared = Arc::new(Shared {
             model,
             codec,

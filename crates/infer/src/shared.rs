@@ -53,6 +53,24 @@ pub(crate) struct SharedState {
     pub(crate) closed: bool,
 }
 
+impl SharedState {
+    /// The state before the first sequence.
+    pub(crate) fn new(scheduler: Scheduler) -> Self {
+        Self {
+            scheduler,
+            waiting: BTreeMap::new(),
+            unrouted: VecDeque::new(),
+            questions: VecDeque::new(),
+            unloaded: VecDeque::new(),
+            cancelled: Vec::new(),
+            moves: Moves::default(),
+            versions: Versions::default(),
+            submissions: 0,
+            closed: false,
+        }
+    }
+}
+
 /// A sequence without a path, or at the end of a chunk.
 pub(crate) struct Unrouted {
     pub(crate) id: SequenceId,

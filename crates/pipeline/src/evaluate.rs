@@ -94,7 +94,7 @@ pub fn comparable(
 }
 
 /// Checks that a run has what the evaluation of a model reads. A command that evaluates several models calls it for all of them
-/// first, so that what one of them lacks costs no results of the others. Reads no weights of paths. Blocks on the store.
+/// first, so that what one of them lacks costs no results of the others. Reads no weights of the seed and of paths. Blocks on the store.
 ///
 /// # Errors
 /// When the run is not prepared, trained or routed, when it has no such path, model or router, and when a router is damaged.
@@ -126,7 +126,8 @@ pub fn check(run: &RunDirectory, weights: &Weights, subject: Subject) -> Result<
         | Subject::Rerouted { by: RerouteBy::Features, .. } => {
             all_paths()?;
             divided_text()?;
-            text_router(run, weights).map(drop)
+            weights.seed_hash()?;
+            router(&run.routing(weights.manifest().phase())).map(drop)
         }
         Subject::Rerouted { by: RerouteBy::Transformer, .. } => {
             all_paths()?;

@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
-use dipaco_ledger::{DroppedObjects, Ledger, PhaseBoundary};
+use dipaco_ledger::{Ledger, PhaseBoundary};
 use dipaco_net::{Clock, Server, Traffic};
 use dipaco_store::{RunStore, ShardRecord};
 use dipaco_telemetry::{Event, Events, LiveSource, Progress, WireBytes};
@@ -258,7 +258,7 @@ impl RunningCoordinator {
             sequence: started.sequence,
             changed: to_write.clone(),
             written: written.clone(),
-            dropped: DroppedObjects::default(),
+            dropped: Vec::new(),
             clock,
         };
         // First of all: from the new incarnation on an older coordinator can't write, so nothing below races with it.

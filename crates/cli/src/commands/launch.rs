@@ -30,21 +30,9 @@ const SLURM: [(&str, &str); 6] = [
 /// The array that computes features of the seed, for runs that need them.
 const FEATURES: &str = "features.sbatch";
 
-/// Parts of the scripts' comments that help only who reads the examples: how to submit them, which [`submission`] says for a run,
-/// for which runs they are, and a page of the sources.
-const OF_EXAMPLES: [&str; 4] = [
-    r#" The tokenizer comes first, and the command without --part lists the files of all parts:
-#   tokenizer=$(sbatch --parsable --wrap "dipaco prepare --run runs/mine --tokenizer-only text/")
-#   parts=$(sbatch --parsable --dependency=afterok:$tokenizer deploy/slurm/prepare.sbatch)
-#   sbatch --dependency=afterok:$parts --wrap "dipaco prepare --run runs/mine text/""#,
-    r#" The router comes first, and the command without --part lists the files of all parts:
-#   router=$(sbatch --parsable --wrap "dipaco route fit --run runs/mine")
-#   parts=$(sbatch --parsable --dependency=afterok:$router deploy/slurm/route.sbatch)
-#   sbatch --dependency=afterok:$parts --wrap "dipaco route assign --run runs/mine""#,
-    r#" It pays where the seed gives the features
-# (routing.features = "seed"): it comes after the seed and before `dipaco route fit`."#,
-    " (docs/deploy.md)",
-];
+/// The beginning of comments that help only who reads the scripts as examples: how to submit them, which [`submission`] says for a
+/// run, for which runs they are, and a page of the sources.
+const OF_EXAMPLES: &str = "## ";
 
 /// The schedulers.
 #[derive(Debug, Subcommand)]
@@ -126,8 +114,8 @@ fn slurm(
         ("--cpus-per-task=8\n", format!("--cpus-per-task={}\n", options.threads)),
     ];
     let fill = |script: &str| {
-        let own = OF_EXAMPLES.iter().fold(script.to_owned(), |text, part| text.replace(part, ""));
-        values.iter().fold(own, |text, (from, to)| text.replace(from, to))
+        let own = script.split_inclusive('\n').filter(|line| !line.starts_with(OF_EXAMPLES)).collect();
+        values.iter().fold(own, |text: String, (from, to)| text.replace(from, to))
     };
     let wanted = |name: &str| name != FEATURES || needs_features(config);
     Ok(SLURM.iter().filter(|(name, _)| wanted(name)).map(|(name, script)| (*name, fill(script))).collect())
@@ -217,10 +205,9 @@ mod tests {
 
     #[test]
     fn the_comments_of_a_script_speak_of_its_run_and_not_of_the_examples() {
-        for part in OF_EXAMPLES {
-            let of = SLURM.iter().filter(|(_, script)| script.contains(part)).count();
-            assert_eq!(of, 1, "an example has changed: {part}");
-        }
+        let of_examples =
+            SLURM.iter().filter(|(_, script)| script.lines().any(|line| line.starts_with(OF_EXAMPLES)));
+        assert_eq!(of_examples.count(), 4, "an example has changed");
         let mut config = RunConfig::default();
         config.routing.features = FeatureKind::Seed;
         let scripts = slurm(&options(), Path::new("/runs/big"), &config).unwrap();

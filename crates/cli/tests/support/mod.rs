@@ -1,4 +1,5 @@
 //! The program and the fixtures, for the tests of commands.
+#![allow(dead_code, reason = "each test program uses a part")]
 
 use std::process::{Command, Stdio};
 
@@ -16,4 +17,11 @@ pub(crate) fn dipaco(words: &[&str]) -> (i32, String, String) {
         .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// Runs `dipaco` with `words`, which succeeds, and returns its standard output.
+pub(crate) fn succeeds(words: &[&str]) -> String {
+    let (code, out, err) = dipaco(words);
+    assert_eq!(code, 0, "{words:?}: {out}{err}");
+    out
 }

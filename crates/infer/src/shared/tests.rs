@@ -141,18 +141,7 @@ fn engine() -> Arc<Shared> {
         pages: 1,
     });
     let load = watch::Sender::new(scheduler.load());
-    let state = SharedState {
-        scheduler,
-        waiting: BTreeMap::new(),
-        unrouted: VecDeque::new(),
-        questions: VecDeque::new(),
-        unloaded: VecDeque::new(),
-        cancelled: Vec::new(),
-        moves: Moves::default(),
-        versions: Versions::default(),
-        submissions: 0,
-        closed: false,
-    };
+    let state = SharedState::new(scheduler);
     Arc::new(Shared {
         model: Arc::new(Unasked),
         codec: Arc::new(Unasked),

@@ -2,16 +2,15 @@
 
 mod deletions;
 
-use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dipaco_ledger::{DroppedObjects, Ledger, NewCheckpoint, WritePart};
+use dipaco_ledger::{Ledger, NewCheckpoint, WritePart};
 use dipaco_net::Clock;
 use dipaco_store::{ManifestSequence, RunStore};
 use tokio::sync::Notify;
-use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::sync::mpsc::{self, Sender};
 use tokio_util::sync::CancellationToken;
 
 use crate::coordinator::error::CoordinatorError;
@@ -21,6 +20,9 @@ use deletions::Deletions;
 
 /// Pause after a write for each path of the run. The manifest has about a kilobyte a path.
 const PAUSE: Duration = Duration::from_micros(30);
+
+/// Writes whose objects may wait for their deletion. Further writes, and so answers, wait until the store keeps up again.
+const WAITING: usize = 64;
 
 /// Writes the manifest: one write for all changes since the previous write, and a pause between writes, so that a run
 /// with thousands of paths does not spend its time on writing. No peer is told of a change before it is on the disk, and
@@ -35,7 +37,7 @@ pub(crate) struct ManifestWriter {
     /// The requests that wait for their change to be on the disk.
     pub(crate) written: Arc<WrittenChanges>,
     /// Objects to which the manifest on the disk does not refer any more, until [`Self::run`] passes them on.
-    pub(crate) dropped: DroppedObjects,
+    pub(crate) dropped: Vec<String>,
     /// Ends the pins of readers that are gone.
     pub(crate) clock: Clock,
 }
@@ -69,7 +71,7 @@ impl ManifestWriter {
                     self.sequence = self.store.replace(&*manifest, self.sequence).await?;
                     self.written.note(change);
                 }
-                WritePart::Deletions(names) => self.dropped.add(names),
+                WritePart::Deletions(names) => self.dropped.extend(names),
             }
         }
         Ok(pause)
@@ -81,7 +83,7 @@ impl ManifestWriter {
     /// # Errors
     /// When a write or a deletion fails. After a deletion the write under way is finished.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), CoordinatorError> {
-        let (written, writes) = mpsc::unbounded_channel();
+        let (written, writes) = mpsc::channel(WAITING);
         let mut deleting =
             pin!(Deletions::new(self.ledger.clone(), self.store.clone(), self.clock.clone()).run(writes));
         let mut writing = pin!(self.write_until(stop, written));
@@ -103,15 +105,14 @@ impl ManifestWriter {
     async fn write_until(
         &mut self,
         stop: CancellationToken,
-        written: UnboundedSender<Vec<String>>,
+        written: Sender<Vec<String>>,
     ) -> Result<(), CoordinatorError> {
         loop {
             // Read before the ledger: changes that precede the stop are in this write, the last one.
             let stopping = stop.is_cancelled();
             let pause = self.write_pending().await?;
-            // All of them: whoever deletes them asks for the pins.
-            let dropped = self.dropped.take_unpinned(&BTreeSet::new());
-            if written.send(dropped).is_err() || stopping {
+            let dropped = std::mem::take(&mut self.dropped);
+            if written.send(dropped).await.is_err() || stopping {
                 return Ok(());
             }
             let next_change = async {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use dipaco_ledger::{DroppedObjects, Ledger};
 use dipaco_net::Clock;
 use dipaco_store::RunStore;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::Receiver;
 
 use crate::coordinator::error::CoordinatorError;
 use crate::host::HostError;
@@ -29,10 +29,7 @@ impl Deletions {
     ///
     /// # Errors
     /// When the store fails, and when a panic has left the ledger half changed.
-    pub(super) async fn run(
-        mut self,
-        mut writes: UnboundedReceiver<Vec<String>>,
-    ) -> Result<(), CoordinatorError> {
+    pub(super) async fn run(mut self, mut writes: Receiver<Vec<String>>) -> Result<(), CoordinatorError> {
         while let Some(names) = writes.recv().await {
             self.dropped.add(names);
             // The writes since the last look.

@@ -1,5 +1,6 @@
 //! Deletions beside the writes.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 
 use bytes::Bytes;
@@ -65,7 +66,7 @@ fn writer(store: RunStore, left_behind: Vec<String>) -> ManifestWriter {
         sequence: ManifestSequence::NONE,
         changed: Arc::default(),
         written: Arc::default(),
-        dropped: DroppedObjects::default(),
+        dropped: Vec::new(),
         clock: Clock::system(),
     }
 }
