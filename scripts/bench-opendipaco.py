@@ -179,7 +179,7 @@ def own(given, train, test, seed, folder):
     rounds = 8 * given.length - 1
     for name, levels in (("grid", GRID), ("dense", DENSE)):
         (folder / f"{name}.toml").write_text(levels + CONFIG % rounds)
-    words = [word for setting in given.set for word in ("--set", setting)] + ["--set", f"run.seed={seed}"]
+    words = [word for setting in given.set for word in ("--set", setting)] + ["--set", f"run.seed={seed}", "--set", f"routing.seed={seed}"]
     grid, dense, adamw = folder / "grid", folder / "dense", folder / "adamw"
     steps = {}
 

@@ -23,7 +23,7 @@ import sys
 from runs import parser
 
 # The least ratio of tokens/s, the most ratio of memory and the least share of the product rate (%).
-RATE = {"f32": {"s": 1.15, "m": 1.1, "l": 1.1}, "bf16": {"s": 1.15, "m": 1.15, "l": 1.1}}
+RATE = {"f32": {"s": 1.15, "m": 1.15, "l": 1.1}, "bf16": {"s": 1.15, "m": 1.15, "l": 1.1}}
 MEMORY = {"s": 0.6, "m": 0.7, "l": 0.8}
 SHARE = {"f32": {"s": 80, "m": 80, "l": 86}, "bf16": {"s": 65, "m": 70, "l": 70}}
 PHASES = ("products", "attention", "head", "optimizer", "rest")
