@@ -152,6 +152,16 @@ mod tests {
     }
 
     #[test]
+    fn the_recorded_runs_have_the_exponents_of_the_page() {
+        let file =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/raw/lengths-and-grids.json");
+        let law = measured_law(&[file], &[]).unwrap();
+        assert_eq!((law.runs, law.sizes), (36, 12));
+        let [_, paths, tokens] = law.quantities.map(|quantity| quantity.exponent);
+        assert!((paths.unwrap() + 0.0376).abs() < 1e-4 && (tokens.unwrap() + 0.0942).abs() < 1e-4);
+    }
+
+    #[test]
     fn other_files_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("text.json");

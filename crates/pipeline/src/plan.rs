@@ -1,6 +1,6 @@
 //! `dipaco plan`: the settings of a run beside those of the literature.
 
-use dipaco_config::RunConfig;
+use dipaco_config::{OuterConfig, RunConfig};
 use dipaco_plan::{Plan, PlannedLevel, PlannedRounds, Setting, WorkerFleet, WorkerLink};
 use dipaco_topology::Topology;
 
@@ -49,7 +49,8 @@ pub fn plan(
     });
     let levels = (0_u16..).zip(&sizes.levels).map(|(number, level)| PlannedLevel {
         paths_per_module: level.paths_per_module,
-        outer_rate: outer_rate(config, number, level.paths_per_module),
+        outer_rate: outer_rate(&config.outer.of_level(number), level.paths_per_module),
+        default_outer_rate: outer_rate(&OuterConfig::default(), level.paths_per_module),
     });
     let rounds = sizes.rounds.iter().map(|part| PlannedRounds { rounds: part.rounds, paths: part.paths });
     let measured = match inputs.measured.as_slice() {
@@ -77,8 +78,7 @@ pub fn plan(
 
 /// The outer learning rate of a level as it acts on the mean of its outer gradients. The steps of an outer AdamW have the inner
 /// rate.
-fn outer_rate(config: &RunConfig, level: u16, paths: u32) -> Option<f64> {
-    let outer = config.outer.of_level(level);
+fn outer_rate(outer: &OuterConfig, paths: u32) -> Option<f64> {
     let rate = outer.nesterov.learning_rate * f64::from(outer.rescale.factor(paths as usize));
     outer.optimizer.is_nesterov().then_some(rate)
 }
@@ -106,6 +106,19 @@ mod tests {
             ..PlanInputs::default()
         };
         plan(&RunDirectory::new("none"), config, &sizes, inputs).unwrap().time.unwrap()
+    }
+
+    #[test]
+    fn the_outer_rate_of_a_level_stands_beside_that_of_the_defaults() {
+        let mut config = config();
+        config.outer.level_learning_rates = vec![0.35, 0.7];
+        let sizes = DryRun::new(&config, String::new(), 1, 1, None).unwrap();
+        let plan = plan(&RunDirectory::new("none"), &config, &sizes, PlanInputs::default()).unwrap();
+        // Two paths go through each module.
+        let is = |found: Option<f64>, rate: f64| (found.unwrap() / 2f64.sqrt() - rate).abs() < 1e-6;
+        for (level, rate) in plan.levels.iter().zip([0.35, 0.7]) {
+            assert!(is(level.outer_rate, rate) && is(level.default_outer_rate, 0.35), "{level:?}");
+        }
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub enum OutOfRange {
     #[error("the law was fitted to 35M to 2.4B parameters and checked up to 10B, and this path has {:.1}M", .0 / 1e6)]
     Parameters(f64),
     /// The number of replicas.
-    #[error("the law holds for 1 to 8 replicas, and {0} paths go through this module")]
+    #[error("the law holds for 1 to 8 replicas, and {0} paths go through a module")]
     Replicas(u32),
 }
 
@@ -89,13 +89,18 @@ pub struct Prediction {
     pub within: f64,
 }
 
-fn predict(laws: Laws, parameters: f64, replicas: u32) -> Result<Prediction, OutOfRange> {
+fn check_range(parameters: f64, replicas: u32) -> Result<(), OutOfRange> {
     if !(LEAST_PARAMETERS..=MOST_PARAMETERS).contains(&parameters) {
         return Err(OutOfRange::Parameters(parameters));
     }
     if !(1..=MOST_REPLICAS).contains(&replicas) {
         return Err(OutOfRange::Replicas(replicas));
     }
+    Ok(())
+}
+
+fn predict(laws: Laws, parameters: f64, replicas: u32) -> Result<Prediction, OutOfRange> {
+    check_range(parameters, replicas)?;
     let loss = laws.loss.at(parameters, replicas);
     Ok(Prediction {
         loss,
@@ -122,12 +127,15 @@ pub fn data_parallel(parameters: f64) -> Result<Prediction, OutOfRange> {
     predict(DATA_PARALLEL, parameters, 1)
 }
 
-/// The best outer learning rate for the mean of this many outer gradients, with Nesterov momentum 0.9. It does not depend
-/// on the size of the model. A cube root through the authors' values 0.4, 0.6, 0.6 and 0.8 for 1, 2, 4 and 8 replicas
-/// (table under figure 7); above 8 it is an extrapolation.
-#[must_use]
-pub fn outer_learning_rate(replicas: u32) -> f64 {
-    0.4 * f64::from(replicas).cbrt()
+/// The best outer learning rate for the mean of this many outer gradients, with Nesterov momentum 0.9. Within the data it does
+/// not depend on the size of the model. A cube root through the authors' values 0.4, 0.6, 0.6 and 0.8 for 1, 2, 4 and 8
+/// replicas (table under figure 7).
+///
+/// # Errors
+/// [`OutOfRange`] outside of the data of the laws.
+pub fn outer_learning_rate(parameters: f64, replicas: u32) -> Result<f64, OutOfRange> {
+    check_range(parameters, replicas)?;
+    Ok(0.4 * f64::from(replicas).cbrt())
 }
 
 #[cfg(test)]
@@ -218,7 +226,7 @@ mod tests {
     fn outer_rates_lie_near_the_tuned_ones() {
         for (replicas, tuned) in [(1, 0.4), (2, 0.6), (4, 0.6), (8, 0.8)] {
             // The next values of the authors' grid are 0.2 away.
-            assert!((outer_learning_rate(replicas) - tuned).abs() < 0.1, "{replicas}");
+            assert!((outer_learning_rate(150e6, replicas).unwrap() - tuned).abs() < 0.1, "{replicas}");
         }
     }
 
@@ -229,5 +237,7 @@ mod tests {
         assert_eq!(diloco(f64::NAN, 4).map_err(|error| error.to_string().contains("NaN")), Err(true));
         assert_eq!(diloco(150e6, 16), Err(OutOfRange::Replicas(16)));
         assert_eq!(diloco(150e6, 0), Err(OutOfRange::Replicas(0)));
+        assert_eq!(outer_learning_rate(5.3e6, 2), Err(OutOfRange::Parameters(5.3e6)));
+        assert_eq!(outer_learning_rate(150e6, 16), Err(OutOfRange::Replicas(16)));
     }
 }

@@ -35,9 +35,28 @@ impl RunSize {
         [self.parameters, self.paths, self.tokens]
     }
 
+    /// True if no quantity is larger than that of the other size.
+    fn is_at_most(self, other: Self) -> bool {
+        self.values().into_iter().zip(other.values()).all(|(value, most)| value <= most)
+    }
+
+    /// The square of the distance in the logarithms of the quantities.
+    fn distance(self, other: Self) -> f64 {
+        let pairs = self.logarithms().into_iter().zip(other.logarithms());
+        pairs.map(|(one, other)| (one - other).powi(2)).sum()
+    }
+
     /// The factors of the exponents in log L.
     fn logarithms(self) -> [f64; QUANTITIES] {
         self.values().map(|value| (value.max(1) as f64).ln())
+    }
+}
+
+impl fmt::Display for RunSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { parameters, paths, tokens } = self;
+        let plural = if *paths == 1 { "" } else { "s" };
+        write!(f, "{paths} path{plural} of {parameters} parameters with {tokens} training tokens each")
     }
 }
 
@@ -83,22 +102,34 @@ pub struct MeasuredQuantity {
     pub most: u64,
 }
 
+/// Number of measured sizes that a refusal names.
+const NEAREST: usize = 3;
+
 /// A size outside of the measured runs.
 #[derive(Clone, Debug, PartialEq, Error)]
-#[error("{value} {} are outside of the measured runs, which have {}", quantity.name, Range(quantity))]
+#[error(
+    "a run of {size} is outside of the measured runs: a prediction needs one with at least as many paths, parameters and tokens, \
+     and one with at most as many. The nearest have {}",
+    Listed(nearest)
+)]
 pub struct OutsideOfRuns {
-    /// The quantity.
-    pub quantity: MeasuredQuantity,
-    /// Its value.
-    pub value: u64,
+    /// The size.
+    pub size: RunSize,
+    /// The measured sizes nearest to it, the nearest first.
+    pub nearest: Vec<RunSize>,
 }
 
-struct Range<'a>(&'a MeasuredQuantity);
+struct Listed<'a>(&'a [RunSize]);
 
-impl fmt::Display for Range<'_> {
+impl fmt::Display for Listed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MeasuredQuantity { least, most, .. } = self.0;
-        if least == most { write!(f, "{least}") } else { write!(f, "{least} to {most}") }
+        for (number, size) in self.0.iter().enumerate() {
+            if number > 0 {
+                f.write_str("; ")?;
+            }
+            write!(f, "{size}")?;
+        }
+        Ok(())
     }
 }
 
@@ -113,6 +144,9 @@ pub struct MeasuredLaw {
     pub quantities: [MeasuredQuantity; QUANTITIES],
     /// Largest relative error for a size when the law is fitted to the other sizes.
     pub error: f64,
+    /// The sizes of the runs.
+    #[serde(skip)]
+    measured: BTreeSet<RunSize>,
     /// log A, and the exponents.
     #[serde(skip)]
     coefficients: Coefficients,
@@ -164,18 +198,22 @@ impl MeasuredLaw {
             let ((least, most), exponent) = (ranges[place], coefficients.exponents[place]);
             MeasuredQuantity { name: NAMES[place], exponent: differs[place].then_some(exponent), least, most }
         });
-        Ok(Self { runs: runs.len(), sizes: sizes.len(), quantities, error, coefficients })
+        Ok(Self { runs: runs.len(), sizes: sizes.len(), quantities, error, measured: sizes, coefficients })
     }
 
-    /// The prediction for a run of this size.
+    /// The prediction for a run of this size. The ranges of the quantities alone do not bound it: the most paths may have been
+    /// measured with the fewest tokens only.
     ///
     /// # Errors
-    /// When a quantity is outside of the measured ones.
+    /// When no measured run is at least as large in each quantity, or none at most as large.
     pub fn predict(&self, size: RunSize) -> Result<MeasuredPrediction, OutsideOfRuns> {
-        for (quantity, value) in self.quantities.iter().zip(size.values()) {
-            if !(quantity.least..=quantity.most).contains(&value) {
-                return Err(OutsideOfRuns { quantity: quantity.clone(), value });
-            }
+        let has_larger = self.measured.iter().any(|measured| size.is_at_most(*measured));
+        let has_smaller = self.measured.iter().any(|measured| measured.is_at_most(size));
+        if !(has_larger && has_smaller) {
+            let mut nearest: Vec<RunSize> = self.measured.iter().copied().collect();
+            nearest.sort_by(|one, other| one.distance(size).total_cmp(&other.distance(size)));
+            nearest.truncate(NEAREST);
+            return Err(OutsideOfRuns { size, nearest });
         }
         let loss = self.coefficients.log_loss(size).exp();
         let within = 1.0 + self.error;
@@ -250,86 +288,4 @@ fn solve(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn run(paths: u64, steps: u64, perplexity: f64) -> MeasuredRun {
-        let size = RunSize { parameters: 1_377_408, paths, tokens: 512 * steps };
-        MeasuredRun { size, loss: perplexity.ln() }
-    }
-
-    /// Perplexities of `docs/results/quality.md`, means of three seeds, but for 64 paths after 1,600 steps.
-    fn measured() -> Vec<MeasuredRun> {
-        let table = [
-            (1, 400, 168.26),
-            (4, 400, 123.56),
-            (16, 400, 88.36),
-            (64, 400, 78.94),
-            (256, 400, 66.50),
-            (1, 1600, 82.94),
-            (4, 1600, 67.93),
-            (16, 1600, 50.19),
-            (1, 6400, 50.95),
-            (4, 6400, 43.26),
-            (16, 6400, 33.12),
-        ];
-        table.into_iter().map(|(paths, steps, perplexity)| run(paths, steps, perplexity)).collect()
-    }
-
-    #[test]
-    fn a_law_is_found_again() {
-        let law = |size: RunSize| {
-            let [n, p, d] = size.values().map(|value| value as f64);
-            19.0 * n.powf(-0.06) * p.powf(-0.04) * d.powf(-0.1)
-        };
-        let mut runs = Vec::new();
-        for (parameters, paths, tokens) in
-            [(10, 1, 100), (1000, 1, 100), (10, 16, 900), (50, 4, 100), (70, 64, 7000), (10, 1, 5000)]
-        {
-            let size = RunSize { parameters: 1000 * parameters, paths, tokens: 1000 * tokens };
-            runs.push(MeasuredRun { size, loss: law(size) });
-        }
-        let fitted = MeasuredLaw::fit(&runs).unwrap();
-        let exponents = fitted.quantities.clone().map(|quantity| quantity.exponent.unwrap());
-        for (found, expected) in exponents.into_iter().zip([-0.06, -0.04, -0.1]) {
-            assert!((found - expected).abs() < 1e-9, "{exponents:?}");
-        }
-        assert!(fitted.error < 1e-9);
-        let size = RunSize { parameters: 200_000, paths: 8, tokens: 2_000_000 };
-        assert!((fitted.predict(size).unwrap().loss - law(size)).abs() < 1e-9);
-    }
-
-    #[test]
-    fn a_run_of_ours_is_predicted_within_two_percent() {
-        let law = MeasuredLaw::fit(&measured()).unwrap();
-        // Not among the runs of the fit.
-        let prediction = law.predict(run(64, 1600, 1.0).size).unwrap();
-        let measured = 44.01f64.ln();
-        assert!((prediction.loss / measured - 1.0).abs() < 0.02, "{prediction:?} for {measured}");
-        assert!((prediction.loss_at_least..prediction.loss_at_most).contains(&measured));
-        assert_eq!(law.quantities[0].exponent, None);
-    }
-
-    #[test]
-    fn nothing_is_said_outside_of_the_runs() {
-        let law = MeasuredLaw::fit(&measured()).unwrap();
-        let size = |parameters, paths, tokens| law.predict(RunSize { parameters, paths, tokens });
-        let error = size(1_377_408, 512, 512 * 1000).unwrap_err().to_string();
-        assert!(error.contains("512 paths") && error.contains("1 to 256"), "{error}");
-        assert!(size(1_377_409, 4, 512 * 1000).unwrap_err().to_string().contains("have 1377408"));
-        assert!(size(1_377_408, 4, 100).is_err());
-        assert!(size(1_377_408, 4, 512 * 6401).is_err());
-    }
-
-    #[test]
-    fn too_few_runs_are_refused() {
-        let few = [run(1, 400, 168.0), run(1, 400, 170.0), run(4, 400, 133.0), run(4, 400, 132.0)];
-        let too_few = Err(FitError::TooFew { differing: 1, needed: 4, found: 2 });
-        assert_eq!(MeasuredLaw::fit(&few), too_few);
-        // More paths always with more steps.
-        let grown = |power: u32| run(4u64.pow(power), 400 * 4u64.pow(power), 90.0 - f64::from(power));
-        let together: Vec<_> = (0..6).map(grown).collect();
-        assert_eq!(MeasuredLaw::fit(&together), Err(FitError::Together));
-        assert_eq!(MeasuredLaw::fit(&[run(1, 400, 1.0)]), Err(FitError::Loss(0.0)));
-    }
-}
+mod tests;

@@ -27,6 +27,8 @@ pub struct PlannedLevel {
     /// The outer learning rate times the factor of the merged outer gradient, as it acts on a mean of weight 1; absent where
     /// the modules take no steps of Nesterov momentum.
     pub outer_rate: Option<f64>,
+    /// The same by the defaults of the program.
+    pub default_outer_rate: Option<f64>,
 }
 
 /// The settings of a run.
@@ -91,13 +93,16 @@ pub struct LevelPlan {
     pub paths_per_module: u32,
     /// The outer learning rate of the run, as it acts on the mean outer gradient; absent without outer momentum.
     pub outer_rate: Option<f64>,
-    /// The outer learning rate of the literature for as many replicas; absent without outer momentum.
-    pub advised_outer_rate: Option<f64>,
+    /// The outer learning rate by the defaults of the program; absent without outer momentum.
+    pub default_outer_rate: Option<f64>,
+    /// The outer learning rate of arXiv:2503.09799 for as many replicas; absent without outer momentum, and where that paper has
+    /// no data.
+    pub literature_outer_rate: Option<f64>,
     /// The law's prediction; absent where the law says nothing.
     pub prediction: Option<Prediction>,
     /// Tokens of a step of one path by the law.
     pub advised_step_tokens: Option<f64>,
-    /// The reason why there is no prediction.
+    /// The reason why the law says nothing of this level.
     pub refused: Option<String>,
 }
 
@@ -228,12 +233,13 @@ impl LevelPlan {
             paths => format!("a module of {paths} paths"),
         };
         let far = |ratio: f64, most: f64| !(1.0 / most..=most).contains(&ratio);
-        if let (Some(rate), Some(advised)) = (self.outer_rate, self.advised_outer_rate)
-            && far(rate / advised, FAR)
+        if let (Some(rate), Some(default), Some(literature)) =
+            (self.outer_rate, self.default_outer_rate, self.literature_outer_rate)
+            && far(rate / literature, FAR)
         {
             warnings.push(format!(
-                "the mean outer gradient of {paths} acts with the outer rate {rate:.2}, and with about {advised:.2} in the \
-                 literature"
+                "the mean outer gradient of {paths} acts with the outer rate {rate:.2}; arXiv:2503.09799 has about \
+                 {literature:.2}, and the program's default is {default:.2}"
             ));
         }
         if let (Some(law), Some(tokens)) = (self.prediction, self.advised_step_tokens)
@@ -255,7 +261,8 @@ fn level(parameters: f64, level: &PlannedLevel) -> LevelPlan {
     LevelPlan {
         paths_per_module: replicas,
         outer_rate: level.outer_rate,
-        advised_outer_rate: level.outer_rate.map(|_| law::outer_learning_rate(replicas)),
+        default_outer_rate: level.outer_rate.and(level.default_outer_rate),
+        literature_outer_rate: level.outer_rate.and(law::outer_learning_rate(parameters, replicas).ok()),
         advised_step_tokens: prediction.ok().map(|law| law.batch_tokens / f64::from(replicas)),
         refused: prediction.err().map(|error| error.to_string()),
         prediction: prediction.ok(),
@@ -263,126 +270,4 @@ fn level(parameters: f64, level: &PlannedLevel) -> LevelPlan {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::time::WorkerLink;
-
-    /// DiPaCo 8 × 8 of arXiv:2403.10616 with the rule of the square root.
-    fn paper() -> Setting {
-        Setting {
-            parameters: 151_181_184,
-            paths: 64,
-            trained_paths: 64,
-            levels: vec![PlannedLevel { paths_per_module: 8, outer_rate: Some(0.7 * 8f64.sqrt()) }; 2],
-            seed_steps: 24_000,
-            rounds: vec![PlannedRounds { rounds: 427, paths: 64 }],
-            inner_steps: 150,
-            step_tokens: 512 * 1024,
-            learning_rate: 4e-4,
-            overlap: 1,
-            corpus_tokens: Some(156_000_000_000),
-            trained_share: 1.0,
-            workers: None,
-            measured: None,
-        }
-    }
-
-    #[test]
-    fn the_papers_run_reads_its_shards_fourteen_times() {
-        let plan = Plan::new(&paper());
-        assert!((plan.training.seed_share - 0.27).abs() < 0.01);
-        assert!((plan.training.tokens_per_parameter - 222.0).abs() < 1.0);
-        assert!((plan.shard.unwrap().epochs - 13.8).abs() < 0.1);
-        assert!(plan.warnings.iter().any(|text| text.contains("this run has 222") && text.contains("law")));
-        assert!(
-            plan.warnings.iter().any(|text| text.contains("13.8 times") && text.contains("--early-stopping"))
-        );
-        let [level, _] = &plan.levels[..] else { panic!() };
-        // 20 times the batch of a replica of the law.
-        assert!((paper().step_tokens as f64 / level.advised_step_tokens.unwrap() - 20.7).abs() < 0.2);
-    }
-
-    #[test]
-    fn modules_without_outer_momentum_have_no_outer_rate() {
-        let levels = vec![PlannedLevel { paths_per_module: 8, outer_rate: None }; 2];
-        let few = vec![PlannedRounds { rounds: 50, paths: 64 }];
-        let plan = Plan::new(&Setting { levels, rounds: few.clone(), ..paper() });
-        assert!(plan.levels.iter().all(|level| level.outer_rate.or(level.advised_outer_rate).is_none()));
-        let told = |plan: &Plan| plan.warnings.iter().any(|text| text.contains("outer"));
-        assert!(!told(&plan), "{:?}", plan.warnings);
-        assert!(told(&Plan::new(&Setting { rounds: few, ..paper() })));
-    }
-
-    #[test]
-    fn a_path_that_rests_in_three_of_four_rounds_reads_a_quarter() {
-        let rounds = vec![PlannedRounds { rounds: 427, paths: 16 }];
-        let plan = Plan::new(&Setting { rounds, ..paper() });
-        assert!((plan.shard.unwrap().epochs - 13.8 / 4.0).abs() < 0.05);
-        assert!((plan.training.tokens_per_parameter - 222.0 / 4.0).abs() < 0.3);
-    }
-
-    #[test]
-    fn documents_that_no_path_trains_on_make_the_shards_smaller() {
-        let plan = Plan::new(&Setting { trained_share: 0.125, ..paper() });
-        assert!((plan.shard.unwrap().epochs - 13.8 * 8.0).abs() < 0.8);
-    }
-
-    #[test]
-    fn a_tiny_path_gets_no_prediction() {
-        let plan = Plan::new(&Setting { parameters: 1_400_000, ..paper() });
-        assert!(plan.levels.iter().all(|level| level.prediction.is_none()));
-        assert!(plan.levels[0].refused.as_ref().unwrap().contains("35M to 2.4B"), "{:?}", plan.levels[0]);
-        assert_eq!(plan.dense, None);
-        assert!(!plan.warnings.iter().any(|text| text.contains("law")), "{:?}", plan.warnings);
-    }
-
-    #[test]
-    fn the_time_of_a_slow_link_says_how_long_a_round_must_be() {
-        let link = Some(WorkerLink { down: 1e9, up: 1e8 });
-        let workers = WorkerFleet {
-            workers: 16,
-            tokens_per_second: 524_288.0,
-            bytes_down: 4 * 1_250_000_000,
-            bytes_up: 4 * 125_000_000,
-            link,
-        };
-        let plan = Plan::new(&Setting { workers: Some(workers), ..paper() });
-        let time = plan.time.unwrap();
-        // A step of a path takes a second, and each worker has four paths.
-        assert_eq!((time.paths_per_worker, time.training_seconds), (4, 427.0 * 150.0 * 4.0));
-        assert!((time.worker_hours - 427.0 * 150.0 * 64.0 / 3600.0).abs() < 1e-6);
-        // 40 s down and 40 s up in each round.
-        assert!((time.transfer_seconds.unwrap() - 427.0 * 80.0).abs() < 1e-6);
-        assert_eq!(time.inner_steps_for_90_percent, Some(180.0));
-    }
-
-    #[test]
-    fn the_time_follows_a_number_of_paths_that_changes() {
-        let workers = WorkerFleet {
-            workers: 2,
-            tokens_per_second: 1000.0,
-            bytes_down: 2_000_000,
-            bytes_up: 500_000,
-            link: Some(WorkerLink { down: 1e6, up: 1e6 }),
-        };
-        let part = |rounds, paths| PlannedRounds { rounds, paths };
-        let plan = Plan::new(&Setting {
-            paths: 18,
-            trained_paths: 4,
-            rounds: vec![part(5, 1), part(4, 4), part(1, 3)],
-            inner_steps: 30,
-            step_tokens: 2000,
-            workers: Some(workers),
-            ..paper()
-        });
-        // 24 rounds of paths; six for each of them.
-        assert_eq!((plan.training.rounds, plan.training.path_tokens), (10, 6 * 30 * 2000));
-        let time = plan.time.unwrap();
-        // A round of a path takes a minute. The busiest worker has one path in five rounds, and two in the others.
-        assert_eq!((time.paths_per_worker, time.training_seconds), (2, 15.0 * 60.0));
-        assert!((time.worker_hours - 24.0 / 60.0).abs() < 1e-9);
-        // 10 s for each of its paths in each round.
-        assert!((time.transfer_seconds.unwrap() - 150.0).abs() < 1e-9);
-        assert_eq!(time.inner_steps_for_90_percent, Some(45.0));
-    }
-}
+mod tests;

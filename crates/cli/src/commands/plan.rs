@@ -23,9 +23,13 @@ Examples:
   dipaco plan --config my.toml --measured out/steps-400.json --measured out/steps-1600.json
 
 The scaling laws are those of arXiv:2503.09799. They were fitted to dense models of 35M to 2.4B parameters with up to 8
-replicas, and checked up to 10B. Paths through a module are taken as replicas, which is an extrapolation. For other sizes the
-command predicts nothing. Its losses are those after 20 tokens per parameter.
---measured fits a law to runs of your own, on your text: loss by parameters, paths and training tokens of a path.";
+replicas, and checked up to 10B. Paths through a module are taken as replicas, which is an extrapolation. For other sizes and
+numbers of paths the command has no rate, batch or loss of these laws. The losses are those after 20 tokens per parameter.
+The outer rate of the run stands beside that of the program's defaults and that of the same paper.
+The command does not advise an H by quality. With --down and --up it has the smallest H with which a worker trains for 90 %
+of the time.
+--measured fits a law to runs of your own, on your text: loss by parameters, paths and training tokens of a path. It predicts
+a run only if one measured run is at least as large in all three, and one at most as large.";
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanOptions {
@@ -122,9 +126,14 @@ fn describe(sizes: &DryRun, plan: &Plan, cost: Option<f64>) -> String {
             "\none dense model of a path's size, data-parallel, after 20 tokens per parameter: loss {:.3} to {:.3}",
             dense.loss, dense.loss_at_most
         );
-    } else if let Some(refused) = plan.levels.iter().find_map(|level| level.refused.as_ref()) {
-        let _ = writeln!(text, "\nno prediction: {refused}");
     }
+    let _ = writeln!(
+        text,
+        "\non the wire per round at most: {} to and {} from the busiest of {}",
+        human::bytes(sizes.wire.to_worker),
+        human::bytes(sizes.wire.from_worker),
+        counted(sizes.workers as u64, "worker"),
+    );
     text += &plan.measured.as_ref().map_or_else(String::new, describe_measured);
     text += &plan.time.as_ref().map_or_else(String::new, |time| describe_time(sizes, time, cost));
     for warning in &plan.warnings {
@@ -177,13 +186,7 @@ fn describe_time(sizes: &DryRun, time: &TimePlan, cost: Option<f64>) -> String {
     text += &cost.map_or_else(String::new, |cost| format!(", at a cost of {cost:.2}"));
     text.push('\n');
     if let (Some(transfers), Some(steps)) = (time.transfer_seconds, time.inner_steps_for_90_percent) {
-        let _ = writeln!(
-            text,
-            "{} of transfers if training hides none of them: {} to and {} from the busiest worker per round",
-            shown(transfers),
-            human::bytes(sizes.wire.to_worker),
-            human::bytes(sizes.wire.from_worker),
-        );
+        let _ = writeln!(text, "{} of transfers if training hides none of them", shown(transfers));
         let _ = writeln!(text, "with H = {steps:.0} a worker would still train for 90 % of the time");
     }
     text
@@ -199,7 +202,8 @@ fn levels(plan: &Plan) -> String {
         ("level", right),
         ("paths through each", right),
         ("outer rate", right),
-        ("advised", right),
+        ("program's default", right),
+        ("outer rate by the law", right),
         ("inner rate by the law", right),
         ("tokens of a step", right),
         ("loss after 20 tokens per parameter", right),
@@ -212,11 +216,21 @@ fn levels(plan: &Plan) -> String {
             number.to_string(),
             human::integer(level.paths_per_module.into()),
             rate(level.outer_rate),
-            rate(level.advised_outer_rate),
+            rate(level.default_outer_rate),
+            rate(level.literature_outer_rate),
             or_dash(law.map(|law| format!("{:.1e}", law.learning_rate))),
             or_dash(level.advised_step_tokens.map(human::count)),
             or_dash(law.map(|law| format!("{:.3} to {:.3}", law.loss, law.loss_at_most))),
         ]);
     }
-    table.to_string()
+    let mut text =
+        format!("{table}the law is that of arXiv:2503.09799, with the paths through a module as replicas\n");
+    let mut told: Vec<&str> = Vec::new();
+    for refused in plan.levels.iter().filter_map(|level| level.refused.as_deref()) {
+        if !told.contains(&refused) {
+            let _ = writeln!(text, "no values of the law: {refused}");
+            told.push(refused);
+        }
+    }
+    text
 }

@@ -1,0 +1,150 @@
+use super::*;
+use crate::time::WorkerLink;
+
+fn level(paths_per_module: u32, outer_rate: Option<f64>) -> PlannedLevel {
+    let default_outer_rate = Some(0.35 * f64::from(paths_per_module).sqrt());
+    PlannedLevel { paths_per_module, outer_rate, default_outer_rate }
+}
+
+/// DiPaCo 8 × 8 of arXiv:2403.10616 with the rule of the square root.
+fn paper() -> Setting {
+    Setting {
+        parameters: 151_181_184,
+        paths: 64,
+        trained_paths: 64,
+        levels: vec![level(8, Some(0.7 * 8f64.sqrt())); 2],
+        seed_steps: 24_000,
+        rounds: vec![PlannedRounds { rounds: 427, paths: 64 }],
+        inner_steps: 150,
+        step_tokens: 512 * 1024,
+        learning_rate: 4e-4,
+        overlap: 1,
+        corpus_tokens: Some(156_000_000_000),
+        trained_share: 1.0,
+        workers: None,
+        measured: None,
+    }
+}
+
+#[test]
+fn the_papers_run_reads_its_shards_fourteen_times() {
+    let plan = Plan::new(&paper());
+    assert!((plan.training.seed_share - 0.27).abs() < 0.01);
+    assert!((plan.training.tokens_per_parameter - 222.0).abs() < 1.0);
+    assert!((plan.shard.unwrap().epochs - 13.8).abs() < 0.1);
+    assert!(plan.warnings.iter().any(|text| text.contains("this run has 222") && text.contains("law")));
+    assert!(
+        plan.warnings.iter().any(|text| text.contains("13.8 times") && text.contains("--early-stopping"))
+    );
+    let [level, _] = &plan.levels[..] else { panic!() };
+    // 20 times the batch of a replica of the law.
+    assert!((paper().step_tokens as f64 / level.advised_step_tokens.unwrap() - 20.7).abs() < 0.2);
+}
+
+#[test]
+fn modules_without_outer_momentum_have_no_outer_rate() {
+    let levels = vec![level(8, None); 2];
+    let few = vec![PlannedRounds { rounds: 50, paths: 64 }];
+    let plan = Plan::new(&Setting { levels, rounds: few.clone(), ..paper() });
+    let rates = |level: &LevelPlan| [level.outer_rate, level.default_outer_rate, level.literature_outer_rate];
+    assert!(plan.levels.iter().all(|level| rates(level) == [None; 3]), "{:?}", plan.levels);
+    let told = |plan: &Plan| plan.warnings.iter().any(|text| text.contains("outer"));
+    assert!(!told(&plan), "{:?}", plan.warnings);
+    assert!(told(&Plan::new(&Setting { rounds: few, ..paper() })));
+}
+
+#[test]
+fn an_outer_rate_stands_beside_that_of_the_program_and_that_of_the_literature() {
+    let plan = Plan::new(&paper());
+    let level = &plan.levels[0];
+    assert!((level.default_outer_rate.unwrap() - 0.99).abs() < 0.005, "{level:?}");
+    assert!((level.literature_outer_rate.unwrap() - 0.8).abs() < 1e-9, "{level:?}");
+    let told = |text: &String| text.contains("2503.09799 has about 0.80") && text.contains("default is 0.99");
+    assert!(plan.warnings.iter().any(told), "{:?}", plan.warnings);
+}
+
+#[test]
+fn outside_of_the_data_the_literature_has_no_outer_rate_and_nothing_is_warned_of() {
+    let wide = Setting { levels: vec![level(16, Some(2.8)); 2], ..paper() };
+    let small = Setting { parameters: 5_300_000, levels: vec![level(2, Some(2.8)); 2], ..paper() };
+    for (setting, range) in [(wide, "1 to 8 replicas"), (small, "35M to 2.4B")] {
+        let plan = Plan::new(&setting);
+        let LevelPlan { default_outer_rate, literature_outer_rate, refused, .. } = &plan.levels[0];
+        assert!(default_outer_rate.is_some() && literature_outer_rate.is_none(), "{:?}", plan.levels);
+        assert!(refused.as_ref().unwrap().contains(range), "{refused:?}");
+        assert!(!plan.warnings.iter().any(|text| text.contains("outer rate")), "{:?}", plan.warnings);
+    }
+}
+
+#[test]
+fn a_path_that_rests_in_three_of_four_rounds_reads_a_quarter() {
+    let rounds = vec![PlannedRounds { rounds: 427, paths: 16 }];
+    let plan = Plan::new(&Setting { rounds, ..paper() });
+    assert!((plan.shard.unwrap().epochs - 13.8 / 4.0).abs() < 0.05);
+    assert!((plan.training.tokens_per_parameter - 222.0 / 4.0).abs() < 0.3);
+}
+
+#[test]
+fn documents_that_no_path_trains_on_make_the_shards_smaller() {
+    let plan = Plan::new(&Setting { trained_share: 0.125, ..paper() });
+    assert!((plan.shard.unwrap().epochs - 13.8 * 8.0).abs() < 0.8);
+}
+
+#[test]
+fn a_tiny_path_gets_no_prediction() {
+    let plan = Plan::new(&Setting { parameters: 1_400_000, ..paper() });
+    assert!(plan.levels.iter().all(|level| level.prediction.is_none()));
+    assert!(plan.levels[0].refused.as_ref().unwrap().contains("35M to 2.4B"), "{:?}", plan.levels[0]);
+    assert_eq!(plan.dense, None);
+    assert!(!plan.warnings.iter().any(|text| text.contains("law")), "{:?}", plan.warnings);
+}
+
+#[test]
+fn the_time_of_a_slow_link_says_how_long_a_round_must_be() {
+    let link = Some(WorkerLink { down: 1e9, up: 1e8 });
+    let workers = WorkerFleet {
+        workers: 16,
+        tokens_per_second: 524_288.0,
+        bytes_down: 4 * 1_250_000_000,
+        bytes_up: 4 * 125_000_000,
+        link,
+    };
+    let plan = Plan::new(&Setting { workers: Some(workers), ..paper() });
+    let time = plan.time.unwrap();
+    // A step of a path takes a second, and each worker has four paths.
+    assert_eq!((time.paths_per_worker, time.training_seconds), (4, 427.0 * 150.0 * 4.0));
+    assert!((time.worker_hours - 427.0 * 150.0 * 64.0 / 3600.0).abs() < 1e-6);
+    // 40 s down and 40 s up in each round.
+    assert!((time.transfer_seconds.unwrap() - 427.0 * 80.0).abs() < 1e-6);
+    assert_eq!(time.inner_steps_for_90_percent, Some(180.0));
+}
+
+#[test]
+fn the_time_follows_a_number_of_paths_that_changes() {
+    let workers = WorkerFleet {
+        workers: 2,
+        tokens_per_second: 1000.0,
+        bytes_down: 2_000_000,
+        bytes_up: 500_000,
+        link: Some(WorkerLink { down: 1e6, up: 1e6 }),
+    };
+    let part = |rounds, paths| PlannedRounds { rounds, paths };
+    let plan = Plan::new(&Setting {
+        paths: 18,
+        trained_paths: 4,
+        rounds: vec![part(5, 1), part(4, 4), part(1, 3)],
+        inner_steps: 30,
+        step_tokens: 2000,
+        workers: Some(workers),
+        ..paper()
+    });
+    // 24 rounds of paths; six for each of them.
+    assert_eq!((plan.training.rounds, plan.training.path_tokens), (10, 6 * 30 * 2000));
+    let time = plan.time.unwrap();
+    // A round of a path takes a minute. The busiest worker has one path in five rounds, and two in the others.
+    assert_eq!((time.paths_per_worker, time.training_seconds), (2, 15.0 * 60.0));
+    assert!((time.worker_hours - 24.0 / 60.0).abs() < 1e-9);
+    // 10 s for each of its paths in each round.
+    assert!((time.transfer_seconds.unwrap() - 150.0).abs() < 1e-9);
+    assert_eq!(time.inner_steps_for_90_percent, Some(45.0));
+}
