@@ -84,6 +84,12 @@ impl RunConfig {
         let router = &self.transformer_router;
         problems.at_least_one("transformer_router.steps", router.steps);
         problems.at_least_one("transformer_router.batch", router.batch as u64);
+        problems.divides(
+            "transformer_router.micro_batch",
+            router.micro_batch,
+            "transformer_router.batch",
+            router.batch,
+        );
         problems.at_least_one("transformer_router.validate_every", router.validate_every);
         problems.of_section("transformer_router.adamw", router.adamw.check());
         problems.of_section("transformer_router.schedule", router.schedule.check());

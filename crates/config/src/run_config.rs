@@ -212,6 +212,9 @@ pub struct TransformerRouterConfig {
     pub steps: u64,
     /// Key `transformer_router.batch`.
     pub batch: usize,
+    /// Key `transformer_router.micro_batch`. Left out of the written configuration when it is 0.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub micro_batch: usize,
     /// Key `transformer_router.score_tokens`.
     pub score_tokens: usize,
     /// Key `transformer_router.holdout_fraction`.
@@ -229,6 +232,7 @@ impl Default for TransformerRouterConfig {
         Self {
             steps: 400,
             batch: 8,
+            micro_batch: 0,
             score_tokens: 0,
             holdout_fraction: 0.1,
             validate_every: 50,
@@ -236,6 +240,11 @@ impl Default for TransformerRouterConfig {
             schedule: ScheduleConfig { warmup_steps: 0, ..ScheduleConfig::default() },
         }
     }
+}
+
+/// True for a number that earlier programs did not write.
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// Section `[train]`: rounds of inner steps of every path.

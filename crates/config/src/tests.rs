@@ -63,6 +63,7 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     (config.train.optimizer, config.seed_model.optimizer) = (Optimizer::Muon, Optimizer::Muon);
     config.train.paths_per_round = PathsPerRound::Always(2);
     config.train.state_dtype = dipaco_model::Dtype::Bf16;
+    config.transformer_router.micro_batch = 1;
     for schedule in
         [&mut config.train.schedule, &mut config.seed_model.schedule, &mut config.transformer_router.schedule]
     {
@@ -289,6 +290,10 @@ fn the_configurations_of_the_paper_have_its_sizes() {
         assert_eq!((routing.router_share, routing.phases.len()), (0.005, 1), "{name}");
         assert_eq!(routing.overlap, if name == "16x16" { 2 } else { 1 }, "{name}");
         assert_eq!(config.transformer_router.steps, 2_000, "{name}");
+        // §7.2.2: a step of the router has as many tokens as one of a path. Its sequences have the length of the context.
+        let of_path = config.train.batch * config.train.sequence_tokens;
+        let of_router = config.transformer_router.batch * config.model.context;
+        assert_eq!((of_path, of_router), (512 * 1_024, 512 * 1_024), "{name}");
         // Clusters keep the numbers that k-means gave them.
         assert!(!routing.arrange, "{name}");
     }

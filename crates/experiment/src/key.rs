@@ -15,7 +15,7 @@ const DIGITS: usize = 20;
 const REVISION: u32 = 1;
 
 /// The revision of the settings whose results alone have changed since [`REVISION`] was raised: routers of later phases, a decay
-/// that ends a schedule, and three or more fragments with an overlap of a whole round.
+/// that ends a schedule of the seed model or of the paths, and three or more fragments with an overlap of a whole round.
 const REVISION_OF_FEW: u32 = 2;
 
 /// The key of a folder of prepared text, from the settings of preparation and the paths of the text. The folder itself holds
@@ -58,6 +58,7 @@ pub fn seed_config(config: &RunConfig) -> RunConfig {
 pub fn cell_key(config: &RunConfig, data: &str) -> String {
     let whole_round = !config.sync.eager && config.sync.overlap_steps >= config.train.inner_steps;
     let few = !config.routing.phases.is_empty()
+        || config.seed_model.schedule.decay_fraction.is_some()
         || config.train.schedule.decay_fraction.is_some()
         || (whole_round && config.sync.fragments > 2);
     key_of_revision(if few { REVISION_OF_FEW } else { REVISION }, &as_keyed(config), &["cell", data])
@@ -140,10 +141,11 @@ mod tests {
         phases.routing.phases = vec![PhaseConfig::default()];
         let mut whole_round = RunConfig::default();
         (whole_round.sync.fragments, whole_round.sync.overlap_steps) = (3, whole_round.train.inner_steps);
-        let mut decay = RunConfig::default();
+        let (mut decay, mut of_seed) = (RunConfig::default(), RunConfig::default());
         decay.train.schedule.decay_fraction = Some(0.07);
+        of_seed.seed_model.schedule.decay_fraction = Some(0.07);
         let earlier = |config: &RunConfig| key_of_revision(REVISION, &as_keyed(config), &["cell", "data"]);
-        for config in [phases, whole_round, decay] {
+        for config in [phases, whole_round, decay, of_seed] {
             assert_ne!(cell_key(&config, "data"), earlier(&config));
         }
         assert_eq!(cell_key(&RunConfig::default(), "data"), earlier(&RunConfig::default()));

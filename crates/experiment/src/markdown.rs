@@ -44,6 +44,7 @@ const COLUMNS: &[Column] = &[
     }),
     ("purity", true, |row| row.purity.as_ref().map_or_else(String::new, |it| with_deviation(it, 3))),
     ("NMI", true, |row| row.nmi.as_ref().map_or_else(String::new, |it| with_deviation(it, 3))),
+    ("ranking", true, |row| row.ranking.as_ref().map_or_else(String::new, |it| with_deviation(it, 3))),
 ];
 
 fn millions(parameters: u64) -> String {

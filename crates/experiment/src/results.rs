@@ -146,6 +146,10 @@ pub struct Measurement {
     /// Normalised mutual information of path and domain over validation documents; `None` without labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nmi: Option<f64>,
+    /// Share of the prompts whose true continuation is the most probable of `evaluation.rank_candidates`, 0 to 1; `None` without
+    /// prompts, without such candidates, and for a model that has no path for a prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranking: Option<f64>,
     /// Results on the domains of the validation documents, sorted by name; empty without labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub domains: Vec<DomainMeasurement>,

@@ -54,6 +54,9 @@ pub struct TableRow {
     pub purity: Option<Spread>,
     /// Normalised mutual information of paths and domains over the seeds; `None` without labels.
     pub nmi: Option<Spread>,
+    /// Share of right continuations ([`Measurement::ranking`]) over the seeds; `None` without a ranking.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranking: Option<Spread>,
     /// Difference from the baseline of each seed on the same documents.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub differences: Vec<(u64, DocumentDifference)>,
@@ -144,6 +147,7 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
         ),
         purity: over(|found| found.purity),
         nmi: over(|found| found.nmi),
+        ranking: over(|found| found.ranking),
         differences,
         domains: domains.filter_map(|(name, bits)| Some((name.to_owned(), Spread::of(&bits)?))).collect(),
         warnings,

@@ -58,6 +58,10 @@ fn paths_with_the_same_modules_have_no_phases_of_routing() {
     }
     // With a module of its own no path has the scores of another one.
     set(&[&phases[..], &["topology.replicas=2", "topology.levels[1].modules=paths"]].concat()).unwrap();
+    // All modules of a frozen level have the weights of the seed.
+    let frozen = "topology.levels[0].frozen=true";
+    refused(&phases, &[frozen], "path 2 has the same modules as path 0 in all levels that train");
+    set(&[&phases[..], &[frozen, "topology.levels[0].modules=1"]].concat()).unwrap();
 }
 
 #[test]

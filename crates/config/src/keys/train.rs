@@ -48,8 +48,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "train.validate_every",
         "rounds",
         "Rounds between two measurements of the routed model on validation text during training; 0 measures nothing. One \
-         thread of the coordinator's process measures, and training goes on meanwhile. The last round is measured when \
-         training is complete. `metrics.jsonl`, `status` and `plot` have the results.",
+         thread of the coordinator's process measures, and training goes on meanwhile. Rounds wait for their measurement, and \
+         what still waits is measured when training is complete. `metrics.jsonl`, `status` and `plot` have the results.",
     ),
     free(
         "train.validation_documents",

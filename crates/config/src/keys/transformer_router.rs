@@ -1,13 +1,15 @@
 //! Keys of `transformer_router`.
 
 use super::optimizer::{
-    BETA1, BETA2, CLIP_NORM, DECAY_FRACTION, EPSILON, FINAL_FRACTION, LEARNING_RATE, WARMUP, WEIGHT_DECAY,
+    BETA1, BETA2, CLIP_NORM, DECAY_FRACTION, EPSILON, FINAL_FRACTION, LEARNING_RATE, MICRO_BATCH, WARMUP,
+    WEIGHT_DECAY,
 };
 use super::{KeyDoc, key};
 
 pub(super) const KEYS: &[KeyDoc] = &[
     key("transformer_router.steps", "steps", "Optimizer steps. The paper takes about 2,000."),
     key("transformer_router.batch", "sequences", "B, sequences per step. Each has `model.context` tokens."),
+    key("transformer_router.micro_batch", "sequences", MICRO_BATCH),
     key(
         "transformer_router.score_tokens",
         "tokens",

@@ -38,7 +38,7 @@ fn values_that_do_not_fit_are_all_reported() {
 
 #[test]
 fn a_micro_batch_divides_its_batch() {
-    for key in ["train", "seed_model"] {
+    for key in ["train", "seed_model", "transformer_router"] {
         for right in [0, 1, 2, 4, 8] {
             assert!(set(&[&format!("{key}.micro_batch={right}")]).is_ok(), "{right}");
         }
@@ -49,6 +49,16 @@ fn a_micro_batch_divides_its_batch() {
             assert!(error.contains(&says), "{error}");
         }
     }
+}
+
+#[test]
+fn the_micro_batch_of_a_router_is_written_only_if_there_is_one() {
+    let default = RunConfig::default();
+    // The settings of routers and the keys of experiments from before the key are still the same.
+    assert!(!serde_json::to_string(&default.transformer_router).unwrap().contains("micro_batch"));
+    let config = set(&["transformer_router.micro_batch=2"]).unwrap().config;
+    assert_eq!(RunConfig::from_toml(&config.to_toml(), Path::new("again.toml")).unwrap(), config);
+    assert_ne!(config.hash(), default.hash());
 }
 
 #[test]

@@ -11,6 +11,7 @@ fn cell(run: &str, router: &str, seed: u64, perplexities: &[(&str, f64)]) -> Cel
         documents: 1,
         purity: None,
         nmi: None,
+        ranking: None,
         domains: Vec::new(),
         against_baseline: None,
     };
@@ -85,6 +86,18 @@ fn differences_by_document_stand_seed_by_seed() {
     let text = ExperimentTable::of(&results).to_string();
     assert!(text.contains("| -0.021 (-0.040 to +0.001) / -0.030 (-0.040 to +0.001) |"), "{text}");
     assert!(text.contains("By document: bits per byte less those of `dense`"), "{text}");
+}
+
+#[test]
+fn right_continuations_have_a_column() {
+    let mut results = results();
+    assert!(!ExperimentTable::of(&results).to_string().contains("ranking"));
+    (results.cells[1].measurements[0].ranking, results.cells[3].measurements[0].ranking) =
+        (Some(0.5), Some(0.75));
+    let text = ExperimentTable::of(&results).to_string();
+    assert!(text.contains("| bits per byte | ranking |"), "{text}");
+    assert!(text.contains("(-78.5 to +48.5) | 2.000 | 0.625 ± 0.177 |"), "mean over the seeds: {text}");
+    assert!(text.contains("| +0.0 % | 2.000 |  |"), "the dense model has none: {text}");
 }
 
 #[test]

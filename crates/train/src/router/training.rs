@@ -84,6 +84,8 @@ pub fn train_router(
         return Err(TrainError::NoText { file: tokens.path().to_owned() }.into());
     }
     let mut trainer = trainer(config, model, &shape, seed)?;
+    // Held-out text takes no more memory than a step.
+    let at_once = if config.micro_batch == 0 { config.batch } else { config.micro_batch };
     let mut best: Option<Candidate> = None;
     // How often each path is the target: the frequencies of the blind guess.
     let mut counts = vec![0u64; data.scores.len()];
@@ -101,7 +103,7 @@ pub fn train_router(
             return Err(TrainError::Cancelled.into());
         }
         if !held_out.is_empty() && (step.is_multiple_of(config.validate_every) || step == config.steps) {
-            let loss = data.loss(&mut trainer, &held_out, config.batch)?;
+            let loss = data.loss(&mut trainer, &held_out, at_once)?;
             tracing::debug!(step, loss, "held-out loss of the transformer router");
             if best.as_ref().is_none_or(|best| loss < best.loss) {
                 best = Some(Candidate { weights: weights(&mut trainer)?, steps: step, loss });
@@ -132,7 +134,7 @@ fn trainer(
         rested: 0,
         total_steps: config.steps,
         batch: config.batch,
-        micro_batch: 0,
+        micro_batch: config.micro_batch,
         sequence_tokens: shape.context,
         activation_checkpointing: false,
     };
