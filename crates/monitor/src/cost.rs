@@ -9,7 +9,7 @@ use crate::event_time::seconds_since_1970;
 /// repeated rounds do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TrainingCost {
-    /// Seconds from the start of each coordinator to its last event.
+    /// Seconds from the start of each coordinator to its last event of the training.
     pub seconds: f64,
     /// Bytes that the coordinators have sent and received in UDP datagrams, up to their last complete round or their end.
     pub wire_bytes: u64,
@@ -33,9 +33,11 @@ impl CostMeter {
     /// older version has left its events.
     pub fn add(&mut self, record: &EventRecord) -> Option<TrainingCost> {
         match &record.event {
-            // Other processes write these, before, between and after the coordinators.
+            // Other processes write these, before, between and after the coordinators. Rounds also wait for their validation
+            // after the end of the training.
             Event::SeedStep { .. }
             | Event::SeedValidated { .. }
+            | Event::Validated { .. }
             | Event::RolledBack { .. }
             | Event::Evaluated { .. } => return self.cost(),
             Event::CoordinatorStarted { .. } => {
@@ -93,6 +95,18 @@ mod tests {
         Event::Evaluated { model: "routed".to_owned(), perplexity: 9.0, loss: 2.2, tokens: 1, documents: 1 }
     }
 
+    fn validated() -> Event {
+        Event::Validated {
+            rounds: 1,
+            steps: 1,
+            trained_tokens: 1,
+            seconds: 1.0,
+            loss: 2.2,
+            bits_per_byte: None,
+            tokens: 1,
+        }
+    }
+
     /// The seconds and bytes after the last of these events, each with its minute and second.
     fn cost(events: impl IntoIterator<Item = (&'static str, Event)>) -> Option<(f64, u64)> {
         let mut meter = CostMeter::default();
@@ -112,6 +126,7 @@ mod tests {
             ("30:00", started()),
             ("30:05", round(Some(WireBytes { sent: 1, received: 2 }))),
             ("30:06", Event::CoordinatorStopped { wire_bytes: WireBytes { sent: 3, received: 4 } }),
+            ("40:00", validated()),
             ("50:00", evaluated()),
         ];
         assert_eq!(cost(first.into_iter().chain(second)), Some((46.0, 127)));

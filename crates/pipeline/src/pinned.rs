@@ -6,11 +6,12 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
-use dipaco_store::{RunManifest, RunStore};
+use dipaco_store::{KeptVersion, RunManifest, RunStore};
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
 use crate::error::PipelineError;
+use crate::version::Version;
 
 /// Life of a pin. A reader that is gone keeps its objects for this long.
 const LIFE: Duration = Duration::from_secs(60);
@@ -55,19 +56,23 @@ pub async fn pins_ended() {
 }
 
 impl PinnedManifest {
-    /// Loads the current manifest and pins its weights.
-    pub(crate) async fn load(store: &RunStore) -> Result<Option<Self>, PipelineError> {
-        Self::load_and_retry(store, RETRY).await
+    /// Loads the current manifest and pins its weights, as far as a reader of this version needs them.
+    pub(crate) async fn load(store: &RunStore, version: Version) -> Result<Option<Self>, PipelineError> {
+        Self::load_and_retry(store, version, RETRY).await
     }
 
     /// [`Self::load`]. A pin that can't be written is tried again every `retry`.
-    async fn load_and_retry(store: &RunStore, retry: Duration) -> Result<Option<Self>, PipelineError> {
+    async fn load_and_retry(
+        store: &RunStore,
+        version: Version,
+        retry: Duration,
+    ) -> Result<Option<Self>, PipelineError> {
         let number = READERS.fetch_add(1, Ordering::Relaxed);
         let begun = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let reader = format!("{begun:x}-{}-{number}", std::process::id());
         let Some(mut loaded) = store.load::<RunManifest>().await? else { return Ok(None) };
         for _ in 0..ATTEMPTS {
-            let needed = weights(&loaded.manifest);
+            let needed = weights(&loaded.manifest, version);
             if let Err(error) = store.pin(&reader, needed.clone(), SystemTime::now() + LIFE).await {
                 let pin = if error.is_denied() {
                     tracing::warn!(%error, source = ?error.source(), "this process may not write into the store, so a training beside it can delete the weights that it reads");
@@ -80,7 +85,7 @@ impl PinnedManifest {
             }
             // What the manifest still refers to after the pin was written can't be deleted any more.
             let Some(again) = store.load::<RunManifest>().await? else { return Ok(None) };
-            let kept = weights(&again.manifest);
+            let kept = weights(&again.manifest, Version::Best);
             if needed.is_subset(&kept) {
                 let pin = ReaderPin::hold(store.clone(), reader, needed, true, retry);
                 return Ok(Some(Self {
@@ -155,19 +160,26 @@ impl Drop for Ending {
     }
 }
 
-/// The names of all weights in a manifest: of the seed, and of all versions of modules.
-fn weights(manifest: &RunManifest) -> BTreeSet<String> {
+/// The names of the weights in a manifest that a reader of this version may read: of the seed, and of the current modules. A best
+/// version may be any that the manifest keeps.
+fn weights(manifest: &RunManifest, version: Version) -> BTreeSet<String> {
     let modules = manifest.training.iter().flat_map(|training| &training.modules);
     let fragments = modules.flat_map(|module| &module.fragments);
-    let versions = fragments
-        .flat_map(|fragment| fragment.kept.iter().map(|kept| &kept.weights).chain([&fragment.weights]));
+    let versions = fragments.flat_map(|fragment| {
+        let earlier: &[KeptVersion] = match version {
+            Version::Current => &[],
+            Version::Best => &fragment.kept,
+        };
+        earlier.iter().map(|kept| &kept.weights).chain([&fragment.weights])
+    });
     let seed = manifest.seed.iter().map(|seed| &seed.weights);
     versions.chain(seed).map(|object| object.name.clone()).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use dipaco_store::ManifestSequence;
+    use dipaco_store::{FragmentRecord, ManifestSequence, ModuleRecord, ObjectRef, TrainingRecord};
+    use dipaco_topology::ModuleId;
 
     use super::*;
 
@@ -188,7 +200,7 @@ mod tests {
     #[tokio::test]
     async fn a_reader_that_ends_does_not_wait_for_the_store_and_its_process_does() {
         let (folder, store) = store().await;
-        let loaded = PinnedManifest::load(&store).await.unwrap().unwrap();
+        let loaded = PinnedManifest::load(&store, Version::Current).await.unwrap().unwrap();
         assert_eq!(pins(&folder), 1);
         drop(loaded);
         // This test's runtime has one thread, so nothing else has run since.
@@ -203,7 +215,8 @@ mod tests {
         // A file in the place of the folder fails each write, also those of root.
         let place = folder.path().join("readers");
         std::fs::write(&place, "").unwrap();
-        let loaded = PinnedManifest::load_and_retry(&store, Duration::ZERO).await.unwrap().unwrap();
+        let loaded = PinnedManifest::load_and_retry(&store, Version::Current, Duration::ZERO);
+        let loaded = loaded.await.unwrap().unwrap();
         assert!(loaded.pin.is_some(), "the reader has given up");
         std::fs::remove_file(&place).unwrap();
         let written = async {
@@ -215,5 +228,22 @@ mod tests {
         drop(loaded);
         pins_ended().await;
         assert_eq!(pins(&folder), 0);
+    }
+
+    #[tokio::test]
+    async fn a_reader_of_the_current_version_keeps_no_earlier_one() {
+        let object = |version: u32| ObjectRef::of(format!("modules/0/0/0/{version}-0"), b"weights");
+        let kept = vec![KeptVersion { version: 1, weights: object(1) }];
+        let fragment = FragmentRecord { version: 2, kept, ..FragmentRecord::first(object(2)) };
+        let module = ModuleRecord { module: ModuleId { level: 0, index: 0 }, fragments: vec![fragment] };
+        let training = TrainingRecord { modules: vec![module], ..TrainingRecord::default() };
+        let manifest = RunManifest { training: Some(training), ..RunManifest::new("run".to_owned()) };
+        for (version, needed) in [(Version::Current, vec![2]), (Version::Best, vec![1, 2])] {
+            let store = RunStore::in_memory();
+            store.replace(&manifest, ManifestSequence::NONE).await.unwrap();
+            let _loaded = PinnedManifest::load(&store, version).await.unwrap().unwrap();
+            let needed: BTreeSet<_> = needed.into_iter().map(|version| object(version).name).collect();
+            assert_eq!(store.pinned(SystemTime::now()).await.unwrap(), needed);
+        }
     }
 }

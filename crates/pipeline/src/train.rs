@@ -24,6 +24,7 @@ use crate::authority::{TOKEN_LIFETIME, authority, renew_tokens, renewals, write_
 use crate::error::PipelineError;
 use crate::limits::raise_open_files;
 use crate::phases;
+use crate::rollback;
 use crate::route::shard_records;
 use crate::run_directory::RunDirectory;
 use crate::run_lock::RunLock;
@@ -80,8 +81,10 @@ pub async fn train(
     {
         return Ok(summary);
     }
-    if options.resume {
-        recover(&store, progress).await?;
+    if options.resume
+        && let Some(rollback) = recover(&store, progress).await?
+    {
+        rollback::tell(run, &rollback);
     }
     // Read again, because the run may have gone back to an earlier phase.
     let phase = manifest_in(&store).await?.map_or(0, |saved| saved.phase());
@@ -102,7 +105,8 @@ pub async fn train(
         .as_deref()
         .map(|folder| tokio::spawn(follow(TensorBoard::new(&run.events(), folder), watching.clone())));
     let local = useful_workers(config, options.workers)?;
-    let mut validation = Validation::begin(run, config)?;
+    let rounds = started.manifest.training.as_ref().map_or(0, TrainingRecord::rounds_done);
+    let mut validation = Validation::begin(run, config, &store, rounds)?;
     // A coordinator that already runs goes on, with its address in the tokens, unless this one can take its place.
     let started = take_over(&store, started).await?;
     announce(run, &authority, &server, &options.advertise)?;
@@ -125,15 +129,12 @@ pub async fn train(
     let result = tokio::select! {
         result = coordinate(setup, server, cancel.clone()) => result.map_err(PipelineError::from),
         result = workers.watch() => result,
-        never = validate_in_turn(validation.as_mut()) => match never {},
+        never = validate_beside(validation.as_mut()) => match never {},
     };
     workers.stop().await;
-    if let (Some(validation), Ok(CoordinatorSummary { finished: true, .. })) = (&mut validation, &result) {
+    if let Some(validation) = validation {
         // The workers have ended, so their cores and GPUs are free.
-        tokio::select! {
-            () = validation.of_last_round(options.device, progress) => {}
-            () = cancel.cancelled() => {}
-        }
+        validation.end(result.is_ok(), options.device, progress, &cancel).await;
     }
     watching.cancel();
     if let Some(board) = board {
@@ -163,10 +164,10 @@ fn start_workers(
     Workers::start(WorkerSetup { run, program, workers, threads, device: options.device })
 }
 
-/// Runs [`Validation::in_turn`]. Without a validation it never returns.
-async fn validate_in_turn(validation: Option<&mut Validation<'_>>) -> Infallible {
+/// Runs [`Validation::beside_training`]. Without a validation it never returns.
+async fn validate_beside(validation: Option<&mut Validation<'_>>) -> Infallible {
     match validation {
-        Some(validation) => validation.in_turn().await,
+        Some(validation) => validation.beside_training().await,
         None => std::future::pending().await,
     }
 }
@@ -187,7 +188,7 @@ fn warn_of_settings(training: Option<&TrainingRecord>, config: &RunConfig) {
 
 async fn warn_of_rising_losses(store: &RunStore, config: &RunConfig) -> Result<(), PipelineError> {
     let training = manifest_in(store).await?.and_then(|manifest| manifest.training);
-    if let Some(warning) = training.and_then(|training| rising_losses(&training, &config.train)) {
+    if let Some(warning) = training.and_then(|training| rising_losses(&training, config)) {
         tracing::warn!("{warning}");
     }
     Ok(())

@@ -1,48 +1,77 @@
-//! Validation during training: the routed model on the run's validation text, every few rounds and after the last. Training
-//! does not wait.
+//! Validation during training: the routed model on the run's validation text, every few rounds and after the last. The weights
+//! of a due round stay in the store until they are measured, and training does not wait.
 
+mod due_round;
+mod leftovers;
+mod measuring;
+
+use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::error::Error as _;
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
 use dipaco_eval::Evaluation;
-use dipaco_store::{PathRecord, RunManifest, TrainingRecord};
-use dipaco_telemetry::{Event, Events, Progress};
-use tokio::time::{Instant, MissedTickBehavior};
+use dipaco_store::{RunManifest, RunStore, TrainingRecord};
+use dipaco_telemetry::{Events, Progress, ProgressUnit};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 use crate::device::{self, DeviceChoice, TrainDevice};
 use crate::error::PipelineError;
-use crate::evaluate::{EvaluatedRun, Subject, evaluate};
-use crate::phases::StopWhenDropped;
+use crate::pinned::pins_ended;
 use crate::run_directory::RunDirectory;
-use crate::store::manifest;
-use crate::weights::{Version, Weights};
+use crate::version::Version;
+use crate::weights::Weights;
+use due_round::{DueRound, due, turns, weight_bytes};
+use leftovers::delete_leftovers;
+use measuring::{Means, Measuring, ended};
 
-/// Time between two looks at the manifest.
-const LOOK: Duration = Duration::from_secs(2);
+pub use due_round::trained_tokens;
+
+/// Shortest time between two looks at the manifest.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+
+/// Longest time between two looks at the manifest.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Least pause between two looks in the time that a look takes. Large manifests and remote stores take long.
+const LOOKS: u32 = 10;
+
+/// Rounds that may wait for their measurement. Each has a pin, which the coordinator reads before it deletes objects.
+const WAITING: usize = 64;
+
+/// Bytes of weights that waiting rounds may keep in the store together. One round may always wait.
+const WAITING_BYTES: u64 = 8 << 30;
 
 /// Measures the routed model during a training, and records each result as an event. Each path reads its own validation shard.
 pub(crate) struct Validation<'a> {
     run: &'a RunDirectory,
     config: &'a RunConfig,
+    store: RunStore,
     events: Events,
     begun: Instant,
-    /// Complete rounds at the last measurement.
-    validated: u32,
-}
-
-/// Where a measurement runs, and what it shows.
-struct Means {
-    threads: usize,
-    device: TrainDevice,
-    progress: Progress,
+    /// Complete rounds at the last look, and the time of the first look that found as many.
+    complete: (u32, Instant),
+    /// Time that the last look took.
+    looked: Duration,
+    /// The last round that had its turn.
+    last: u32,
+    /// The rounds whose weights wait for their measurement, in their order. The first one may be in measurement.
+    waiting: VecDeque<DueRound>,
+    /// True if the last look has failed.
+    failing: bool,
 }
 
 impl<'a> Validation<'a> {
-    /// The validation of a training that begins now. `None` if its settings want none, or, with a warning, if the run has no
-    /// validation text.
-    pub(crate) fn begin(run: &'a RunDirectory, config: &'a RunConfig) -> Result<Option<Self>, PipelineError> {
+    /// The validation of a training that goes on after `rounds` rounds. `None` if its settings want none, or, with a warning, if
+    /// the run has no validation text.
+    pub(crate) fn begin(
+        run: &'a RunDirectory,
+        config: &'a RunConfig,
+        store: &RunStore,
+        rounds: u32,
+    ) -> Result<Option<Self>, PipelineError> {
         if config.train.validate_every == 0 {
             return Ok(None);
         }
@@ -50,71 +79,195 @@ impl<'a> Validation<'a> {
             tracing::warn!("{warning}");
             return Ok(None);
         }
-        let events = Events::create(&run.events())?;
-        Ok(Some(Self { run, config, events, begun: Instant::now(), validated: 0 }))
+        Ok(Some(Self::of_store(run, config, store.clone(), Events::create(&run.events())?, rounds)))
     }
 
-    /// Measures when another `train.validate_every` rounds are complete. It takes one thread, so that the workers of this
-    /// machine keep theirs.
-    pub(crate) async fn in_turn(&mut self) -> Infallible {
-        let mut looks = tokio::time::interval(LOOK);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            looks.tick().await;
-            // A look only reads the manifest. Opening the weights also writes a pin into the store.
-            match manifest(self.run).await {
-                Ok(Some(RunManifest { training: Some(training), .. })) if self.due(&training).is_some() => {}
-                Ok(_) => continue,
-                Err(error) => {
-                    tracing::warn!(%error, "the manifest can't be read for validation");
-                    continue;
-                }
-            }
-            let Some((training, weights)) = self.open().await else { continue };
-            let Some(round) = self.due(&training) else { continue };
-            // Workers may have the GPUs.
-            let means = Means { threads: 1, device: TrainDevice::Cpu, progress: Progress::hidden() };
-            self.validate(&training, round, weights, means).await;
+    fn of_store(
+        run: &'a RunDirectory,
+        config: &'a RunConfig,
+        store: RunStore,
+        events: Events,
+        rounds: u32,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            run,
+            config,
+            store,
+            events,
+            begun: now,
+            complete: (rounds, now),
+            looked: Duration::ZERO,
+            // An earlier coordinator may have ended before it measured the round with which this one begins.
+            last: rounds.saturating_sub(1),
+            waiting: VecDeque::new(),
+            failing: false,
         }
     }
 
-    /// Measures the last round of a training that is complete, on all cores of this machine and on `device`.
-    pub(crate) async fn of_last_round(&mut self, device: DeviceChoice, progress: &Progress) {
+    /// Looks for due rounds, and measures one after the other on one thread, so that the workers of this machine keep theirs.
+    /// When this ends, the round in measurement waits again.
+    pub(crate) async fn beside_training(&mut self) -> Infallible {
+        let mut measuring: Option<Measuring> = None;
+        loop {
+            if measuring.is_none() {
+                let begin = |due: &DueRound| {
+                    // Workers may have the GPUs.
+                    let means = Means { threads: 1, device: TrainDevice::Cpu, progress: Progress::hidden() };
+                    Measuring::begin(self.run, self.config, due, means)
+                };
+                measuring = self.waiting.front().map(begin);
+            }
+            tokio::select! {
+                measured = ended(measuring.as_mut()) => {
+                    measuring = None;
+                    self.record(measured);
+                }
+                () = sleep(self.pause()) => self.look().await,
+            }
+        }
+    }
+
+    /// Ends the validation. After a training that ended `in_order` it measures the rounds that still wait, and the last round of
+    /// a complete run, on all cores of this machine and on `device`, until `cancel` is triggered.
+    pub(crate) async fn end(
+        mut self,
+        in_order: bool,
+        device: DeviceChoice,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) {
+        if in_order && !cancel.is_cancelled() {
+            self.measure_rest(device, progress, cancel).await;
+        }
+        let rounds = self.waiting.len();
+        if rounds > 0 {
+            tracing::warn!(rounds, "rounds that waited for their validation are not measured");
+        }
+        self.waiting.clear();
+        // With a store that fails the run goes on later, and its next coordinator deletes what is left.
+        if in_order {
+            pins_ended().await;
+            if let Err(error) = delete_leftovers(&self.store).await {
+                tracing::warn!(%error, source = ?error.source(), "weights that the run does not need any more stay in the store");
+            }
+        }
+    }
+
+    async fn measure_rest(&mut self, device: DeviceChoice, progress: &Progress, cancel: &CancellationToken) {
+        // For the last round, which no later round follows.
+        self.look().await;
+        if self.waiting.is_empty() {
+            return;
+        }
         let device = match device::open(device) {
             Ok(device) => device,
             Err(error) => {
-                tracing::warn!(%error, "no validation of the last round");
+                tracing::warn!(%error, source = ?error.source(), "no device for the validation");
                 return;
             }
         };
-        let Some((training, weights)) = self.open().await else { return };
-        let means = Means { threads: 0, device, progress: progress.clone() };
-        self.validate(&training, training.rounds_done(), weights, means).await;
+        let task = progress.task("validate", Some(self.waiting.len() as u64), ProgressUnit::Count("rounds"));
+        while let Some(due) = self.waiting.front() {
+            let means = Means { threads: 0, device: device.clone(), progress: progress.clone() };
+            let mut measuring = Measuring::begin(self.run, self.config, due, means);
+            tokio::select! {
+                biased;
+                () = cancel.cancelled() => return measuring.stop().await,
+                measured = measuring.ended() => self.record(measured),
+            }
+            task.add(1);
+        }
+        task.finish();
     }
 
-    fn due(&self, training: &TrainingRecord) -> Option<u32> {
-        due(training, self.config.train.validate_every, self.validated)
-    }
-
-    /// The current weights, and the training that they are of. What fails is logged.
-    async fn open(&self) -> Option<(TrainingRecord, Weights)> {
-        match Weights::open(self.run, self.config, Version::Current).await {
-            Ok(weights) => weights.manifest().training.clone().map(|training| (training, weights)),
+    /// Records the measurement of the first round that waits, which then waits no more.
+    fn record(&mut self, measured: Result<Evaluation, PipelineError>) {
+        let Some(DueRound { cost, .. }) = self.waiting.pop_front() else { return };
+        match measured {
+            Ok(found) => self.events.note(cost.event(&found)),
             Err(error) => {
-                tracing::warn!(%error, "the weights can't be read for validation");
-                None
+                tracing::warn!(round = cost.round, %error, source = ?error.source(), "no validation of this round");
             }
         }
     }
 
-    async fn validate(&mut self, training: &TrainingRecord, round: u32, weights: Weights, means: Means) {
-        self.validated = round;
-        match measure(self.run, self.config, weights, means).await {
+    /// Time until the next look: a part of the time since the last complete round. So the weights of a round are found while
+    /// they are the current ones, also where rounds are short.
+    fn pause(&self) -> Duration {
+        let (_, since) = self.complete;
+        (since.elapsed() / 4).max(self.looked * LOOKS).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+    }
+
+    /// Lets a round wait for its measurement if one is due now.
+    async fn look(&mut self) {
+        let begun = Instant::now();
+        let found = self.find().await;
+        self.looked = begun.elapsed();
+        match found {
             Ok(found) => {
-                self.events.note(validated_event(training, round, &found, self.begun.elapsed()));
+                self.failing = false;
+                self.waiting.extend(found);
             }
-            Err(error) => tracing::warn!(round, %error, "no validation of this round"),
+            // One line of the log for each time of failures.
+            Err(_) if self.failing => {}
+            Err(error) => {
+                self.failing = true;
+                tracing::warn!(%error, source = ?error.source(), "the weights can't be read for validation");
+            }
         }
+    }
+
+    /// The round that is due now. Its weights stay in the store.
+    async fn find(&mut self) -> Result<Option<DueRound>, PipelineError> {
+        // Most looks find nothing. Only weights that will be measured are worth a pin.
+        let manifest = self.store.load::<RunManifest>().await?.map(|loaded| loaded.manifest);
+        let Some(training) = manifest.and_then(|manifest| manifest.training) else { return Ok(None) };
+        let rounds = training.rounds_done();
+        if rounds > self.complete.0 {
+            self.complete = (rounds, Instant::now());
+        }
+        let every = self.config.train.validate_every;
+        let Some(round) = due(&training, every, self.last) else { return Ok(None) };
+        if self.is_full(&training) {
+            let waiting = self.waiting.len();
+            tracing::warn!(
+                round,
+                waiting,
+                "no validation of this round, because too many rounds wait for theirs: raise train.validate_every"
+            );
+            self.has_had_its_turn(round);
+            return Ok(None);
+        }
+        let weights = Weights::of_store(self.store.clone(), self.config, Version::Current).await?;
+        // The training may have gone on since.
+        let found = DueRound::of(weights, every, self.last, self.begun.elapsed());
+        if let Some(found) = &found {
+            self.has_had_its_turn(found.cost.round);
+        }
+        Ok(found)
+    }
+
+    /// True if no further round may wait. The last round always may: no other one comes after it.
+    fn is_full(&self, training: &TrainingRecord) -> bool {
+        let kept: u64 = self.waiting.iter().map(|due| due.bytes).sum();
+        let too_many = self.waiting.len() >= WAITING;
+        let too_large = kept.saturating_add(weight_bytes(training)) > WAITING_BYTES;
+        !self.waiting.is_empty() && (too_many || too_large) && training.rounds_done() < training.rounds
+    }
+
+    /// Notes that a due round waits or is left out. Tells of due rounds before it that no look has found.
+    fn has_had_its_turn(&mut self, round: u32) {
+        let every = self.config.train.validate_every;
+        let missed = turns(round.saturating_sub(1), every).saturating_sub(turns(self.last, every));
+        if missed > 0 {
+            tracing::warn!(
+                missed,
+                before = round,
+                "no validation of rounds that ended faster than they were found"
+            );
+        }
+        self.last = round;
     }
 }
 
@@ -126,130 +279,5 @@ fn missing_text(run: &RunDirectory) -> Option<&'static str> {
     )
 }
 
-/// The number of complete rounds, if they are to be validated and are not yet: the last validation was after `validated`
-/// rounds. The last round has its own measurement.
-fn due(training: &TrainingRecord, every: u32, validated: u32) -> Option<u32> {
-    let rounds = training.rounds_done();
-    let turn = |rounds: u32| rounds.checked_div(every).unwrap_or(0);
-    (turn(rounds) > turn(validated) && rounds < training.rounds).then_some(rounds)
-}
-
-async fn measure(
-    run: &RunDirectory,
-    config: &RunConfig,
-    weights: Weights,
-    means: Means,
-) -> Result<Evaluation, PipelineError> {
-    let (run, mut config) = (run.clone(), config.clone());
-    config.evaluation.max_documents = config.train.validation_documents;
-    config.evaluation.rank_candidates = 0;
-    let stop = StopWhenDropped(Arc::default());
-    let cancel = stop.0.clone();
-    let work = move || {
-        let Means { threads, device, progress } = means;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let pool = pool.map_err(|source| PipelineError::Threads { threads, source })?;
-        let routed = Subject::Routed(config.evaluation.route);
-        let evaluated = EvaluatedRun { run: &run, config: &config, weights: &weights, device: &device };
-        pool.install(|| evaluate(evaluated, routed, None, &progress, &cancel))
-    };
-    tokio::task::spawn_blocking(work).await.map_err(|source| PipelineError::Task { source })?
-}
-
-/// Tokens of the outer gradients so far, of all paths together, padding not counted.
-#[must_use]
-pub fn trained_tokens(training: &TrainingRecord) -> u64 {
-    // Every fragment counts the same tokens of a path, but for sends that are under way and frozen levels, which count none.
-    let of_path = |path: &PathRecord| path.counted.iter().map(|counted| counted.tokens).max().unwrap_or(0);
-    training.paths.iter().map(of_path).sum()
-}
-
-fn validated_event(training: &TrainingRecord, round: u32, found: &Evaluation, elapsed: Duration) -> Event {
-    Event::Validated {
-        rounds: round.into(),
-        steps: u64::from(round) * training.inner_steps,
-        trained_tokens: trained_tokens(training),
-        seconds: elapsed.as_secs_f64(),
-        loss: found.nll_sum / found.tokens_counted.max(1) as f64,
-        bits_per_byte: found.bits_per_byte,
-        tokens: found.tokens_counted,
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use dipaco_store::CountRecord;
-
-    use super::*;
-
-    /// A run of 10 rounds of 4 steps whose paths have done these steps.
-    fn training(steps: &[u64]) -> TrainingRecord {
-        let path = |&steps: &u64| PathRecord {
-            steps,
-            counted: vec![CountRecord { steps, tokens: 10 * steps }],
-            ..PathRecord::default()
-        };
-        TrainingRecord {
-            origin: "o".into(),
-            rounds: 10,
-            inner_steps: 4,
-            boundaries: Vec::new(),
-            phase: 0,
-            shards: Vec::new(),
-            modules: Vec::new(),
-            paths: steps.iter().map(path).collect(),
-            numerics: None,
-            numerics_token: None,
-        }
-    }
-
-    #[test]
-    fn a_run_without_validation_text_is_told_that_nothing_is_measured() {
-        let folder = tempfile::tempdir().unwrap();
-        let run = RunDirectory::new(folder.path());
-        assert!(missing_text(&run).unwrap().starts_with("train.validate_every has no effect"));
-        std::fs::create_dir_all(run.data()).unwrap();
-        std::fs::write(run.validation_tokens(), "").unwrap();
-        assert_eq!(missing_text(&run), None);
-    }
-
-    #[test]
-    fn rounds_are_validated_once_in_their_turn() {
-        let due_after = |steps: &[u64], validated| due(&training(steps), 3, validated);
-        assert_eq!(due_after(&[12, 11], 0), None, "a path has not completed the third round");
-        assert_eq!(due_after(&[12, 12], 0), Some(3));
-        assert_eq!(due_after(&[16, 20], 3), None);
-        assert_eq!(due_after(&[32, 32], 3), Some(8), "rounds that went by are not made up for");
-        assert_eq!(due_after(&[40, 40], 8), None, "the run is complete");
-        assert_eq!(due(&training(&[12, 12]), 0, 0), None);
-    }
-
-    #[test]
-    fn the_tokens_of_a_path_are_those_of_a_level_that_trains() {
-        let mut frozen_below = training(&[12, 13]);
-        for path in &mut frozen_below.paths {
-            path.counted.insert(0, CountRecord::default());
-        }
-        assert_eq!(trained_tokens(&frozen_below), 250);
-    }
-
-    #[test]
-    fn an_event_tells_the_cost_so_far() {
-        let found: Evaluation = serde_json::from_value(serde_json::json!({
-            "documents": 1, "sequences": 1, "tokens_counted": 4, "nll_sum": 8.0, "perplexity": 7.4,
-            "bits_per_byte": 1.5, "prefix_tokens": 2, "sequence_tokens": 8, "per_path": [],
-        }))
-        .unwrap();
-        let event = validated_event(&training(&[12, 13]), 3, &found, Duration::from_millis(2500));
-        let expected = Event::Validated {
-            rounds: 3,
-            steps: 12,
-            trained_tokens: 250,
-            seconds: 2.5,
-            loss: 2.0,
-            bits_per_byte: Some(1.5),
-            tokens: 4,
-        };
-        assert_eq!(event, expected);
-    }
-}
+mod tests;

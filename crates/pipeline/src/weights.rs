@@ -17,16 +17,7 @@ use crate::error::PipelineError;
 use crate::pinned::{PinnedManifest, ReaderPin};
 use crate::run_directory::RunDirectory;
 use crate::store::{existing_store, manifest_in};
-
-/// Which version of its modules a path is composed of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Version {
-    /// The global weights after the last outer step.
-    #[default]
-    Current,
-    /// The version with the lowest loss on the path's held-out documents (arXiv:2403.10616 §2.7).
-    Best,
-}
+use crate::version::Version;
 
 /// A version of a module.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,7 +75,7 @@ impl Weights {
         version: Version,
     ) -> Result<Self, PipelineError> {
         let PinnedManifest { manifest, warnings, pin } =
-            PinnedManifest::load(&store).await?.ok_or(PipelineError::NoSeed)?;
+            PinnedManifest::load(&store, version).await?.ok_or(PipelineError::NoSeed)?;
         for warning in &warnings {
             tracing::warn!("{warning}");
         }

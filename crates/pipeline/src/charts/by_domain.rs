@@ -72,6 +72,7 @@ mod tests {
             documents: 3,
             purity: None,
             nmi: None,
+            ranking: None,
             domains: bits.iter().map(domain).collect(),
             against_baseline: None,
         };

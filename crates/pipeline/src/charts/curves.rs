@@ -292,10 +292,10 @@ mod tests {
         let later = [round(1, 4.0, 30).to_vec(), vec![path]];
         let curves = curves([events.concat(), later.concat()].concat());
         assert_eq!(curves.training, [(10.0, 5.0), (20.0, 4.0), (30.0, 3.0)]);
-        assert_eq!(costs(&curves, &curves.training), [Some((2.0, 100)), Some((5.0, 130)), None]);
+        assert_eq!(costs(&curves, &curves.training), [Some((2.0, 100)), Some((4.0, 130)), None]);
         assert_eq!(curves.validation, [(10.0, 5.5)]);
         assert_eq!(costs(&curves, &curves.validation), [Some((2.0, 100))]);
-        assert_eq!(costs(&curves, &curves.heldout), [Some((0.0, 0)), Some((2.0, 100)), Some((5.0, 130))]);
+        assert_eq!(costs(&curves, &curves.heldout), [Some((0.0, 0)), Some((2.0, 100)), Some((4.0, 130))]);
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
         let curves = curves(events);
         assert_eq!(curves.training, [(10.0, 5.0), (20.0, 4.0)]);
         assert!(curves.validation.is_empty(), "{:?}", curves.validation);
-        assert_eq!(costs(&curves, &curves.training), [Some((2.0, 10)), Some((7.0, 27))]);
+        assert_eq!(costs(&curves, &curves.training), [Some((2.0, 10)), Some((6.0, 27))]);
     }
 
     #[test]

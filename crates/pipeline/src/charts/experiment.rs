@@ -44,8 +44,8 @@ const TRAINING_AXES: [(&str, &str, Place); 4] = [
     }),
 ];
 
-/// A line for each cell that was measured during training, in one colour for each run. Seeds have lines of their own, because
-/// each run measures as often as it finds time.
+/// A line for each cell that was measured during training, in one colour for each run. Seeds have lines of their own, because a
+/// run may lack the measurements of some rounds.
 fn during_training(results: &Results, axis: &str, at: Place) -> Option<LineChart> {
     let mut runs: Vec<String> = Vec::new();
     let mut lines = Vec::new();
