@@ -49,6 +49,8 @@ program() {
   until [ -f "$run/secrets/join.token" ]; do kill -0 "$coordinator"; sleep 0.2; done
   $dipaco -q worker --join "$run/secrets/join.token" --cache "$folder/cache" &
   local worker=$!
+  # If one of them fails, the other waits for ever: the failure ends the script, and the trap ends the other.
+  wait -n
   wait "$coordinator"
   wait "$worker"
   $dipaco -q evaluate --run "$run"

@@ -20,8 +20,8 @@ const FOLDER: &str = "parts";
 const SECTION_FRAMES: u64 = 64;
 /// Largest number of sections, and so of parts of the work.
 const SECTIONS: u64 = 1024;
-/// Largest number of token files of all sections and paths. An evaluation maps the validation files of all paths at a time,
-/// and Linux gives a process 65,530 maps.
+/// Largest number of token files of all sections and paths. An evaluation reads the validation files of all paths and
+/// keeps at most half as many open: more files would be opened again and again.
 const SECTION_FILES: u64 = 1 << 15;
 /// Path number in the record of a document that is reserved for the router.
 const RESERVED: u32 = u32::MAX;

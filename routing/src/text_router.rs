@@ -31,6 +31,17 @@ impl TextRouter {
         Ok(Self { router, features })
     }
 
+    /// Checks what [`Self::new`] checks of a router, without a seed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn check(router: &Router, model: &ModelConfig, seed_hash: &str) -> Result<(), RoutingError> {
+        let unread = || Ok::<_, RoutingError>(UnreadSeed(model.hidden_size));
+        let features = RouterFeatures::of_router(router, model, unread)?;
+        router.check_seed(features.dimension(), seed_hash)
+    }
+
     /// The router.
     #[must_use]
     pub fn router(&self) -> &Router {
@@ -65,5 +76,53 @@ impl TextRouter {
         let features = self.features.features(tokens, lengths)?;
         let weights = |features: &[f32]| Ok(self.router.posterior(features, most, temperature)?);
         features.chunks_exact(self.router.dimension()).map(weights).collect()
+    }
+}
+
+/// Has the width of a seed that nobody reads.
+#[derive(Debug)]
+struct UnreadSeed(usize);
+
+impl SeedFeatures for UnreadSeed {
+    fn hidden_size(&self) -> usize {
+        self.0
+    }
+
+    fn early_features(&self, _: usize, _: &TokenRows, _: &[usize]) -> Result<Vec<f32>, BoxError> {
+        Err("the seed was not read".into())
+    }
+
+    fn device(&self) -> String {
+        String::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::fitted_on;
+    use crate::{FeatureKind, FittedOn, RouterConfig, RouterKind};
+
+    /// Data and settings of a fit whose seed has the hash `cc`.
+    fn fitted(kind: RouterKind, features: FeatureKind) -> FittedOn {
+        let config = RouterConfig { kind, features, ..RouterConfig::default() };
+        FittedOn { config, ..fitted_on() }
+    }
+
+    #[test]
+    fn a_router_that_can_not_choose_is_refused_without_its_seed() {
+        let model = ModelConfig { hidden_size: 6, ..ModelConfig::default() };
+        let centroids = (0..24u8).map(f32::from).collect();
+        let router = Router::kmeans(6, centroids, &[0.0; 4], fitted(RouterKind::KMeans, FeatureKind::Seed));
+        let router = router.unwrap();
+        TextRouter::check(&router, &model, "cc").unwrap();
+        let refused = |router: &Router, model: &ModelConfig, seed: &str, says: &str| {
+            let error = TextRouter::check(router, model, seed).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        };
+        refused(&router, &model, "dd", "the router's seed model does not match");
+        refused(&router, &ModelConfig::default(), "cc", "the router's width and the model's does not match");
+        let labels = Router::equal_parts(4, fitted(RouterKind::Labels, FeatureKind::Lsa)).unwrap();
+        refused(&labels, &model, "cc", "routing.kind = \"labels\": routes only the run's own text");
     }
 }

@@ -1,6 +1,6 @@
 //! Errors of this package, each with the file and the remedy.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::WorkPart;
 
@@ -222,10 +222,12 @@ pub enum ShardsError {
         other: bool,
     },
     /// The text gives another tokenizer than that of a trained model.
-    #[error("the tokenizer for this text is {found}, but the model of this run was trained with {kept}: prepare the text in another run directory, or with --set prepare.tokenizer={}", path.display())]
+    #[error("the tokenizer for this text is {found}, but the model of this run was trained with {kept}: prepare the text in another run directory, or with --set prepare.tokenizer={}", kept_tokenizer(path, *held))]
     TokenizerInUse {
         /// The place of the model's tokenizer.
         path: PathBuf,
+        /// False if that file is missing or another tokenizer.
+        held: bool,
         /// Hash of the model's tokenizer.
         kept: String,
         /// Hash of the tokenizer for the text.
@@ -289,6 +291,12 @@ impl ShardsError {
         let path = path.into();
         move |source| Self::Hdf5 { action, path, source }
     }
+}
+
+/// The value of `prepare.tokenizer` that keeps a model's tokenizer.
+fn kept_tokenizer(path: &Path, held: bool) -> String {
+    let path = path.display();
+    if held { path.to_string() } else { format!("FILE, a copy of that tokenizer; {path} is none") }
 }
 
 /// Names of the first few parts, and the number of the others.

@@ -111,6 +111,7 @@ found["raised"] = {
     "bytes to score": raised(lambda: run.score([TEXT.encode()])),
     "bytes to continue": raised(lambda: run.generate([bytearray(TEXT.encode())])),
     "bytes to decode": raised(lambda: run.decode(TEXT.encode())),
+    "view of bytes": raised(lambda: run.score([memoryview(TEXT.encode())])),
     "there already": raised(lambda: run.export(os.path.join(out, "seed"), seed=True)),
     "file of somebody": raised(lambda: run.export(mine, path=1)),
     "format": raised(lambda: run.export(os.path.join(out, "x"), path=1, gguf="f64")),

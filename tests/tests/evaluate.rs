@@ -49,16 +49,44 @@ fn a_dense_run_of_other_text_is_refused() {
     prepare.args(corpus());
     let _ = output(prepare).succeeded();
     let own_text = format!("--set run.data={}", run.file("data").display());
-    let says = ["other validation text, or another tokenizer", "try: compare runs of the same", &own_text];
+    let says =
+        ["from other files, other text or another tokenizer", "try: compare runs of the same", &own_text];
     let _ = run.dipaco(&format!("evaluate --dense {}", other.directory().display())).failed(2, &says);
+}
+
+fn nothing_evaluated(output: Output) {
+    assert!(!output.stderr.contains("sequences"), "{output:?}");
 }
 
 #[test]
 fn what_a_model_lacks_is_told_before_another_one_is_evaluated() {
-    let nothing_evaluated = |output: Output| assert!(!output.stderr.contains("sequences"), "{output:?}");
     nothing_evaluated(routed().dipaco("evaluate").failed(1, &["have not been trained", "dipaco train"]));
     let reroute = trained().dipaco("evaluate --reroute 64");
     nothing_evaluated(reroute.failed(1, &["there is no transformer router", "fit-transformer"]));
+}
+
+#[test]
+fn what_does_not_fit_a_model_is_told_before_another_one_is_evaluated() {
+    let ranked = trained().dipaco("evaluate --rank 2 --set evaluation.sequence_tokens=60");
+    let says = ["evaluation.sequence_tokens is 60", "prompt and continuation have 64 tokens"];
+    nothing_evaluated(ranked.failed(2, &says));
+
+    let run = trained().copy();
+    fs::remove_file(run.file("routing/validation/path-003.json")).unwrap();
+    let says = ["the validation shard of path 3 can't be used", "path-003.json"];
+    nothing_evaluated(run.dipaco("evaluate").failed(1, &says));
+
+    let (run, other) = (trained().copy(), routed().copy());
+    for folder in ["store", "routing"] {
+        fs::remove_dir_all(other.file(folder)).unwrap();
+    }
+    let _ = other.dipaco("seed --set seed_model.adamw.learning_rate=0.003").succeeded();
+    let _ = other.dipaco("route fit").succeeded();
+    fs::copy(other.file("routing/router.bin"), run.file("routing/router.bin")).unwrap();
+    for by_own_tokens in ["--route-window", "--ensemble 2", "--reroute 16 --reroute-by features"] {
+        let refused = run.dipaco(&format!("evaluate {by_own_tokens}"));
+        nothing_evaluated(refused.failed(1, &["the router's seed model", "run route fit again"]));
+    }
 }
 
 #[test]

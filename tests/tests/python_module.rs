@@ -215,6 +215,7 @@ fn exceptions(raised: &Value, run: &Path) {
         ("bytes to score", "TypeError", &["bytes are neither a text nor token ids", "decode them to a str"]),
         ("bytes to continue", "TypeError", &["bytes are neither a text nor token ids"]),
         ("bytes to decode", "TypeError", &["bytes are neither a text nor token ids"]),
+        ("view of bytes", "TypeError", &["bytes are neither a text nor token ids"]),
         ("there already", "FileExistsError", &["config.json is there already", "force=True"]),
         ("file of somebody", "FileExistsError", &["README.md is there already", "force=True"]),
         ("format", "ValueError", &["gguf is \"f64\"", "q8_0"]),

@@ -165,6 +165,15 @@ fn a_scored_text_has_the_scores_of_the_evaluation() {
     asked["route_every"] = EVERY.into();
     let rerouted = post(&server.address, "/v1/completions", &asked).json()["choices"].clone();
     assert_eq!(post(&server.address, "/v1/completions", &ask).json()["choices"], rerouted);
+    drop(server);
+
+    // A router of another seed is refused before another model is evaluated.
+    let header = run.file("routing/transformer.json");
+    let mut other: Value = serde_json::from_slice(&fs::read(&header).unwrap()).unwrap();
+    other["fitted_on"]["seed_hash"] = "another".into();
+    fs::write(&header, other.to_string()).unwrap();
+    let refused = run.dipaco("evaluate --reroute 16").failed(1, &["the transformer router's seed model"]);
+    assert!(!refused.stderr.contains("sequences"), "{refused:?}");
 }
 
 #[test]

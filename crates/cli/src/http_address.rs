@@ -24,6 +24,15 @@ pub(crate) fn host_port(text: &str) -> Result<String, String> {
         .ok_or_else(|| format!("{text:?} is not HOST:PORT, as in lead.example:7440"))
 }
 
+/// [`host_port`] of a process that listens already: nobody puts its port in the place of port 0.
+pub(crate) fn known_host_port(text: &str) -> Result<String, String> {
+    let address = host_port(text)?;
+    if address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>() == Ok(0)) {
+        return Err(format!("{text:?} has port 0, which reaches nobody: give the port of the coordinator"));
+    }
+    Ok(address)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,5 +1,7 @@
 //! The options that name a run and its configuration.
 
+mod unsaved_run;
+
 use std::path::PathBuf;
 
 use clap::Args;
@@ -9,7 +11,9 @@ use crate::error::CliError;
 use crate::runtime;
 use dipaco_pipeline::train::check_settings;
 use dipaco_pipeline::vocabulary::with_vocabulary;
-use dipaco_pipeline::{PipelineError, RunDirectory, save_config};
+use dipaco_pipeline::{PipelineError, RunDirectory};
+pub(crate) use unsaved_run::UnsavedRun;
+use unsaved_run::saved;
 
 /// The run and its configuration.
 #[derive(Clone, Debug, Args)]
@@ -89,43 +93,30 @@ impl RunOptions {
     pub(crate) fn open_unsaved(&self) -> Result<(UnsavedRun, RunConfig), CliError> {
         let (run, config) = self.open()?;
         check_exists(&run)?;
-        let sized = with_vocabulary(&run, &config)?;
-        runtime::run(async { Ok(check_settings(&run, &sized).await?) })?;
-        Ok((UnsavedRun { run, config }, sized))
+        let unsaved = UnsavedRun::new(run, config)?;
+        let sized = with_vocabulary(&unsaved.run, &unsaved.config)?;
+        runtime::run(async { Ok(check_settings(&unsaved.run, &sized).await?) })?;
+        Ok((unsaved, sized))
     }
 
-    /// The same for commands that begin a run. The resolved configuration is saved with the run, unless its training began with
-    /// other settings.
-    pub(crate) fn open_to_write(&self) -> Result<(RunDirectory, RunConfig), CliError> {
+    /// The same for commands that begin a run, unless its training began with other settings. A run that begins has its
+    /// settings at once: after an interruption the command continues without `--config`, and the other parts of a divided
+    /// work read them.
+    pub(crate) fn open_to_begin(&self) -> Result<UnsavedRun, CliError> {
         let (run, config) = self.open()?;
-        save_checked(&run, &config)?;
-        Ok((run, config))
+        let unsaved = UnsavedRun::new(run, config)?;
+        check_changed(&unsaved.run, &unsaved.config)?;
+        Ok(unsaved.begun()?)
     }
 }
 
-/// A prepared run with settings that fit its training and are not saved yet.
-pub(crate) struct UnsavedRun {
-    /// The run.
-    pub(crate) run: RunDirectory,
-    config: RunConfig,
-}
-
-impl UnsavedRun {
-    /// Saves the settings with the run.
-    pub(crate) fn save(&self) -> Result<(), PipelineError> {
-        save_config(&self.run, &self.config)
-    }
-}
-
-/// Saves a configuration, unless the training of the run began with other settings. Settings that are saved already are not
-/// checked again: a repeated step needs no access to the store.
-pub(crate) fn save_checked(run: &RunDirectory, config: &RunConfig) -> Result<(), CliError> {
-    let saved = std::fs::read_to_string(run.config());
-    if saved.is_ok_and(|saved| saved == config.to_toml()) {
+/// Checks that a run whose training has begun keeps the settings that its weights depend on. Settings that are saved already
+/// are not checked again: a repeated step needs no access to the store.
+pub(crate) fn check_changed(run: &RunDirectory, config: &RunConfig) -> Result<(), CliError> {
+    if saved(run)?.is_some_and(|saved| saved == config.to_toml()) {
         return Ok(());
     }
-    runtime::run(async { Ok(check_settings(run, config).await?) })?;
-    Ok(save_config(run, config)?)
+    runtime::run(async { Ok(check_settings(run, config).await?) })
 }
 
 /// A run has a directory, or at least prepared text elsewhere (`run.data`).

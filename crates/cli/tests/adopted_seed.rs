@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{FIXTURES, succeeds};
+use support::{FIXTURES, dipaco, succeeds};
 
 #[test]
 fn a_seed_of_another_run_is_there_already_whatever_the_text_and_a_restart_replaces_it() {
@@ -27,6 +27,18 @@ fn a_seed_of_another_run_is_there_already_whatever_the_text_and_a_restart_replac
     let out = succeeds(&["seed", "--run", &own]);
     assert!(out.starts_with("the seed was there already: 4 steps"), "{out}");
     assert_eq!(seed_of(&own), seed_of(&theirs));
+
+    // Its tokenizer is in use. Settings that are refused therefore are not saved, so the step can still be repeated.
+    let saved = || std::fs::read_to_string(format!("{own}/config.toml")).unwrap();
+    let (before, text) = (saved(), format!("{FIXTURES}/corpus/pages.txt.gz"));
+    let others = ["prepare", "--config", &config, "--run", &own, "--set", "prepare.vocab_size=300", &text];
+    let (code, out, err) = dipaco(&others);
+    assert!(code == 1 && err.contains("the model of this run was trained with"), "{out}{err}");
+    assert_eq!(saved(), before);
+    let again: serde_json::Value =
+        serde_json::from_str(&succeeds(&["prepare", "--run", &own, "--json", &text])).unwrap();
+    assert_eq!(again["skipped"], true, "{again}");
+
     let out = succeeds(&["seed", "--run", &own, "--restart"]);
     assert!(out.starts_with("the seed is done: 4 steps"), "{out}");
     assert_ne!(seed_of(&own), seed_of(&theirs));

@@ -261,10 +261,16 @@ fn a_plan_names_the_epochs_of_a_shard_and_refuses_what_the_law_does_not_know() {
     let (code, out, err) = run(&words);
     assert_eq!(code, 0, "{err}");
     assert!(out.contains("its path reads it 14.1 times") && out.contains("loss 3.012 to 3.072"), "{out}");
+    assert!(out.contains("on the wire per round at most: "), "{out}");
+    let (code, out, _) = run(&["plan", "--config", "../../configs/paper/16x16.toml"]);
+    assert!(code == 0 && out.contains("no values of the law: the law holds for 1 to 8 replicas"), "{out}");
+    assert!(!out.contains("acts with the outer rate"), "{out}");
     let (code, out, _) = run(&["plan", "--config", "../../configs/tiny.toml", "--json"]);
     let plan: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(code, 0);
     assert!(plan["plan"]["levels"][0]["prediction"].is_null(), "{plan}");
+    assert!(plan["plan"]["levels"][0]["default_outer_rate"].is_f64(), "{plan}");
+    assert!(plan["plan"]["levels"][0]["literature_outer_rate"].is_null(), "{plan}");
     assert!(plan["plan"]["levels"][0]["refused"].as_str().unwrap().contains("35M to 2.4B"), "{plan}");
     let priced = ["plan", "--speed", "1000", "--price", "3.6", "--json"];
     let (code, out, err) = run(&priced);
@@ -317,13 +323,13 @@ fn a_plan_predicts_from_measured_runs() {
     let loss = 9.0 * 4f64.powf(-0.04) * (tokens as f64).powf(-0.05);
     assert!(out.contains("5 measured runs of 5 sizes: as paths to the -0.040"), "{out}");
     assert!(out.contains(&format!("this run: loss {loss:.3} (")), "{loss} {out}");
-    std::fs::write(config, "[run]\nname = \"planned\"\n[train]\nrounds = 4000\n").unwrap();
+    // Three times the tokens. One path was measured with more, but no four paths or more.
+    std::fs::write(config, "[run]\nname = \"planned\"\n[train]\nrounds = 120\n").unwrap();
     let (code, out, _) = run(&[&["plan", "--config", config][..], &measured].concat());
     assert_eq!(code, 0);
-    assert!(
-        out.contains("no prediction for this run") && out.contains("outside of the measured runs"),
-        "{out}"
-    );
+    let nearest =
+        format!("The nearest have 2 paths of {parameters} parameters with {tokens} training tokens each");
+    assert!(out.contains("no prediction for this run") && out.contains(&nearest), "{out}");
     let (code, _, err) = run(&["plan", "--config", config, "--measured", config]);
     assert_eq!(code, 1);
     assert!(err.contains("no results of `dipaco experiment`"), "{err}");

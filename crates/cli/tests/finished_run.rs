@@ -5,6 +5,7 @@ use std::fs;
 
 mod support;
 
+use dipaco_store::{ManifestSchema, RunManifest};
 use support::{FIXTURES, dipaco};
 
 #[test]
@@ -51,10 +52,15 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
             assert_eq!(saved(), before, "{step:?}");
         }
     }
-    // Nor are the settings of a router saved that can't be fitted.
+    // Nor are settings saved that a step refuses by itself.
     let labels = ["--set", "routing.kind=labels", "--set", "routing.labels=no-such-file.jsonl"];
-    let (code, out, err) = dipaco(&[&["route", "fit", "--run", &run][..], &labels].concat());
-    assert_ne!(code, 0, "{out}{err}");
+    let steps = ["--set", "transformer_router.steps=7"];
+    for (step, settings) in [("fit", &labels[..]), ("features", &labels), ("fit-transformer", &steps)] {
+        let (code, out, err) = dipaco(&[&["route", step, "--run", &run][..], settings].concat());
+        assert_ne!(code, 0, "{step}: {out}{err}");
+        assert_eq!(saved(), before, "{step}");
+    }
+    the_shards_of_trained_paths_stay(&run, &text);
     assert_eq!(saved(), before);
     // Settings that no weight depends on may change.
     let (code, out, err) = dipaco(&["train", "--run", &run, "--set", "serve.slots=3"]);
@@ -63,6 +69,31 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
     let (code, out, err) = dipaco(&["prepare", "--run", &run, "--set", "serve.slots=4", &text]);
     assert_eq!(code, 0, "{out}{err}");
     assert!(saved().contains("slots = 4"));
+}
+
+/// Asserts that steps refuse to replace the shards of a trained run, and that lost ones can be made again.
+fn the_shards_of_trained_paths_stay(run: &str, text: &str) {
+    let (list, config) = (format!("{run}/routing/train/shards.json"), format!("{run}/config.toml"));
+    let files = || [&list, &config].map(|file| fs::read_to_string(file).unwrap());
+    let before = files();
+    let others: [&[&str]; 3] =
+        [&["route", "assign"], &["route", "assign", "--part", "1/2"], &["quickstart", "--data", text]];
+    for step in others {
+        let (code, out, err) = dipaco(&[step, &["--run", run, "--set", "routing.overlap=2"]].concat());
+        assert_eq!(code, 1, "{step:?}: {out}{err}");
+        assert!(err.contains("holds the shards of the trained paths"), "{step:?}: {err}");
+        assert_eq!(files(), before, "{step:?}");
+    }
+    // Shards that came into the place of lost ones are not those of the paths, so these can come back.
+    for overlaps in [&["1"][..], &["2", "1"]] {
+        fs::remove_file(&list).unwrap();
+        for overlap in overlaps {
+            let overlap = format!("routing.overlap={overlap}");
+            let (code, out, err) = dipaco(&["route", "assign", "--run", run, "--set", &overlap]);
+            assert_eq!(code, 0, "{overlap}: {out}{err}");
+        }
+        assert_eq!(files(), before, "{overlaps:?}");
+    }
 }
 
 #[test]
@@ -132,6 +163,15 @@ fn a_run_without_a_name_has_that_of_its_directory_and_a_mistyped_file_begins_non
     assert_eq!(code, 1, "{err}");
     assert!(err.contains("no-such-file.jsonl"), "{err}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    // Nor does text with the store of a run in it.
+    let (name, manifests) = ("00000000000000000001.json", folder.path().join("text/store/manifest"));
+    fs::create_dir_all(&manifests).unwrap();
+    let schema = format!(r#"{{"schema":"{}"}}"#, RunManifest::SCHEMA);
+    fs::write(manifests.join(name), schema).unwrap();
+    let around = folder.path().join("text");
+    let (code, _, err) = dipaco(&["prepare", "--run", run, around.to_str().unwrap()]);
+    assert!(code == 2 && err.contains("is the store of a run"), "{err}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 
     let text = format!("{FIXTURES}/corpus");
     let small = ["--set", "prepare.vocab_size=300", "--tokenizer-only"];

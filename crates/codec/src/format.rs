@@ -15,7 +15,7 @@
 //! | E3M0 | blocks of 256 values: an exponent (i16) and half a byte per value, the first value of a pair in the lower half |
 //! | top-k | chunks of 4,096 values: an exponent (i16) and 128 entries (u16): 12 bits of place, then the half byte of the value |
 
-use crate::{CodecError, Compression, blocks, e3m0, top_k};
+use crate::{CodecError, Compression, blocks, e3m0, first_not_finite, top_k};
 
 const MAGIC: &[u8; 8] = b"DIPACOOG";
 const VERSION: u32 = 1;
@@ -47,9 +47,7 @@ fn values_len(count: u64, compression: Compression) -> Option<u64> {
 ///
 /// [`CodecError::NotFinite`] for a NaN or an infinity.
 pub fn encode(values: &[f32], compression: Compression) -> Result<Vec<u8>, CodecError> {
-    if let Some(position) = values.iter().position(|value| !value.is_finite()) {
-        return Err(CodecError::NotFinite { position });
-    }
+    finite(values, 0)?;
     let count = values.len() as u64;
     let length = encoded_len(count, compression).and_then(|length| usize::try_from(length).ok());
     let mut out = Vec::with_capacity(length.unwrap_or(HEADER));
@@ -210,7 +208,7 @@ fn decode_values(compression: Compression, bytes: &[u8], count: usize, out: &mut
 
 /// Checks that all values are finite. The first of them is the value number `begin` of the whole.
 fn finite(values: &[f32], begin: usize) -> Result<(), CodecError> {
-    match values.iter().position(|value| !value.is_finite()) {
+    match first_not_finite(values) {
         Some(position) => Err(CodecError::NotFinite { position: begin + position }),
         None => Ok(()),
     }

@@ -17,9 +17,11 @@ mod blocks;
 mod compression;
 mod e3m0;
 mod error;
+mod finite;
 mod format;
 mod top_k;
 
 pub use compression::Compression;
 pub use error::CodecError;
+pub use finite::first_not_finite;
 pub use format::{Decoder, decode, encode, encoded_len};

@@ -10,7 +10,7 @@
 //! of the chunk before. So no token influences the choice of the path that scores it. A newly chosen path reads the
 //! sequence from its beginning; nothing is carried from path to path.
 //!
-//! The token files of shards are opened when they are read, and few stay open: a run may have more of them than a process
+//! The token files of shards are opened when they are read, and not all stay open: a run may have more of them than a process
 //! may map.
 //!
 //! Sums are taken in f64, path by path and in the order of the documents. So the result depends neither on the number of
@@ -46,6 +46,6 @@ pub use evaluation::{Agreement, DocumentLoss, DomainEvaluation, Evaluation, Path
 pub use mixture::{Mixture, MixtureRouter, Tempered, evaluate_mixture};
 pub use model::{LanguageModel, PathSource};
 pub use paired::PairedDifference;
-pub use ranking::{CONTINUATION, Ranking, rank_dense, rank_routed};
+pub use ranking::{CONTINUATION, Ranking, check_ranking, rank_dense, rank_routed};
 pub use reroute::{ChunkRouting, TokenRouter};
 pub use windows::WindowRouter;

@@ -17,7 +17,9 @@ use serde::{Deserialize, Serialize};
 use crate::domains::key;
 use crate::evaluate::{One, Reporter};
 use crate::texts::{OpenShards, Text};
-use crate::{Domains, EvalError, EvaluationProgressFn, LanguageModel, PathSource, Protocol, Stage};
+use crate::{
+    Domains, EvalError, EvaluationConfig, EvaluationProgressFn, LanguageModel, PathSource, Protocol, Stage,
+};
 
 /// Tokens of a continuation.
 pub const CONTINUATION: usize = 32;
@@ -45,6 +47,22 @@ impl Ranking {
     pub fn accuracy(&self) -> Option<f64> {
         (self.prompts > 0).then(|| self.right as f64 / self.prompts as f64)
     }
+}
+
+/// Checks that a sequence has room for a prompt and a continuation, for a model with `context` positions. Returns the number of
+/// tokens of a prompt.
+///
+/// # Errors
+///
+/// [`EvalError::Config`] when the settings do not fit the model.
+pub fn check_ranking(config: &EvaluationConfig, context: usize) -> Result<usize, EvalError> {
+    let sequence_tokens = config.sequence_for(context)?;
+    let prompt_tokens = config.prefix_tokens.max(1);
+    if prompt_tokens + CONTINUATION > sequence_tokens {
+        let problem = format!("prompt and continuation have {} tokens", prompt_tokens + CONTINUATION);
+        return Err(SettingError::new("evaluation", "sequence_tokens", &sequence_tokens, problem).into());
+    }
+    Ok(prompt_tokens)
 }
 
 /// Ranks the continuations of the documents of a token file with one model. `candidates` is K, at least 2.
@@ -114,13 +132,7 @@ fn rank<S: PathSource>(
     progress: &mut EvaluationProgressFn<'_>,
 ) -> Result<Ranking, EvalError> {
     let config = protocol.config;
-    config.check()?;
-    let sequence_tokens = config.sequence_for(source.context())?;
-    let prompt_tokens = config.prefix_tokens.max(1);
-    if prompt_tokens + CONTINUATION > sequence_tokens {
-        let problem = format!("prompt and continuation have {} tokens", prompt_tokens + CONTINUATION);
-        return Err(SettingError::new("evaluation", "sequence_tokens", &sequence_tokens, problem).into());
-    }
+    let prompt_tokens = check_ranking(config, source.context())?;
     let mut of_paths: BTreeMap<PathId, Vec<Vec<Document>>> = BTreeMap::new();
     let documents = documents(texts, prompt_tokens, protocol.domains)?;
     for order in documents.orders.values() {

@@ -11,8 +11,9 @@ use dipaco_topology::PathId;
 use crate::{EvalError, EvaluationConfig};
 
 /// Most token files of shards that stay open. Each is a memory map, and a process may have 65,530 on Linux. A text of many
-/// sections has thousands of files, because each section has a file for each path.
-const MOST_OPEN: usize = 1024;
+/// sections has thousands of files, because each section has a file for each path. A batch has sequences of many
+/// shards, and opening a shard again means a look at all its documents.
+const MOST_OPEN: usize = 1 << 14;
 
 /// A text to score and the path of its documents.
 #[derive(Clone, Copy)]

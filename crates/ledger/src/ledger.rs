@@ -19,6 +19,7 @@ use crate::{
 
 mod checkpoints;
 mod completion;
+mod deletions;
 mod grants;
 mod numerics;
 mod order_builder;
@@ -121,7 +122,8 @@ impl Ledger {
             if let Some(last) = objects.replay.last() {
                 // Also who has contributed in the lease after it.
                 let newest = objects.contributors.iter().filter(|(_, record)| record.last_step >= last.to);
-                newest.for_each(|(token, _)| state.note_last_token(path, token));
+                let tokens = newest.map(|(token, _)| token).chain(&objects.completed_by);
+                tokens.for_each(|token| state.note_last_token(path, token));
             }
             objects.contributors.keys().for_each(|token| state.note_contributor(token));
         }
@@ -174,25 +176,6 @@ impl Ledger {
         self.changes += 1;
         // Objects of a checkpoint are deleted with the checkpoint. A module at rest has the same object at several versions.
         self.delete_unused(obsolete);
-    }
-
-    /// The names to which neither the manifest refers nor a checkpoint nor a result of a lease under way. A worker may send a
-    /// result again after its object was dropped, so whoever deletes dropped objects asks again.
-    #[must_use]
-    pub fn unused(&self, names: impl IntoIterator<Item = String>) -> Vec<String> {
-        let received = self.received.values().flat_map(|results| results.values());
-        let received: BTreeSet<&str> = received.map(|result| result.object.name.as_str()).collect();
-        let is_unused = |name: &String| {
-            !received.contains(name.as_str()) && !self.objects.holds(name) && !self.checkpoints.need(name)
-        };
-        names.into_iter().filter(is_unused).collect()
-    }
-
-    /// Deletes objects that do not count with the next write. Keeps objects that the manifest or a checkpoint needs: a
-    /// late repetition of an accepted result names the accepted object.
-    fn delete_unused(&mut self, names: impl IntoIterator<Item = String>) {
-        let unused = self.unused(names);
-        self.obsolete.extend(unused);
     }
 
     /// Closes the ledger. Later results are answered as if their lease were lost.
@@ -327,7 +310,8 @@ impl Ledger {
     }
 
     /// Takes a time in which the coordinator did not run, and which has just ended, for no silence and no standstill of another
-    /// process.
+    /// process. Call it before the first call that ends leases or forgets workers: [`Self::expire`], [`Self::grant`] or
+    /// [`Self::follow`].
     pub fn postpone(&mut self, now: Duration, by: Duration) {
         self.state.postpone(now, by);
         self.owners.postpone(now, by);
@@ -339,15 +323,6 @@ impl Ledger {
     pub fn next_deadline(&self, standstill: Duration) -> Option<Duration> {
         let of_steps = self.owners.oldest_order().map(|since| since.saturating_add(standstill));
         self.state.next_deadline().into_iter().chain(of_steps).min()
-    }
-
-    /// Deletes the results of the leases of this path that do not count.
-    fn discard_received(&mut self, path: PathId) {
-        let leases = self.received.range((path, Fence(0))..=(path, Fence(u64::MAX)));
-        let leases: Vec<_> = leases.map(|(&lease, _)| lease).collect();
-        let received = leases.into_iter().filter_map(|lease| self.received.remove(&lease)).flatten();
-        let names: Vec<_> = received.map(|(_, result)| result.object.name).collect();
-        self.delete_unused(names);
     }
 
     /// Index of a fragment in the lists of its paths' records.

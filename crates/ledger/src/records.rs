@@ -57,6 +57,7 @@ pub(crate) struct PathObjects {
     pub(crate) counted: Vec<CountRecord>,
     pub(crate) state: Option<ObjectRef>,
     pub(crate) fence: Option<u64>,
+    pub(crate) completed_by: Option<String>,
     pub(crate) replay: Vec<CompletedLeaseRecord>,
     pub(crate) best: Option<EarlyStoppingBest>,
     pub(crate) last: Option<EarlyStoppingBest>,
@@ -209,8 +210,17 @@ impl TrainingSnapshot {
             }
         }
         let path = |((path, objects), progress): ((&PathId, &Arc<PathObjects>), &PathProgress)| {
-            let PathObjects { counted, state, fence, replay, best, last, contributors, quarantine } =
-                objects.as_ref().clone();
+            let PathObjects {
+                counted,
+                state,
+                fence,
+                completed_by,
+                replay,
+                best,
+                last,
+                contributors,
+                quarantine,
+            } = objects.as_ref().clone();
             let PathProgress { steps, measured, sent, adopted } = progress.clone();
             let gradients = gradients.remove(path).unwrap_or_default();
             PathRecord {
@@ -221,6 +231,7 @@ impl TrainingSnapshot {
                 counted,
                 state,
                 fence,
+                completed_by,
                 replay,
                 best,
                 last,
@@ -268,12 +279,22 @@ impl TrainingRecord {
         let mut paths = SharedMap::default();
         for (path, record) in (0..).map(PathId).zip(self.paths) {
             let PathRecord { steps, measured, sent, adopted, counted, state, fence, replay, .. } = record;
-            let PathRecord { best, last, gradients, contributors, quarantine, .. } = record;
+            let PathRecord { completed_by, best, last, gradients, contributors, quarantine, .. } = record;
             progress.paths.insert(path, PathProgress { steps, measured, sent, adopted });
             if quarantine.is_some() {
                 progress.quarantined.insert(path);
             }
-            let objects = PathObjects { counted, state, fence, replay, best, last, contributors, quarantine };
+            let objects = PathObjects {
+                counted,
+                state,
+                fence,
+                completed_by,
+                replay,
+                best,
+                last,
+                contributors,
+                quarantine,
+            };
             paths.insert(path, Arc::new(objects));
             for record in gradients {
                 let GradientRecord { module, fragment: index, number, base, steps, tokens, .. } = record;

@@ -40,7 +40,7 @@ pub struct RunManifest {
 /// Number of rollbacks that the manifest remembers.
 const REMEMBERED_ROLLBACKS: usize = 16;
 
-/// The return of a training to an earlier round on an operator's request.
+/// The return of a training to an earlier round, on an operator's request or because the store was damaged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RollbackRecord {

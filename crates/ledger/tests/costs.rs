@@ -1,4 +1,5 @@
-//! What an answer to a synchronizer costs under the lock of the ledger: no more than what it says.
+//! What requests cost under the lock of the ledger: an answer to a synchronizer no more than what it says, and a result no look
+//! at the results of other leases.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -9,7 +10,7 @@ use dipaco_ledger::{
     CountRecord, FragmentRecord, LeaseResult, Ledger, LedgerPlan, ModuleRecord, Orders, PathRecord,
     Recording, RunManifest, ShardRecord, StoredResult, StoredRun, TrainingRecord,
 };
-use dipaco_sync::{ProcessId, Schedule};
+use dipaco_sync::{ProcessId, Schedule, ScheduledSend};
 use dipaco_topology::{LevelConfig, ModuleId, Modules, Topology, TopologyConfig};
 use support::{NOW, lease, object, plan};
 
@@ -65,6 +66,11 @@ fn grid() -> Ledger {
         .unwrap()
 }
 
+/// The result of an outer gradient.
+fn gradient(send: &ScheduledSend) -> LeaseResult {
+    LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 }
+}
+
 /// The orders for an owner, and the number of looks that they cost.
 fn orders(ledger: &mut Ledger, fence: u64) -> (Orders, u64) {
     let before = ledger.state().looks();
@@ -88,7 +94,7 @@ fn orders_cost_what_they_say_and_not_what_other_owners_owe() {
     let (mut due, mut named) = (0, 0);
     for lease in &leases {
         for send in &lease.sends {
-            let item = LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 };
+            let item = gradient(send);
             let object = object(&format!("{}-{}-{}", lease.path, send.fragment, send.number));
             let stored = StoredResult { object, norm: 1.0 };
             let recorded = ledger.check_and_record(&lease.claim(), item, send.step, stored).unwrap();
@@ -111,4 +117,28 @@ fn orders_cost_what_they_say_and_not_what_other_owners_owe() {
     assert_eq!(due, 2 * FRAGMENTS as usize, "all steps of a synchronizer are due, and none has been taken");
     assert!(named > u64::from(PATHS * SIDE), "{named}");
     assert_eq!(ledger.next_deadline(Duration::from_secs(9)).unwrap(), Duration::from_secs(1), "of a lease");
+}
+
+#[test]
+fn a_result_and_its_deletion_cost_no_look_at_the_results_of_other_leases() {
+    let mut ledger = grid();
+    let leases: Vec<_> = (0..PATHS).map(|path| lease(&mut ledger, &format!("worker {path:03}"))).collect();
+    for lease in &leases {
+        let of_lease = lease.sends.len() as u64 + 1;
+        let gradients = lease.sends.iter().map(|send| (gradient(send), send.step));
+        for (item, to) in gradients.chain([(LeaseResult::State, lease.to)]) {
+            let object = object(&item.object_name(lease.key(), to, "hash"));
+            let before = ledger.state().looks();
+            let stored = StoredResult { object, norm: 1.0 };
+            let recorded = ledger.check_and_record(&lease.claim(), item, to, stored).unwrap();
+            assert!(matches!(recorded, Recording::Recorded), "{recorded:?}");
+            let looks = ledger.state().looks() - before;
+            assert!(looks <= of_lease, "{looks} looks for {item:?} of path {}", lease.path);
+        }
+        let state = LeaseResult::State.object_name(lease.key(), lease.to, "hash");
+        let before = ledger.state().looks();
+        assert!(ledger.unused([state]).is_empty(), "it counts with the end of its lease");
+        let looks = ledger.state().looks() - before;
+        assert!((1..=of_lease).contains(&looks), "{looks} looks for a deletion of path {}", lease.path);
+    }
 }

@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use dipaco_ledger::{
     LeaseCompletion, LeaseReport, LeaseResult, Ledger, OuterStepDone, OuterStepOrder, Recording,
     StepRecording, StoredResult,
@@ -103,6 +105,29 @@ fn after_a_restart_amid_a_lease_a_path_waits_for_the_worker_that_trains_it() {
     assert_eq!(granted(ask(&mut ledger, &honest, &all)).path, PathId(0));
     let held = Reason::Held { path: PathId(1), worker: honest.name.clone() };
     assert_eq!(ask(&mut ledger, &other, &[]), Grant::Wait(held));
+}
+
+#[test]
+fn after_a_restart_a_path_waits_for_the_token_that_completed_its_lease_with_nothing_new() {
+    let [honest, lost, new] = ["honest", "lost", "new"]
+        .map(|token| ProcessId { token: token.to_owned(), ..ProcessId::local(token) });
+    let all = [0, 1, 2].map(PathId);
+    let schedule = || Schedule::new(3, 1, 1, vec![36]).unwrap();
+    let mut ledger = take_over_with(start_of(3, 1), schedule());
+    // The lease is lost after it has contributed. Its successor completes the path's steps with a duplicate.
+    let first = granted(ask(&mut ledger, &lost, &[]));
+    send(&mut ledger, &first);
+    ledger.expire(Duration::from_secs(9));
+    let leases = all.map(|_| granted(ask(&mut ledger, &honest, &all)));
+    assert_eq!(leases[0].path, first.path);
+    leases.iter().for_each(|lease| send(&mut ledger, lease));
+    step(&mut ledger);
+    leases.iter().for_each(|lease| complete(&mut ledger, lease));
+    let mut ledger = take_over_with(written(&mut ledger), schedule());
+    // Of paths that are as far as each other a worker gets the first one that it holds.
+    assert_eq!(granted(ask(&mut ledger, &honest, &all)).path, first.path);
+    let held = Reason::Held { path: PathId(1), worker: honest.name.clone() };
+    assert_eq!(ask(&mut ledger, &new, &[]), Grant::Wait(held));
 }
 
 #[test]

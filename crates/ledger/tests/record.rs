@@ -33,6 +33,7 @@ fn training() -> TrainingRecord {
         counted: vec![CountRecord { steps, tokens: 10 * steps }],
         state: Some(object("state")),
         fence: Some(77),
+        completed_by: Some("token".into()),
         replay: vec![CompletedLeaseRecord { from: 0, to: 3, versions: vec![0], received: vec![true] }],
         best: Some(best.clone()),
         last: Some(best.clone()),

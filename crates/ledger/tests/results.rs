@@ -67,13 +67,13 @@ fn the_content_that_is_recorded_first_stays() {
 fn an_object_that_a_result_names_again_is_in_use_again() {
     let mut ledger = take_over(start());
     let lease = lease(&mut ledger, "a");
-    let name = object("content").name;
-    assert_eq!(ledger.unused([name.clone()]).len(), 1);
     for item in results(&lease) {
-        let expected = expected(&ledger, &lease, item, "content");
-        assert!(matches!(ledger.record_result(&expected, stored("content")).unwrap(), Recording::Recorded));
+        let name = item.object_name(lease.key(), lease.to, "hash");
+        assert_eq!(ledger.unused([name.clone()]).len(), 1);
+        let expected = expected(&ledger, &lease, item, &name);
+        assert!(matches!(ledger.record_result(&expected, stored(&name)).unwrap(), Recording::Recorded));
+        assert!(ledger.unused([name]).is_empty());
     }
-    assert!(ledger.unused([name]).is_empty());
 }
 
 #[test]

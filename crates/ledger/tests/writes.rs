@@ -4,13 +4,14 @@
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use dipaco_ledger::{
-    LeaseCompletion, LeaseReport, LeaseResult, Ledger, NewCheckpoint, ObjectRef, OuterStepDone,
+    LeaseCompletion, LeaseReport, LeaseResult, Ledger, LedgerPlan, NewCheckpoint, ObjectRef, OuterStepDone,
     OuterStepOrder, PendingWrite, Recording, RunManifest, StepRecording, StoredResult, TrainingRecord,
     WritePart, names,
 };
-use dipaco_sync::{Grant, Lease, ProcessId, ScheduledSend};
+use dipaco_sync::{Grant, Lease, ProcessId, Schedule, ScheduledSend};
 use support::{FRAGMENT, NOW, ask, lease, object, start_of, take_over_from};
 
 /// The store of a run, by the names of its objects.
@@ -26,8 +27,9 @@ impl Disk {
         object(&name)
     }
 
-    /// Carries a write out. After each part the store has every object that a checkpoint or the manifest needs.
-    fn write(&mut self, write: PendingWrite) {
+    /// Carries a write out, as a coordinator does. After each part the store has every object that a checkpoint or the manifest
+    /// needs.
+    fn write(&mut self, write: PendingWrite, ledger: &Ledger) {
         for part in write {
             match part {
                 WritePart::Checkpoint(NewCheckpoint { object, content }) => {
@@ -37,7 +39,7 @@ impl Disk {
                 }
                 WritePart::Manifest { manifest, .. } => self.manifest = *manifest,
                 WritePart::Deletions(names) => {
-                    for name in names {
+                    for name in ledger.unused(names) {
                         assert!(self.names.remove(&name), "{name} is deleted, and is not there");
                     }
                 }
@@ -56,26 +58,50 @@ impl Disk {
 
 /// A run of three paths through a module that keeps this many checkpoints.
 fn begin(checkpoints: usize) -> (Ledger, Disk) {
+    begin_from(|plan| plan.checkpoints = checkpoints)
+}
+
+/// A run of three paths through a module with a plan that `change` changes.
+fn begin_from(change: impl FnOnce(&mut LedgerPlan)) -> (Ledger, Disk) {
     let manifest = start_of(3, 1);
     let names = manifest.training.as_ref().unwrap().objects().map(|object| object.name.clone()).collect();
     let disk = Disk { names, checkpoints: BTreeMap::new(), manifest: manifest.clone() };
-    (take_over_from(manifest, |plan| plan.checkpoints = checkpoints), disk)
+    (take_over_from(manifest, change), disk)
+}
+
+/// Makes the next write, and carries it out.
+fn write_next(ledger: &mut Ledger, disk: &mut Disk) {
+    let write = ledger.poll_write().unwrap().finish().unwrap();
+    disk.write(write, ledger);
+}
+
+/// Uploads a result that a lease makes after `step` inner steps of its path.
+fn upload(ledger: &mut Ledger, disk: &mut Disk, lease: &Lease, item: LeaseResult, step: u64) {
+    let object = disk.put(item.object_name(lease.key(), step, "hash"));
+    let stored = StoredResult { object, norm: 1.0 };
+    let recording = ledger.check_and_record(&lease.claim(), item, step, stored).unwrap();
+    assert!(matches!(recording, Recording::Recorded), "{recording:?}");
+}
+
+/// Uploads the outer gradients of a lease.
+fn send(ledger: &mut Ledger, disk: &mut Disk, lease: &Lease) {
+    for &ScheduledSend { fragment, number, step } in &lease.sends {
+        upload(ledger, disk, lease, LeaseResult::OuterGradient { fragment, number, tokens: 1 }, step);
+    }
+}
+
+fn complete(ledger: &mut Ledger, lease: &Lease) {
+    let completed = ledger.complete_lease(NOW, &lease.claim(), &LeaseReport::default()).unwrap();
+    assert!(matches!(completed, LeaseCompletion::Accepted { .. }), "{completed:?}");
 }
 
 /// Uploads all results of a lease, and completes it.
 fn train(ledger: &mut Ledger, disk: &mut Disk, lease: &Lease) {
-    let claim = lease.claim();
-    let gradients = lease.sends.iter().map(|&ScheduledSend { fragment, number, .. }| {
-        LeaseResult::OuterGradient { fragment, number, tokens: 1 }
-    });
-    for item in gradients.chain([LeaseResult::State]).filter(|_| lease.from < lease.to) {
-        let object = disk.put(item.object_name(claim.key, lease.to, "hash"));
-        let stored = StoredResult { object, norm: 1.0 };
-        let recording = ledger.check_and_record(&claim, item, lease.to, stored).unwrap();
-        assert!(matches!(recording, Recording::Recorded), "{recording:?}");
+    send(ledger, disk, lease);
+    if lease.from < lease.to {
+        upload(ledger, disk, lease, LeaseResult::State, lease.to);
     }
-    let completed = ledger.complete_lease(NOW, &claim, &LeaseReport::default()).unwrap();
-    assert!(matches!(completed, LeaseCompletion::Accepted { .. }), "{completed:?}");
+    complete(ledger, lease);
 }
 
 /// Takes the outer steps that are due.
@@ -152,11 +178,11 @@ fn objects_of_checkpoints_stay_until_the_checkpoint_is_dropped() {
         while !ledger.state().finished() {
             // The ledger goes on before the draft is encoded.
             round(&mut ledger, &mut disk);
-            disk.write(draft.finish().unwrap());
+            disk.write(draft.finish().unwrap(), &ledger);
             rounds.push(disk.manifest.checkpoints.iter().map(|record| record.round).collect::<Vec<_>>());
             draft = ledger.poll_write().unwrap();
         }
-        disk.write(draft.finish().unwrap());
+        disk.write(draft.finish().unwrap(), &ledger);
         let expected = match keep {
             0 => [vec![], vec![], vec![]],
             1 => [vec![0], vec![1], vec![2]],
@@ -172,7 +198,7 @@ fn objects_of_checkpoints_stay_until_the_checkpoint_is_dropped() {
 fn a_module_that_comes_back_to_the_coordinator_keeps_the_weights_that_count() {
     for back in [true, false] {
         let (mut ledger, mut disk) = begin(0);
-        disk.write(ledger.poll_write().unwrap().finish().unwrap());
+        write_next(&mut ledger, &mut disk);
         train_all(&mut ledger, &mut disk);
         let own = ledger.own_fence();
         let late = carry_out(&mut ledger, &mut disk, own);
@@ -192,7 +218,34 @@ fn a_module_that_comes_back_to_the_coordinator_keeps_the_weights_that_count() {
             theirs
         };
         assert!(matches!(ledger.record_step(&taken[0]).unwrap(), StepRecording::Counts { .. }));
-        disk.write(ledger.poll_write().unwrap().finish().unwrap());
+        write_next(&mut ledger, &mut disk);
         assert_eq!(disk.names, disk.needed(), "nothing is left behind");
     }
+}
+
+#[test]
+fn outer_gradients_of_leases_under_way_stay_no_longer_than_something_needs_them() {
+    let early = Schedule::new(3, 1, 1, vec![6]).unwrap();
+    let (mut ledger, mut disk) = begin_from(|plan| plan.schedule = early);
+    let write = |ledger: &mut Ledger, disk: &mut Disk, when: &str| {
+        write_next(ledger, disk);
+        assert_eq!(disk.names, disk.needed(), "{when}");
+    };
+    let lost = lease(&mut ledger, "a");
+    assert!(lost.sends.iter().all(|send| send.step < lost.to));
+    send(&mut ledger, &mut disk, &lost);
+    write(&mut ledger, &mut disk, "an outer gradient counts before the end of its lease");
+    ledger.expire(Duration::from_secs(9));
+    let leases = ["b", "c", "d"].map(|worker| lease(&mut ledger, worker));
+    assert_eq!((leases[0].path, &leases[0].sends), (lost.path, &lost.sends));
+    for lease in &leases {
+        send(&mut ledger, &mut disk, lease);
+        write(&mut ledger, &mut disk, "the successor of the lost lease sends it again");
+    }
+    step(&mut ledger, &mut disk);
+    write(&mut ledger, &mut disk, "the outer step is taken before the leases end");
+    send(&mut ledger, &mut disk, &leases[1]);
+    write(&mut ledger, &mut disk, "a worker that has lost the answer sends again what is merged");
+    leases.iter().for_each(|lease| complete(&mut ledger, lease));
+    write(&mut ledger, &mut disk, "the leases are complete");
 }

@@ -20,7 +20,12 @@ pub(crate) fn render(live: Option<&LiveRun>, history: &RunHistory) -> String {
         history.results_refused,
     );
     let losses = history.paths.iter().filter_map(|(path, known)| Some((label("path", path), known.loss?)));
-    out.metric("path_loss_nats", Gauge, "Training loss of the path's last lease, per token.", losses);
+    out.metric(
+        "path_loss_nats",
+        Gauge,
+        "Training loss of the path's last lease that trained, per token.",
+        losses,
+    );
     let heldout =
         history.paths.iter().filter_map(|(path, known)| Some((label("path", path), known.heldout_loss?)));
     out.metric("path_heldout_loss_nats", Gauge, "Loss on the path's held-out documents, per token.", heldout);

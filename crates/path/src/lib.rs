@@ -35,6 +35,7 @@ mod trained_state;
 mod trainer;
 mod trainer_memory;
 mod weights;
+mod zeros;
 
 pub use data::{PathData, mean_loss};
 pub use device::{DeviceChoice, DeviceChoiceError, TrainDevice};

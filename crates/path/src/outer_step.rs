@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dipaco_codec::Compression;
+use dipaco_codec::{Compression, first_not_finite};
 use dipaco_config::OuterConfig;
 use dipaco_model::{TensorSpec, parameters, safetensors_parts};
 use dipaco_optim::{
@@ -12,6 +12,7 @@ use dipaco_optim::{
 };
 use dipaco_protocol::WorkerPlan;
 
+use crate::zeros::written_zeros;
 use crate::{PathError, module_files};
 
 /// State of the outer optimizer for a fragment: the momentum, or AdamW's first moment; with delayed momentum also the sum of
@@ -58,13 +59,14 @@ pub enum Merged {
 }
 
 impl OuterState {
-    /// The state before the first outer step of a fragment of `values` parameters.
+    /// The state before the first outer step of a fragment of `values` parameters. All of its memory is written, which takes
+    /// long for a large fragment.
     pub fn start(outer: &OuterConfig, values: usize) -> Self {
         Self {
-            momentum: vec![0.0; values],
-            buffer: outer.delayed().map(|_| vec![0.0; values]),
-            residual: (outer.broadcast != Compression::F32).then(|| vec![0.0; values]),
-            second: (!outer.optimizer.is_nesterov()).then(|| vec![0.0; values]),
+            momentum: written_zeros(values),
+            buffer: outer.delayed().map(|_| written_zeros(values)),
+            residual: (outer.broadcast != Compression::F32).then(|| written_zeros(values)),
+            second: (!outer.optimizer.is_nesterov()).then(|| written_zeros(values)),
         }
     }
 
@@ -127,7 +129,7 @@ impl OuterState {
     /// True if every value is finite.
     #[must_use]
     pub fn is_finite(&self) -> bool {
-        self.parts().flatten().all(|value| value.is_finite())
+        self.parts().all(|part| first_not_finite(part).is_none())
     }
 
     /// Takes step `number`, from 1, of synchronous training: changes the global weights of the fragment with these tensors in

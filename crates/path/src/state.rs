@@ -10,6 +10,7 @@ use dipaco_topology::PathId;
 use rayon::prelude::*;
 
 use crate::state_header::{self, PARTS, kept_spec};
+use crate::zeros::written_zeros;
 use crate::{MomentSpecs, PathError};
 
 /// Values that are rounded, or written to a file, at a time.
@@ -89,14 +90,15 @@ impl FragmentState {
 }
 
 impl PathState {
-    /// The state before the first step of a path with these moments.
+    /// The state before the first step of a path with these moments. All of its memory is written, which takes long for a
+    /// large path.
     #[must_use]
     pub fn start(moments: &MomentSpecs) -> Self {
         Self {
             step: 0,
             position: 0,
-            first: vec![0.0; parameters(moments.first())],
-            second: vec![0.0; parameters(moments.second())],
+            first: written_zeros(parameters(moments.first())),
+            second: written_zeros(parameters(moments.second())),
             kept: BTreeMap::new(),
         }
     }

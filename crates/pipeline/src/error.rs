@@ -96,6 +96,17 @@ pub enum PipelineError {
         /// The router's file.
         file: PathBuf,
     },
+    /// Other shards than those that the paths were trained on are to be made.
+    #[error(
+        "{} holds the shards of the trained paths, and the text, the router or the settings of their division \
+         (routing.overlap, routing.router_share, routing.seed) differ now: set them back, or route and train in another run \
+         directory",
+        folder.display()
+    )]
+    ShardsInUse {
+        /// The folder of the shards.
+        folder: PathBuf,
+    },
     /// The tokenizer is not the one that the run was routed with.
     #[error(
         "{} has hash {found}, but this run was routed with the tokenizer {expected}: put that tokenizer.json back, or \

@@ -1,5 +1,7 @@
 //! Perplexity of the models of a run on its validation text.
 
+mod check;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,60 +95,122 @@ pub fn comparable(
     Ok(EvaluationConfig { sequence_tokens, ..evaluation.clone() })
 }
 
-/// Checks that a run has what the evaluation of a model reads. A command that evaluates several models calls it for all of them
-/// first, so that what one of them lacks costs no results of the others. Reads no weights of the seed and of paths. Blocks on the store.
-///
-/// # Errors
-/// When the run is not prepared, trained or routed, when it has no such path, model or router, and when a router is damaged.
-pub fn check(run: &RunDirectory, weights: &Weights, subject: Subject) -> Result<(), PipelineError> {
-    let all_paths = || weights.topology().path_ids().try_for_each(|path| weights.modules_of(path).map(drop));
-    let undivided_text = || token_file(run, &run.validation_tokens()).map(drop);
-    let divided_text = || shards(run, weights).map(drop);
-    match subject {
-        Subject::Seed => {
-            weights.seed_record()?;
-            undivided_text()
-        }
-        Subject::Imported if !weights.has_imported() => Err(PipelineError::NotImported),
-        Subject::Imported => undivided_text(),
-        Subject::Path(path) => {
-            weights.modules_of(path)?;
-            undivided_text()
-        }
-        Subject::Soup => {
-            all_paths()?;
-            undivided_text()
-        }
-        Subject::Routed(RouteUnit::Document) | Subject::Oracle | Subject::RandomPath => {
-            all_paths()?;
-            divided_text()
-        }
-        Subject::Routed(RouteUnit::Window)
-        | Subject::Ensemble { .. }
-        | Subject::Rerouted { by: RerouteBy::Features, .. } => {
-            all_paths()?;
-            divided_text()?;
-            weights.seed_hash()?;
-            router(&run.routing(weights.manifest().phase())).map(drop)
-        }
-        Subject::Rerouted { by: RerouteBy::Transformer, .. } => {
-            all_paths()?;
-            divided_text()?;
-            let routing = run.routing(weights.manifest().phase());
-            match TransformerRouter::open(routing.root())? {
-                Some(_) => Ok(()),
-                None => Err(PipelineError::NoTransformer { folder: routing.root().to_owned() }),
+/// Evaluates models of a run, one after the other.
+pub struct Evaluator<'a> {
+    evaluated: EvaluatedRun<'a>,
+    /// Number of validation shards, when a check has opened them.
+    shards: Option<u32>,
+    /// The transformer router, when a check has opened it.
+    transformer: Option<Arc<TransformerRouter>>,
+}
+
+impl<'a> Evaluator<'a> {
+    /// An evaluator that has not read anything.
+    #[must_use]
+    pub fn new(evaluated: EvaluatedRun<'a>) -> Self {
+        Self { evaluated, shards: None, transformer: None }
+    }
+
+    /// Evaluates a model by the paper's protocol, and with `domains` for each domain too. With `evaluation.rank_candidates` it
+    /// also ranks continuations. Blocks on the store.
+    ///
+    /// # Errors
+    /// When the run is not prepared, trained or routed, when a file can't be read, when the device fails, or when `cancel` was
+    /// set.
+    pub fn evaluate(
+        &self,
+        subject: Subject,
+        domains: Option<&Domains>,
+        progress: &Progress,
+        cancel: &AtomicBool,
+    ) -> Result<Evaluation, PipelineError> {
+        let evaluated = self.evaluated;
+        let EvaluatedRun { run, config, weights, .. } = evaluated;
+        let device = evaluated.scoring();
+        let bytes = token_bytes(run)?;
+        let protocol = Protocol { config: &config.evaluation, token_bytes: Some(&bytes), domains };
+        let mut task: Option<(Stage, Task)> = None;
+        let mut show = |step: EvaluationProgress| {
+            let (name, unit) = match step.stage {
+                Stage::Routing => ("choose paths", "sequences"),
+                Stage::Scoring => ("evaluate", "sequences"),
+                Stage::Ranking => ("rank", "prompts"),
+            };
+            if task.as_ref().is_some_and(|(stage, _)| *stage != step.stage)
+                && let Some((_, done)) = task.take()
+            {
+                done.finish();
             }
+            let (_, task) = task.get_or_insert_with(|| {
+                (step.stage, progress.task(name, Some(step.total), ProgressUnit::Count(unit)))
+            });
+            task.set(step.done);
+            if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let file = || token_file(run, &run.validation_tokens());
+        let mut result = match subject {
+            Subject::Seed => {
+                evaluate_dense(&device.place(weights.seed()?)?, &*file()?, &protocol, &mut show)?
+            }
+            Subject::Imported => {
+                let imported = weights.imported()?.ok_or(PipelineError::NotImported)?;
+                evaluate_dense(&device.place(imported)?, &*file()?, &protocol, &mut show)?
+            }
+            Subject::Soup => {
+                evaluate_dense(&device.place(weights.soup()?)?, &*file()?, &protocol, &mut show)?
+            }
+            Subject::Path(path) => {
+                let model = device.place(weights.path(path)?)?;
+                evaluate_path(path, &model, &*file()?, &protocol, &mut show)?
+            }
+            Subject::Routed(unit) => {
+                let windows = match unit {
+                    RouteUnit::Document => None,
+                    RouteUnit::Window => Some(text_router(run, weights)?),
+                };
+                let choice = windows.as_ref().map_or(Choice::Document, |router| Choice::Window(router));
+                let mut paths = PathsInTurn::new(weights, device);
+                evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
+            }
+            Subject::Rerouted { tokens, by } => {
+                let router = self.token_router(by)?;
+                let choice = Choice::Chunks(ChunkRouting { router: &*router, tokens });
+                let mut paths = PathsInTurn::new(weights, device);
+                evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
+            }
+            Subject::Ensemble { paths, temperature } => {
+                let router = text_router(run, weights)?;
+                let router = Tempered { router: &router, temperature };
+                mixture(evaluated, Mixture::Ensemble { router: &router, paths }, &protocol, &mut show)?
+            }
+            Subject::Oracle => mixture(evaluated, Mixture::Oracle, &protocol, &mut show)?,
+            Subject::RandomPath => {
+                mixture(evaluated, Mixture::Random { seed: config.run.seed }, &protocol, &mut show)?
+            }
+        };
+        result.ranking = rank(evaluated, subject, &protocol, &mut show)?;
+        if let Some((_, task)) = task {
+            task.finish();
         }
+        Ok(result)
+    }
+
+    /// A router that chooses paths within a text.
+    fn token_router(&self, by: RerouteBy) -> Result<Arc<dyn TokenRouter>, PipelineError> {
+        let EvaluatedRun { run, weights, .. } = self.evaluated;
+        let router: Arc<dyn TokenRouter> = match (by, &self.transformer) {
+            (RerouteBy::Transformer, Some(open)) => open.clone(),
+            (RerouteBy::Transformer, None) => Arc::new(transformer_router::open(run, weights)?),
+            (RerouteBy::Features, _) => Arc::new(RecentRouter::new(Arc::new(text_router(run, weights)?))),
+        };
+        Ok(router)
     }
 }
 
-/// Evaluates a model by the paper's protocol, and with `domains` for each domain too. With `evaluation.rank_candidates` it
-/// also ranks continuations. Blocks on the store.
+/// Evaluates one model. Blocks on the store.
 ///
 /// # Errors
-/// When the run is not prepared, trained or routed, when a file can't be read, when the device fails, or when `cancel` was
-/// set.
+/// As [`Evaluator::evaluate`].
 pub fn evaluate(
     evaluated: EvaluatedRun<'_>,
     subject: Subject,
@@ -154,73 +218,7 @@ pub fn evaluate(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Evaluation, PipelineError> {
-    let EvaluatedRun { run, config, weights, .. } = evaluated;
-    let device = evaluated.scoring();
-    let bytes = token_bytes(run)?;
-    let protocol = Protocol { config: &config.evaluation, token_bytes: Some(&bytes), domains };
-    let mut task: Option<(Stage, Task)> = None;
-    let mut show = |step: EvaluationProgress| {
-        let (name, unit) = match step.stage {
-            Stage::Routing => ("choose paths", "sequences"),
-            Stage::Scoring => ("evaluate", "sequences"),
-            Stage::Ranking => ("rank", "prompts"),
-        };
-        if task.as_ref().is_some_and(|(stage, _)| *stage != step.stage)
-            && let Some((_, done)) = task.take()
-        {
-            done.finish();
-        }
-        let (_, task) = task.get_or_insert_with(|| {
-            (step.stage, progress.task(name, Some(step.total), ProgressUnit::Count(unit)))
-        });
-        task.set(step.done);
-        if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let file = || token_file(run, &run.validation_tokens());
-    let mut result = match subject {
-        Subject::Seed => evaluate_dense(&device.place(weights.seed()?)?, &*file()?, &protocol, &mut show)?,
-        Subject::Imported => {
-            let imported = weights.imported()?.ok_or(PipelineError::NotImported)?;
-            evaluate_dense(&device.place(imported)?, &*file()?, &protocol, &mut show)?
-        }
-        Subject::Soup => evaluate_dense(&device.place(weights.soup()?)?, &*file()?, &protocol, &mut show)?,
-        Subject::Path(path) => {
-            let model = device.place(weights.path(path)?)?;
-            evaluate_path(path, &model, &*file()?, &protocol, &mut show)?
-        }
-        Subject::Routed(unit) => {
-            let windows = match unit {
-                RouteUnit::Document => None,
-                RouteUnit::Window => Some(text_router(run, weights)?),
-            };
-            let choice = windows.as_ref().map_or(Choice::Document, |router| Choice::Window(router));
-            let mut paths = PathsInTurn::new(weights, device);
-            evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
-        }
-        Subject::Rerouted { tokens, by } => {
-            let router: Box<dyn TokenRouter> = match by {
-                RerouteBy::Transformer => Box::new(transformer_router::open(run, weights)?),
-                RerouteBy::Features => Box::new(RecentRouter::new(Arc::new(text_router(run, weights)?))),
-            };
-            let choice = Choice::Chunks(ChunkRouting { router: &*router, tokens });
-            let mut paths = PathsInTurn::new(weights, device);
-            evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
-        }
-        Subject::Ensemble { paths, temperature } => {
-            let router = text_router(run, weights)?;
-            let router = Tempered { router: &router, temperature };
-            mixture(evaluated, Mixture::Ensemble { router: &router, paths }, &protocol, &mut show)?
-        }
-        Subject::Oracle => mixture(evaluated, Mixture::Oracle, &protocol, &mut show)?,
-        Subject::RandomPath => {
-            mixture(evaluated, Mixture::Random { seed: config.run.seed }, &protocol, &mut show)?
-        }
-    };
-    result.ranking = rank(evaluated, subject, &protocol, &mut show)?;
-    if let Some((_, task)) = task {
-        task.finish();
-    }
-    Ok(result)
+    Evaluator::new(evaluated).evaluate(subject, domains, progress, cancel)
 }
 
 /// Ranks continuations if `evaluation.rank_candidates` asks for it. Returns `None` for a model that has no path for a

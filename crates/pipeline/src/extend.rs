@@ -15,7 +15,8 @@ use crate::run::{Run, save_config};
 use crate::run_directory::RunDirectory;
 use crate::seed::run_id;
 use crate::store::{existing_store, open_store};
-use crate::weights::{Version, Weights};
+use crate::version::Version;
+use crate::weights::Weights;
 use crate::{files, prepared, route};
 
 /// What changes from the finished run to the new run.

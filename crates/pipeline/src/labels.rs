@@ -87,6 +87,14 @@ pub fn prefix_labels(
     Ok(found)
 }
 
+/// Checks that a label file can be read. Blocks.
+///
+/// # Errors
+/// When the file can't be read, or when it has another form.
+pub fn check_file(labels: &Path) -> Result<(), PipelineError> {
+    read_labels(labels).map(drop)
+}
+
 /// Reads a label file: domains by address.
 fn read_labels(file: &Path) -> Result<HashMap<String, String>, PipelineError> {
     let mut labels = HashMap::new();

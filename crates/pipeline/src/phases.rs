@@ -26,8 +26,9 @@ use crate::route::{assign, origin_of, router, shard_records, shown, token_vector
 use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::store::manifest;
+use crate::version::Version;
 use crate::wanted_features::WantedFeatures;
-use crate::weights::{Version, Weights};
+use crate::weights::Weights;
 
 /// The current phase of routing of a run.
 ///

@@ -15,6 +15,16 @@ use crate::run_directory::RunDirectory;
 use crate::store::manifest;
 use crate::stores_in_text::refuse_stores;
 
+/// Looks whether the inputs exist, leave files to train on, and lie around no store of a run. Reads none of the text.
+///
+/// # Errors
+/// [`PipelineError::Shards`] when an input does not exist or can't be listed, or no file is left for training, and
+/// [`PipelineError::StoreInText`].
+pub fn check_inputs(inputs: &[PathBuf], validation: &[PathBuf]) -> Result<(), PipelineError> {
+    dipaco_shards::check_inputs(inputs, validation)?;
+    refuse_stores(inputs, validation)
+}
+
 /// Turns text into the run's tokenizer and token files. Finished work is kept. `inputs` and `validation` are files and
 /// folders; without `validation`, a part of the inputs becomes the validation text. Blocks.
 ///

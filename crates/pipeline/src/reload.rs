@@ -11,7 +11,8 @@ use crate::error::PipelineError;
 use crate::fingerprint::{FixedParts, fingerprint};
 use crate::run_directory::RunDirectory;
 use crate::served_modules::ServedModules;
-use crate::weights::{Version, Weights};
+use crate::version::Version;
+use crate::weights::Weights;
 
 /// Where the weights of a server come from.
 #[derive(Debug)]

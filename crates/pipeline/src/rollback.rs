@@ -31,12 +31,17 @@ pub async fn roll_back(
     let _lock = RunLock::for_rollback(run)?;
     store.check_writable().await?;
     let rollback = dipaco_train::roll_back(&store, round, progress).await?;
+    tell(run, &rollback);
+    Ok(rollback)
+}
+
+/// Writes the event of a run that has gone back. If only that fails, this warns.
+pub(crate) fn tell(run: &RunDirectory, rollback: &RollbackRecord) {
     let RollbackRecord { from, to, undone } = rollback.clone();
     let events = Events::create(&run.events());
     if let Err(error) = events.and_then(|events| events.write(Event::RolledBack { from, to, undone })) {
         tracing::warn!(%error, source = ?error.source(), "the run has gone back, but its event file does not say so");
     }
-    Ok(rollback)
 }
 
 /// The contributions of the bearer of a token to a run with this configuration.

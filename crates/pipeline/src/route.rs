@@ -19,6 +19,7 @@ use crate::files;
 use crate::prepared::{token_file, tokenizer};
 use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
+use crate::shards_in_use::refuse_other_shards;
 use crate::wanted_features::WantedFeatures;
 use crate::weights::Weights;
 
@@ -191,7 +192,7 @@ pub struct Division {
 /// Blocks on the store.
 ///
 /// # Errors
-/// As [`fit`].
+/// As [`fit`], and [`PipelineError::ShardsInUse`] when paths were trained on other shards of this phase.
 pub fn assign(
     run: &RunDirectory,
     phase: u32,
@@ -222,7 +223,7 @@ pub fn assign(
 /// documents in each part. Blocks on the store.
 ///
 /// # Errors
-/// As [`fit`].
+/// As [`assign`].
 pub fn assign_part(
     run: &RunDirectory,
     phase: u32,
@@ -257,12 +258,13 @@ fn divide<T>(
 ) -> Result<Vec<T>, PipelineError> {
     let routing = run.routing(phase);
     let router = router(&routing)?;
+    let train = token_file(run, &run.train_tokens())?;
+    refuse_other_shards(&routing, phase, weights, &router, &train)?;
     let (config, settings) = (weights.config(), &router.fitted_on().config);
     let wanted = WantedFeatures { settings, kind: router.kind(), vectors: router.token_vectors(), device };
     let model = wanted.features(run, config, weights, progress, cancel)?;
     let seed_hash = weights.seed_hash()?;
     let config = &config.routing;
-    let train = token_file(run, &run.train_tokens())?;
     let folder = routing.train();
     let assignment = Assignment::new(&model, seed_hash, &router, &train, &folder)
         .overlap(config.overlap)

@@ -27,7 +27,8 @@ use crate::served_format::format;
 use crate::served_modules::{ServedModules, all_paths};
 use crate::text_codec::RunTextCodec;
 use crate::transformer_router;
-use crate::weights::{Version, Weights};
+use crate::version::Version;
+use crate::weights::Weights;
 
 /// The commit that the program was built of. `scripts/package.py --build` sets the variable. A build script that asks git would
 /// build and link the program again after each commit.

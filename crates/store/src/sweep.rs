@@ -12,15 +12,13 @@ impl RunStore {
     /// of removed files. Does nothing in a store that is not a local directory.
     ///
     /// # Errors
-    /// [`StoreError::Address`] if the directory can't be read.
+    /// [`StoreError::Leftovers`] if the directory can't be read, or a file can't be removed.
     pub async fn sweep(&self, before: SystemTime) -> Result<u64, StoreError> {
         let Some(folder) = self.folder() else { return Ok(0) };
         let folder = folder.path.clone();
         let swept = tokio::task::spawn_blocking(move || sweep_folder(&folder, before)).await;
-        swept.map_err(io::Error::other).and_then(|swept| swept).map_err(|error| StoreError::Address {
-            address: self.address().to_owned(),
-            reason: format!("leftovers of earlier processes can't be removed: {error}"),
-        })
+        let swept = swept.map_err(io::Error::other).and_then(|swept| swept);
+        swept.map_err(|cause| StoreError::Leftovers { store: self.address().to_owned(), cause })
     }
 }
 

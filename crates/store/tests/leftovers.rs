@@ -63,6 +63,17 @@ async fn old_unfinished_writes_and_empty_folders_are_swept() {
 }
 
 #[tokio::test]
+async fn leftovers_that_can_not_be_removed_are_told_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = folder.path().join("store").to_string_lossy().into_owned();
+    let store = RunStore::create(&address).unwrap();
+    fs::remove_dir(&address).unwrap();
+    let error = store.sweep(SystemTime::now()).await.unwrap_err().to_string();
+    assert!(error.contains("leftovers of earlier processes can't be removed"), "{error}");
+    assert!(error.contains(&address) && !error.contains("is not a valid address"), "{error}");
+}
+
+#[tokio::test]
 async fn a_folder_goes_with_its_last_object_and_a_verified_object_is_not_held() {
     let folder = tempfile::tempdir().unwrap();
     let store = RunStore::create(&folder.path().to_string_lossy()).unwrap();

@@ -154,10 +154,10 @@ pub struct Fold {
     sum: Vec<f32>,
     /// Of every row of the embeddings, tensor by tensor; empty unless the rule asks for it.
     touched: Vec<Touched>,
-    /// Sum of the norms of the summed vectors, and sum of the squares of these norms.
+    /// Sum of the norms of the summed vectors, and sum of the squares of these norms, for [`cosine`](Self::cosine).
     norms: f64,
     squares: f64,
-    /// The weighted mean of the contributions' norms, for each tensor.
+    /// The weighted mean of the contributions' norms, for each tensor, for [`Rescale::Rda`].
     lengths: Vec<f64>,
 }
 
@@ -223,13 +223,15 @@ impl Fold {
         let (_, share) = self.weights[self.merged];
         let weight = share * self.reductions.get(self.merged).copied().unwrap_or(1.0);
         let first = self.merged == 0;
+        // A single contribution is compared with no other, so only RDA asks for its norm.
+        let measured = self.weights.len() > 1 || self.rule.rescale == Rescale::Rda;
         let (mut sums, mut values) = (self.sum.as_mut_slice(), outer_gradient.as_mut_slice());
         let mut touched = self.touched.iter_mut();
         let mut squares = 0.0;
         for (tensor, length) in self.tensors.iter().zip(&mut self.lengths) {
             let (gradient, others) = values.split_at_mut(tensor.values);
             values = others;
-            let norm = norm(gradient);
+            let norm = if measured { norm(gradient) } else { 0.0 };
             let factor = match self.rule.rescale {
                 // A gradient without length has no direction.
                 Rescale::Rda if tensor.embedding_row.is_none() && norm > 0.0 => {
@@ -315,6 +317,10 @@ impl Fold {
 }
 
 pub(crate) fn scale(values: &mut [f32], factor: f32) {
+    // A single contribution mostly has the factor 1, which changes no bit of a number and would cost a pass over all of them.
+    if factor == 1.0 {
+        return;
+    }
     for value in values {
         *value *= factor;
     }

@@ -43,8 +43,8 @@ pub enum Reason {
         /// The worker.
         worker: String,
     },
-    /// The training of a path failed or stood still for this worker, or for another one with its token, so the path waits for
-    /// another worker.
+    /// The training of a path failed, stood still or was left unfinished again and again for this worker, or for another one
+    /// with its token, so the path waits for another worker.
     Failed {
         /// The path.
         path: PathId,
@@ -113,8 +113,8 @@ impl fmt::Display for Reason {
             Self::Failed { path } => {
                 write!(
                     f,
-                    "the training of path {path} failed or stood still for this worker or its token, and the path waits \
-                     for another worker"
+                    "the training of path {path} failed, stood still or was left unfinished again and again for this \
+                     worker or its token, and the path waits for another worker"
                 )
             }
             Self::OuterStep { fragment, cut } => {
@@ -130,6 +130,19 @@ impl fmt::Display for Reason {
                     "{steps} inner steps of each path are done, and the documents are being assigned to paths again"
                 )
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_leaves_a_path_to_others_is_told_everything_that_may_have_happened() {
+        let reason = Reason::Failed { path: PathId(3) }.to_string();
+        for cause in ["failed", "stood still", "left unfinished again and again"] {
+            assert!(reason.contains(cause), "{reason}");
         }
     }
 }

@@ -94,7 +94,7 @@ pub enum Event {
     RoundCompleted {
         /// Round, counted from 0.
         round: u64,
-        /// Mean training loss over the round's leases under this coordinator, nats per token; NaN without any.
+        /// Mean training loss over the round's leases under this coordinator by inner steps, nats per token; NaN without any.
         #[serde(deserialize_with = "nan_if_null")]
         loss: f64,
         /// Seconds since the first of these leases.
@@ -156,7 +156,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cosine: Option<f64>,
     },
-    /// An operator took the training back to an earlier round.
+    /// The training went back to an earlier round: an operator took it back, or the store was damaged.
     RolledBack {
         /// Rounds that every path had completed before.
         from: u32,

@@ -1,6 +1,7 @@
 //! The coordinator's process: answers workers, watches leases, and takes the outer steps of modules without a
 //! synchronizer.
 
+mod clock_looks;
 mod contributions;
 mod error;
 mod lease_watch;
@@ -43,6 +44,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::coordinator::clock_looks::ClockLooks;
 use crate::coordinator::lease_watch::watch_leases;
 use crate::coordinator::leftovers::Leftovers;
 use crate::coordinator::manifest_writer::ManifestWriter;
@@ -270,6 +272,7 @@ impl RunningCoordinator {
         let uploads = Uploads::new(store.clone(), shards.clone());
         let links = LinkIssuer::new(&store, config.run.links);
         let intake = ResultIntake { store, plan, topology, layout, uploads, gradients, modules: None };
+        let silence = Duration::from_secs(config.train.lease_seconds);
         let requests = Arc::new(CoordinatorRequests {
             ledger,
             intake: Arc::new(intake),
@@ -287,6 +290,7 @@ impl RunningCoordinator {
             renew,
             contributed: watch::Sender::new(0),
             started: begun,
+            looks: ClockLooks::new(silence, begun.elapsed()),
             progress: Arc::new(progress),
         });
         Ok(Self { requests, synchronizer, writer, leftovers, reroute, steps_before })

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dipaco_codec::Decoder;
+use dipaco_codec::{Decoder, first_not_finite};
 use dipaco_config::OuterConfig;
 use dipaco_model::{ModuleWeights, TensorSpec};
 use dipaco_optim::squared_norm;
@@ -266,7 +266,10 @@ impl Synchronizer {
         for share in &order.shares {
             let mut gradient = self.gradient(order.fragment, Some(share)).await?;
             let factor = share.weight * share.reduction;
-            gradient.iter_mut().for_each(|value| *value *= factor);
+            // A single path has a factor of 1, which changes no bit of a number.
+            if factor != 1.0 {
+                gradient.iter_mut().for_each(|value| *value *= factor);
+            }
             gradients.push(gradient);
         }
         Ok(Merged::Each(gradients, order.applied))
@@ -287,7 +290,10 @@ impl Synchronizer {
         let weights = joined(weights.await)??;
         let state = match momentum {
             Some(momentum) => OuterState::decode(&outer, &specs, joined(momentum.await)??.values),
-            None => OuterState::start(&outer, weights.values.len()),
+            None => {
+                let (outer, values) = (outer.clone(), weights.values.len());
+                blocking(move || OuterState::start(&outer, values)).await?
+            }
         };
         Ok(StepInputs { specs, outer, weights, state })
     }
@@ -315,8 +321,7 @@ impl Synchronizer {
                 }
                 _ => state.step(&outer, &mut weights.values, &merged).ok()?,
             };
-            let finite =
-                norm.is_finite() && weights.values.iter().all(|v| v.is_finite()) && state.is_finite();
+            let finite = norm.is_finite() && first_not_finite(&weights.values).is_none() && state.is_finite();
             finite.then_some(SteppedFragment { weights, state, change, norm })
         });
         Ok(applied.await?)

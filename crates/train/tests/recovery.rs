@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dipaco_store::{ManifestSequence, ObjectRef, Patience, RunManifest, StoreError, TrainingRecord};
+use dipaco_store::{
+    ManifestSequence, ObjectRef, Patience, RollbackRecord, RunManifest, StoreError, TrainingRecord,
+};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{CoordinatorError, TrainError, recover};
 use tokio_util::sync::CancellationToken;
@@ -69,11 +71,17 @@ async fn damaged_objects_are_found_and_the_run_goes_back_to_the_same_bits() {
     let momenta = file(&run, newer("momenta/"));
     let content = std::fs::read(&momenta).unwrap();
     std::fs::write(&momenta, &content[..content.len() - 1]).unwrap();
-    assert_eq!(recover(&run.store, &Progress::hidden()).await.unwrap(), Some(1));
+    let back = recover(&run.store, &Progress::hidden()).await.unwrap();
+    assert_eq!(
+        back,
+        Some(RollbackRecord { from: 1, to: 1, undone: Vec::new() }),
+        "the begun round is undone"
+    );
     // A state of the newest checkpoint that is not in the oldest.
     let state = newest.iter().find(|object| object.name.starts_with("paths/") && !oldest.contains(object));
     std::fs::remove_file(file(&run, state.unwrap())).unwrap();
-    assert_eq!(recover(&run.store, &Progress::hidden()).await.unwrap(), Some(0));
+    let back = recover(&run.store, &Progress::hidden()).await.unwrap();
+    assert_eq!(back, Some(RollbackRecord { from: 1, to: 0, undone: vec![1] }));
     // Damaged objects are made again in the same bits. A complete run keeps no checkpoint.
     assert_eq!(finish(&run).await, undisturbed);
     let manifest = run.manifest().await;

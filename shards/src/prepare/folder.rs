@@ -25,11 +25,15 @@ impl<'a> PrepareFolder<'a> {
     /// Checks that a tokenizer may be that of this folder.
     pub(super) fn check(&self, tokenizer: &Tokenizer) -> Result<(), ShardsError> {
         match self.keep {
-            Some(kept) if kept != tokenizer.hash() => Err(ShardsError::TokenizerInUse {
-                path: self.path.join(TOKENIZER),
-                kept: kept.to_owned(),
-                found: tokenizer.hash().to_owned(),
-            }),
+            Some(kept) if kept != tokenizer.hash() => {
+                let path = self.path.join(TOKENIZER);
+                Err(ShardsError::TokenizerInUse {
+                    held: dipaco_files::file_hash(&path).is_ok_and(|hash| hash == kept),
+                    path,
+                    kept: kept.to_owned(),
+                    found: tokenizer.hash().to_owned(),
+                })
+            }
             _ => Ok(()),
         }
     }

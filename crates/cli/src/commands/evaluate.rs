@@ -15,7 +15,7 @@ use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
 use dipaco_pipeline::RunDirectory;
-use dipaco_pipeline::evaluate::{ENSEMBLE_TEMPERATURE, EvaluatedRun, Subject, check, comparable, evaluate};
+use dipaco_pipeline::evaluate::{ENSEMBLE_TEMPERATURE, EvaluatedRun, Evaluator, Subject, comparable};
 use dipaco_pipeline::prepared::token_file;
 use dipaco_pipeline::{Version, Weights};
 use dipaco_pipeline::{labels, vocabulary};
@@ -159,12 +159,17 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
             let device = options.device.open()?;
             let subjects = options.subjects(&config.evaluation, weights.has_imported());
             let only = Subject::Path(PathId(0));
+            let evaluated = EvaluatedRun { run: &own, config: &config, weights: &weights, device: &device };
+            let mut evaluator = Evaluator::new(evaluated);
+            let mut dense = dense.as_ref().map(|(run, config, weights)| {
+                Evaluator::new(EvaluatedRun { run, config, weights, device: &device })
+            });
             // Before the first evaluation: each may take hours, and its result is lost if a later model can't be evaluated.
-            if let Some((run, _, weights)) = &dense {
-                check(run, weights, only)?;
+            if let Some(dense) = &mut dense {
+                dense.check(only)?;
             }
             for &(_, subject) in &subjects {
-                check(&own, &weights, subject)?;
+                evaluator.check(subject)?;
             }
             let domains = match &options.labels {
                 Some(labels) => {
@@ -174,15 +179,11 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
                 None => None,
             };
             let domains = domains.as_ref();
-            if let Some((run, config, weights)) = &dense {
-                let evaluated = EvaluatedRun { run, config, weights, device: &device };
-                let found = evaluate(evaluated, only, domains, &progress, &flag)?;
-                comparison.push("dense", found);
+            if let Some(dense) = &dense {
+                comparison.push("dense", dense.evaluate(only, domains, &progress, &flag)?);
             }
-            let evaluated = EvaluatedRun { run: &own, config: &config, weights: &weights, device: &device };
             for (name, subject) in subjects {
-                let found = evaluate(evaluated, subject, domains, &progress, &flag)?;
-                comparison.push(name, found);
+                comparison.push(name, evaluator.evaluate(subject, domains, &progress, &flag)?);
             }
             Ok(comparison)
         })
@@ -312,7 +313,8 @@ async fn open_dense(
     }
 }
 
-/// Refuses a dense run, in `folder`, whose model would be evaluated on other tokens than those of the run `own`.
+/// Refuses a dense run, in `folder`, whose model would be evaluated on other tokens than those of the run `own`. Equal text of
+/// other files counts as other text: the hashes are those of lists of files.
 fn check_same_text(folder: &Path, dense: &RunDirectory, own: &RunDirectory) -> Result<(), CliError> {
     let validation = |run: &RunDirectory| token_file(run, &run.validation_tokens());
     let (theirs, ours) = (validation(dense)?, validation(own)?);
@@ -321,7 +323,7 @@ fn check_same_text(folder: &Path, dense: &RunDirectory, own: &RunDirectory) -> R
     }
     Err(CliError::Usage {
         message: format!(
-            "the run of --dense in {} has other validation text, or another tokenizer",
+            "the validation text of the run of --dense in {} comes from other files, other text or another tokenizer",
             folder.display()
         ),
         remedy: format!(

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::{Args, Subcommand};
 use dipaco_config::RunConfig;
-use dipaco_topology::Topology;
+use dipaco_pipeline::train::useful_workers;
 
 use crate::error::CliError;
 use crate::output;
@@ -50,7 +50,7 @@ pub(crate) struct SlurmOptions {
     /// Text to prepare.
     #[arg(long, default_value = "text/", value_name = "PATH")]
     text: String,
-    /// Number of workers; the default is one for each path that trains.
+    /// Number of workers; the default is one for each path that trains in a round.
     #[arg(long, value_name = "N")]
     workers: Option<u32>,
     /// Workers that run at a time; the default is all.
@@ -93,15 +93,14 @@ fn slurm(
     run: &Path,
     config: &RunConfig,
 ) -> Result<Vec<(&'static str, String)>, CliError> {
-    let usage = |message: String, remedy: &str| CliError::Usage { message, remedy: remedy.into() };
-    let topology = Topology::new(&config.topology, config.model.blocks)
-        .map_err(|error| usage(error.to_string(), "correct the section [topology]"))?;
+    let useful = u32::try_from(useful_workers(config, usize::MAX)?).unwrap_or(u32::MAX);
     // A run that only keeps paths is complete, and its one worker leaves at once.
-    let trained = u32::try_from(topology.trained_paths().len()).unwrap_or(u32::MAX).max(1);
-    let workers = options.workers.unwrap_or(trained);
+    let workers = options.workers.unwrap_or(useful.max(1));
     if workers == 0 || options.parts == 0 || options.threads == 0 || options.at_once == Some(0) {
-        let message = "--workers, --at-once, --parts and --threads need at least 1".to_owned();
-        return Err(usage(message, "leave them out for the defaults"));
+        return Err(CliError::Usage {
+            message: "--workers, --at-once, --parts and --threads need at least 1".into(),
+            remedy: "leave them out for the defaults".into(),
+        });
     }
     let at_once = options.at_once.map_or_else(String::new, |most| format!("%{most}"));
     let run = quoted(&run.display().to_string());
@@ -175,8 +174,9 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use dipaco_config::PathsPerRound;
     use dipaco_routing::FeatureKind;
-    use dipaco_topology::{AddedPaths, PathId};
+    use dipaco_topology::{AddedPaths, PathId, Topology};
 
     use super::*;
 
@@ -257,15 +257,19 @@ mod tests {
     }
 
     #[test]
-    fn kept_paths_have_no_workers() {
+    fn kept_paths_and_paths_that_rest_have_no_workers() {
         let config = RunConfig::default();
         let topology = Topology::new(&config.topology, config.model.blocks).unwrap();
         let added = AddedPaths { like: vec![PathId(1), PathId(2)], ..AddedPaths::default() };
         let more = topology.with_paths(&config.topology, &added).unwrap().config;
         let less = topology.without_paths(&config.topology, &[PathId(0)]).unwrap().config;
         let options = SlurmOptions { workers: None, at_once: None, ..options() };
-        for (topology, array) in [(config.topology, "0-3"), (more, "0-1"), (less, "0-0")] {
-            let config = RunConfig { topology, ..RunConfig::default() };
+        let all = config.topology;
+        for (topology, in_a_round, array) in
+            [(all.clone(), 0, "0-3"), (all, 3, "0-2"), (more, 0, "0-1"), (less, 0, "0-0")]
+        {
+            let mut config = RunConfig { topology, ..RunConfig::default() };
+            config.train.paths_per_round = PathsPerRound::Always(in_a_round);
             let scripts = slurm(&options, Path::new("run"), &config).unwrap();
             let (_, workers) = scripts.iter().find(|(name, _)| *name == "workers.sbatch").unwrap();
             assert!(workers.contains(&format!("--array={array}\n")), "{workers}");

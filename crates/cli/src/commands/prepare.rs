@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_pipeline::prepare::prepare_part;
+use dipaco_pipeline::prepare::{check_inputs, prepare_part};
 use dipaco_shards::{PrepareWork, WorkPart};
 use dipaco_telemetry::Progress;
 
@@ -58,12 +58,13 @@ impl PrepareOptions {
 
 pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    // A mistyped name of a file leaves no run behind.
-    dipaco_shards::check_inputs(&options.inputs, &options.validation)?;
-    let (run, config) = options.run.open_to_write()?;
+    // A mistyped name of a file, or a store in the text, leaves no run behind.
+    check_inputs(&options.inputs, &options.validation)?;
+    let unsaved = options.run.open_to_begin()?;
+    let run = &unsaved.run;
     let prepared = prepare_part(
-        &run,
-        &config,
+        run,
+        &unsaved.config,
         &options.inputs,
         &options.validation,
         options.work(),
@@ -71,6 +72,7 @@ pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), C
         &interrupt.flag(),
     );
     let report = interrupt.judge(prepared)?;
+    unsaved.save()?;
     if options.json {
         return output::print_json(&report);
     }

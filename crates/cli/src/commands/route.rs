@@ -12,7 +12,7 @@ use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
-use dipaco_pipeline::route::Division;
+use dipaco_pipeline::route::{Division, assign_part, features_part};
 use dipaco_pipeline::{Version, Weights};
 use dipaco_pipeline::{phases, vocabulary};
 
@@ -154,15 +154,16 @@ pub(crate) fn run(command: &RouteCommand, progress: &Progress) -> Result<(), Cli
 
 fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open_prepared()?;
+    let (unsaved, config) = options.run.open_unsaved()?;
     let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part.unwrap_or_default());
     let device = options.device.choice();
     let documents = interrupt.judge(runtime::run(async {
-        let weights = Weights::open(&run, &config, Version::Current).await?;
+        let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
         runtime::blocking(move || {
-            Ok(dipaco_pipeline::route::features_part(
-                &run, &config, &weights, device, part, &progress, &flag,
-            )?)
+            let run = &unsaved.run;
+            let documents = features_part(run, &config, &weights, device, part, &progress, &flag)?;
+            unsaved.save()?;
+            Ok(documents)
         })
         .await
     }))?;
@@ -178,7 +179,6 @@ fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
         runtime::blocking(move || {
             let run = &unsaved.run;
             let fitted = dipaco_pipeline::route::fit(run, &config, &weights, device, &progress, &flag)?;
-            // The settings of a fit that is refused would not be those of the router.
             unsaved.save()?;
             Ok(fitted)
         })
@@ -201,16 +201,17 @@ fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
 
 fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open_prepared()?;
+    let (unsaved, config) = options.run.open_unsaved()?;
     let (flag, progress, phase) = (interrupt.flag(), progress.clone(), options.phase);
     let device = options.device.choice();
     if let Some(part) = options.part {
         let documents = interrupt.judge(runtime::run(async {
-            let weights = Weights::open(&run, &config, Version::Current).await?;
+            let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
             runtime::blocking(move || {
-                Ok(dipaco_pipeline::route::assign_part(
-                    &run, phase, &weights, device, part, &progress, &flag,
-                )?)
+                let run = &unsaved.run;
+                let documents = assign_part(run, phase, &weights, device, part, &progress, &flag)?;
+                unsaved.save()?;
+                Ok(documents)
             })
             .await
         }))?;
@@ -221,9 +222,12 @@ fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> 
         return output::print(&format!("part {part} is done: {} documents\n", human::integer(documents)));
     }
     let division = interrupt.judge(runtime::run(async {
-        let weights = Weights::open(&run, &config, Version::Current).await?;
+        let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
         runtime::blocking(move || {
-            Ok(dipaco_pipeline::route::assign(&run, phase, &weights, device, &progress, &flag)?)
+            let run = &unsaved.run;
+            let division = dipaco_pipeline::route::assign(run, phase, &weights, device, &progress, &flag)?;
+            unsaved.save()?;
+            Ok(division)
         })
         .await
     }))?;

@@ -11,7 +11,7 @@ use dipaco_telemetry::{Align, Table, human};
 use dipaco_train::{Revocations, TokenContributions};
 
 use crate::error::CliError;
-use crate::http_address::host_port;
+use crate::http_address::known_host_port;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
 use dipaco_pipeline::authority::{helper_token, known_authority};
@@ -71,7 +71,7 @@ pub(crate) struct IssueOptions {
     #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=3650))]
     days: u32,
     /// Address of the coordinator, host:port; may be repeated. The default is the address in join.token.
-    #[arg(long, value_name = "HOST:PORT", value_parser = host_port)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = known_host_port)]
     advertise: Vec<String>,
     /// File to write the token to, readable by its owner only; the default is standard output.
     #[arg(short, long, value_name = "FILE")]
@@ -208,7 +208,19 @@ fn describe(found: &TokenContributions, run: &RunDirectory) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::args::Cli;
+
+    #[test]
+    fn a_token_names_a_port_at_which_somebody_listens() {
+        let issued =
+            |address| Cli::try_parse_from(["dipaco", "token", "issue", "gpu-3", "--advertise", address]);
+        issued("lead:7440").unwrap();
+        let refused = issued("lead:0").unwrap_err().to_string();
+        assert!(refused.contains("port 0, which reaches nobody"), "{refused}");
+    }
 
     #[test]
     fn the_loopback_is_of_this_machine_and_names_are_of_others() {

@@ -81,8 +81,8 @@ impl Ledger {
         let unknown = || LedgerError::internal(format!("a lease of path {path} was accepted and is not out"));
         let lease = lease.ok_or_else(unknown)?;
         let mut results = self.received.remove(&(path, fence)).unwrap_or_default();
-        // Results that the lease sent before its end have counted already.
-        results.retain(|item, _| lasts(&lease, *item));
+        // The others have counted before, or are duplicates.
+        results.retain(|_, result| result.waits);
         let mut obsolete = Vec::new();
         if lease.task == LeaseTask::Train {
             obsolete.extend(self.note_completed(&lease, results.contains_key(&LeaseResult::State))?);
@@ -122,6 +122,7 @@ impl Ledger {
         let trains_again = schedule.rests_until(lease.path, lease.to) < schedule.total();
         let path = self.objects.path_mut(lease.path)?;
         path.fence = Some(lease.fence.0);
+        path.completed_by = Some(lease.worker.token.clone());
         path.replay.push(completed);
         if trains_again || with_state {
             return Ok(None);
@@ -236,15 +237,5 @@ impl Ledger {
         }
         path.last = Some(measured);
         Ok(best)
-    }
-}
-
-/// True if a result belongs to the end of a lease.
-fn lasts(lease: &Lease, item: LeaseResult) -> bool {
-    match item {
-        LeaseResult::OuterGradient { fragment, number, .. } => {
-            lease.sends.iter().any(|s| (s.fragment, s.number, s.step) == (fragment, number, lease.to))
-        }
-        LeaseResult::State => true,
     }
 }

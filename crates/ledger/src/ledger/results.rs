@@ -50,6 +50,9 @@ pub(super) struct ReceivedResult {
     pub(super) tokens: u64,
     /// Euclidean norm of an outer gradient; 0 for a state.
     norm: f64,
+    /// True if it counts with the end of its lease. An outer gradient that was sent before that end has counted at once, or is a
+    /// duplicate: the manifest refers to its object as long as anything needs it.
+    pub(super) waits: bool,
 }
 
 /// The outcome of recording a result.
@@ -142,7 +145,7 @@ impl Ledger {
             Ok(expected) => ResultError::OtherSteps { item: item.name(), found: to, to: expected.to },
             Err(error) => error,
         };
-        self.discard(claim, stored.object);
+        self.delete_unused([stored.object.name]);
         Ok(Recording::Rejected(error))
     }
 
@@ -159,7 +162,8 @@ impl Ledger {
         let ExpectedResult { claim, item, .. } = expected;
         let StoredResult { object, norm } = stored;
         let lease = (claim.key.path, claim.key.fence);
-        let received = ReceivedResult { object: object.clone(), tokens: item.tokens(), norm };
+        let mut received =
+            ReceivedResult { object: object.clone(), tokens: item.tokens(), norm, waits: false };
         match self.decide(expected, &received) {
             Ok(Decision::Counts(fragment, EarlyContribution { contribution, to })) => {
                 let contributor =
@@ -167,10 +171,10 @@ impl Ledger {
                 self.count(fragment, contribution, &received, contributor)?;
                 self.note_change(Vec::new());
             }
-            Ok(Decision::CountsWithLease) => {}
+            Ok(Decision::CountsWithLease) => received.waits = true,
             Ok(Decision::Duplicate) => self.delete_unused([object.name]),
             Err(error) => {
-                self.discard(claim, object);
+                self.delete_unused([object.name]);
                 let ResultError::OutOfProportion(failure) = error else {
                     return Ok(Recording::Rejected(error));
                 };
@@ -180,16 +184,6 @@ impl Ledger {
         }
         self.received.entry(lease).or_default().insert(item.without_tokens(), received);
         Ok(Recording::Recorded)
-    }
-
-    /// Deletes the object of a result that does not count.
-    fn discard(&mut self, claim: &LeaseClaim, object: ObjectRef) {
-        // The same content with another number of tokens has the name of the result that counts.
-        let same = |result: &ReceivedResult| result.object.name == object.name;
-        let received = self.received.get(&(claim.key.path, claim.key.fence));
-        if !received.is_some_and(|received| received.values().any(same)) {
-            self.delete_unused([object.name]);
-        }
     }
 
     /// Decides on a result that is in the store. Since [`Ledger::expects`] its lease may have ended, or another content of

@@ -25,6 +25,9 @@ pub struct PathRecord {
     pub state: Option<ObjectRef>,
     /// Fencing number of the last completed lease. It identifies the state that the lease's worker holds.
     pub fence: Option<u64>,
+    /// Name of the token whose worker completed that lease; absent in a manifest of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completed_by: Option<String>,
     /// Completed leases since `state`. A worker without the newest state replays them from `state`.
     #[serde(rename = "tail")]
     pub replay: Vec<CompletedLeaseRecord>,

@@ -336,7 +336,8 @@ impl<'a> Keys<'a> {
         // llama.cpp takes all tokens if the number is below 1.
         let count = if let Some(Value::Negative(_)) = self.get(key) { Some(0) } else { self.whole(key)? };
         settings.extend(count.map(|count| (name.to_owned(), count.into())));
-        // transformers draws tokens only with this key. Without it, version 4 refuses to save settings that only draws read.
+        // transformers draws tokens only with this key. Without it, version 4 refuses to save settings that only draws read. It
+        // refuses a temperature of 0 either way, which stays: without it, a server would draw.
         let are_for_draws =
             ["temperature", "top_p", "top_k", "min_p"].iter().any(|&name| settings.contains_key(name));
         let is_greedy = settings.get("temperature").and_then(Json::as_f64) == Some(0.0);

@@ -21,8 +21,9 @@ use crate::import::import;
 use crate::run::save_config;
 use crate::run_directory::RunDirectory;
 use crate::train::{TrainOptions, train};
+use crate::version::Version;
 use crate::vocabulary::with_vocabulary;
-use crate::weights::{Version, Weights};
+use crate::weights::Weights;
 use crate::{device, phases, route, seed, transformer_router};
 
 /// Trains a cell and evaluates it. Returns its result, and the evaluations of its measurements. Finished parts are not repeated.
@@ -126,6 +127,7 @@ impl CellPlace {
             documents: found.documents,
             purity: found.agreement.map(|agreement| agreement.purity),
             nmi: found.agreement.map(|agreement| agreement.nmi),
+            ranking: found.ranking.and_then(|ranking| ranking.accuracy()),
             domains: found.per_domain.iter().filter_map(of_domain).collect(),
             against_baseline: None,
         };
@@ -140,10 +142,14 @@ pub(super) fn root(folder: &ExperimentFolder, key: &str) -> PathBuf {
     folder.out().join("cells").join(key)
 }
 
+/// The label file that the shards of a run follow.
+pub(super) fn label_file(config: &RunConfig) -> Option<&Path> {
+    config.routing.labels.as_deref().filter(|_| config.routing.kind == RouterKind::Labels)
+}
+
 /// Content hashes of all that a cell reads: its text, the pretrained model, and the label file that its shards follow.
 fn content(config: &RunConfig, text: &PreparedText) -> Result<String, PipelineError> {
-    let labels = config.routing.labels.as_deref().filter(|_| config.routing.kind == RouterKind::Labels);
-    let hash = labels.map(dipaco_files::file_hash).transpose()?;
+    let hash = label_file(config).map(dipaco_files::file_hash).transpose()?;
     Ok(hash.map_or_else(|| text.all.clone(), |hash| format!("{} {hash}", text.all)))
 }
 

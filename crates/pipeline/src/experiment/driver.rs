@@ -15,7 +15,7 @@ use super::folder::ExperimentFolder;
 use super::record::write_json;
 use crate::charts::of_results;
 use crate::error::PipelineError;
-use crate::files;
+use crate::{files, labels};
 
 /// The end of an experiment.
 #[derive(Clone, Debug)]
@@ -34,7 +34,8 @@ pub struct ExperimentOutcome {
 /// call it from a thread that may, outside the tokio runtime.
 ///
 /// # Errors
-/// [`PipelineError::Interrupted`] when the work was asked to stop, and the errors of the experiment and of writing results.
+/// [`PipelineError::Interrupted`] when the work was asked to stop, and the errors of the experiment, of its label files and of
+/// writing results.
 /// A cell that fails does not end the experiment.
 pub fn run(
     folder: &mut ExperimentFolder,
@@ -46,6 +47,11 @@ pub fn run(
     let mut work = Work::new(folder, experiment, missing);
     // What is finished is published before anything is trained: the results of an interrupted command have it too.
     work.pass(experiment)?;
+    // The turn of a cell with a label file may come after days, and that of the command's label file after the first training.
+    let of_shards =
+        sweeps.iter().flat_map(Sweep::cells).chain(&cells).filter_map(|it| cell::label_file(&it.config));
+    let of_command = work.folder.options.labels.as_deref();
+    of_shards.chain(of_command).collect::<BTreeSet<&Path>>().into_iter().try_for_each(labels::check_file)?;
     work.selection = Some(selection);
     work.pass(experiment)?;
     for chart in of_results(&work.results) {

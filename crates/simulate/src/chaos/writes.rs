@@ -70,7 +70,8 @@ impl ChaosWorld<'_> {
                     _ => self.pins.names(),
                 };
                 let unpinned = coordinator.dropped.take_unpinned(&pinned);
-                unpinned.iter().for_each(|name| self.store.delete(name));
+                let unused = coordinator.ledger.unused(unpinned);
+                unused.iter().for_each(|name| self.store.delete(name));
             }
         }
         check_objects(self.case, &self.disk, &self.store)?;

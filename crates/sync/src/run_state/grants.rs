@@ -18,7 +18,8 @@ const MOST_DRAWS: u64 = 8;
 impl RunState {
     /// Grants a lease to a worker: on the path that is furthest behind among the paths that can run. Among equals a
     /// path of `held` (paths whose state the worker holds) goes before the lowest number. With shard sampling, on the
-    /// drawn path.
+    /// drawn path. Workers that were silent for the duration of a lease are forgotten first: whoever did not listen meanwhile
+    /// calls [`RunState::postpone`] before.
     pub fn grant(&mut self, now: Duration, request: &LeaseRequest<'_>) -> Grant {
         let worker = request.worker;
         self.now = self.now.max(now);

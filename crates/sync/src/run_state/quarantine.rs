@@ -43,7 +43,8 @@ impl RunState {
         })
     }
 
-    /// True if a worker leaves a path to others: its training failed or stood still for this worker, and others can try.
+    /// True if a worker leaves a path to others: its training failed, stood still or was left unfinished again and again for this
+    /// worker or its token, and others can try.
     pub(super) fn leaves_to_others(&self, path: PathId, worker: &ProcessId) -> bool {
         self.troubles.leaves_to_others(path, worker, &self.holders)
     }

@@ -42,7 +42,7 @@ impl UploadContent {
         match self {
             Self::Memory(bytes) => {
                 let bytes = bytes.clone();
-                blocking(move || ContentDigest::of(&bytes)).await
+                blocking(move || digest_of(&bytes)).await
             }
             Self::File(file) => Ok(file.digest.clone()),
         }
@@ -66,6 +66,13 @@ impl UploadContent {
             }
         }
     }
+}
+
+/// Hash and length of a whole content. All threads hash it: nothing travels meanwhile.
+pub(super) fn digest_of(content: &[u8]) -> ContentDigest {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_rayon(content);
+    ContentDigest { hash: hasher.finalize().to_hex().to_string(), bytes: hasher.count() }
 }
 
 /// Content in an unnamed file, with its hash. The file disappears with this or with the process.

@@ -18,11 +18,12 @@ use tokio::time::Instant;
 
 use crate::blocking::blocking;
 use crate::client::ClientError;
+use crate::client::content::digest_of;
 use crate::client::links::{LinkedObject, Links};
 use crate::client::pace::Pace;
 use crate::client::routes::{Routes, needs_the_coordinator};
 use crate::client::session::{LONG_CALL_TIMEOUT, Session};
-use dipaco_protocol::{ContentDigest, FetchSource, PIECE_BYTES, PIECES_AT_ONCE, Request, Response};
+use dipaco_protocol::{FetchSource, PIECE_BYTES, PIECES_AT_ONCE, Request, Response};
 
 /// Downloads a worker's inputs and uploads its results, below a bandwidth.
 pub struct Transfer {
@@ -175,7 +176,7 @@ impl Transfer {
         let content = self.assemble(origin, object).await?.freeze();
         let expected = object.hash.clone();
         let compared = blocking(move || {
-            let whole = ContentDigest::of(&content).hash == expected;
+            let whole = digest_of(&content).hash == expected;
             whole.then_some(content)
         });
         Ok(compared.await?)

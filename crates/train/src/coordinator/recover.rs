@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use dipaco_store::{Loaded, ManifestSequence, ObjectRef, RunManifest, RunStore, StoreError, TrainingRecord};
+use dipaco_store::{
+    Loaded, ManifestSequence, ObjectRef, RollbackRecord, RunManifest, RunStore, StoreError, TrainingRecord,
+};
 use dipaco_telemetry::{Progress, ProgressUnit};
 use tokio::task::JoinSet;
 
@@ -13,11 +15,15 @@ use crate::coordinator::take_over::{ATTEMPTS, CheckpointContent, is_damage, read
 const AT_ONCE: usize = 4;
 
 /// Reads every object that a run needs. If one is damaged or missing, takes the run back to its newest undamaged
-/// checkpoint and returns the round of that checkpoint; returns `None` if all objects are sound.
+/// checkpoint and returns what that undoes, for the event file: training repeats those rounds. Returns `None` if all objects
+/// are sound.
 ///
 /// # Errors
 /// [`CoordinatorError::DamagedRun`] when every checkpoint is damaged too, and when the store can't be read or written.
-pub async fn recover(store: &RunStore, progress: &Progress) -> Result<Option<u32>, CoordinatorError> {
+pub async fn recover(
+    store: &RunStore,
+    progress: &Progress,
+) -> Result<Option<RollbackRecord>, CoordinatorError> {
     // Shared by all readings: manifests and checkpoints have most objects in common.
     let mut sound = BTreeSet::new();
     let mut attempt = 1;
@@ -43,8 +49,8 @@ pub async fn recover(store: &RunStore, progress: &Progress) -> Result<Option<u32
     }
 }
 
-/// Takes a damaged run back to its newest undamaged checkpoint, and returns the checkpoint's round. Checks all objects but
-/// those in `sound`.
+/// Takes a damaged run back to its newest undamaged checkpoint, and returns what that undoes. Checks all objects but those in
+/// `sound`.
 async fn go_back(
     store: &RunStore,
     mut manifest: RunManifest,
@@ -52,7 +58,9 @@ async fn go_back(
     damage: StoreError,
     sound: &mut BTreeSet<ObjectRef>,
     progress: &Progress,
-) -> Result<u32, CoordinatorError> {
+) -> Result<RollbackRecord, CoordinatorError> {
+    let from = manifest.training.as_ref().map_or(0, TrainingRecord::rounds_done);
+    let mut undone: Vec<u32> = Vec::new();
     while let Some(checkpoint) = manifest.checkpoints.last() {
         let round = checkpoint.round;
         let damage = match read_checkpoint(store, checkpoint).await? {
@@ -63,11 +71,13 @@ async fn go_back(
                     manifest.training = Some(training);
                     store.replace(&manifest, sequence).await?;
                     tracing::warn!(round, "the run goes back to its checkpoint, and on from there");
-                    return Ok(round);
+                    undone.reverse();
+                    return Ok(RollbackRecord { from, to: round, undone });
                 }
             },
         };
         tracing::warn!(round, %damage, "the checkpoint is damaged too");
+        undone.push(round);
         manifest.checkpoints.pop();
     }
     Err(CoordinatorError::DamagedRun { source: damage })

@@ -14,6 +14,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::blocking::joined;
+use crate::coordinator::clock_looks::ClockLooks;
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::run_progress::{RunProgress, RunReach};
 use crate::coordinator::written_changes::WrittenChanges;
@@ -75,6 +76,8 @@ pub(crate) struct CoordinatorRequests {
     pub(crate) contributed: watch::Sender<u64>,
     /// Start of the coordinator. The times of leases are relative to it.
     pub(crate) started: Instant,
+    /// Shows when the coordinator did not run.
+    pub(crate) looks: ClockLooks,
     pub(crate) progress: Arc<RunProgress>,
 }
 

@@ -1,6 +1,7 @@
 //! The beginning and the end of rounds, for the event file.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use dipaco_telemetry::Event;
 use tokio::time::Instant;
@@ -13,8 +14,17 @@ pub(crate) struct RoundTally {
     completed: u64,
     /// Time at which the first path of a round was leased.
     begun: BTreeMap<u64, Instant>,
-    /// Training losses of the leases of a round, in nats per token.
-    losses: BTreeMap<u64, Vec<f64>>,
+    /// Training losses of the leases that began in a round.
+    losses: BTreeMap<u64, LossSum>,
+}
+
+/// Training losses of leases, in nats per token.
+#[derive(Clone, Copy, Debug, Default)]
+struct LossSum {
+    /// Sum of the losses, each times the inner steps of its lease.
+    losses: f64,
+    /// Inner steps of these leases.
+    steps: f64,
 }
 
 impl RoundTally {
@@ -34,9 +44,15 @@ impl RoundTally {
         })
     }
 
-    /// Notes the loss of a lease that ended at this step.
-    pub(crate) fn committed(&mut self, step: u64, loss: f64) {
-        self.losses.entry(step.saturating_sub(1) / self.inner_steps).or_default().push(loss);
+    /// Notes the mean loss of a lease that took these inner steps. It belongs to the round in which the lease began, as in the
+    /// events of paths. A lease without a loss does not count.
+    pub(crate) fn committed(&mut self, trained: Range<u64>, loss: f64) {
+        if loss.is_finite() {
+            let sum = self.losses.entry(trained.start / self.inner_steps).or_default();
+            let steps = trained.end.saturating_sub(trained.start) as f64;
+            sum.losses += steps * loss;
+            sum.steps += steps;
+        }
     }
 
     /// Notes that all paths have completed so many rounds. Returns the events of those that are new, in their order.
@@ -46,10 +62,9 @@ impl RoundTally {
         let mut begun = now;
         for round in self.completed..rounds {
             begun = self.begun.remove(&round).unwrap_or(begun);
-            let losses = self.losses.remove(&round).unwrap_or_default();
-            // The mean is NaN when this coordinator has seen no lease of the round.
-            let loss =
-                losses.iter().sum::<f64>() / f64::from(u32::try_from(losses.len()).unwrap_or(u32::MAX));
+            let LossSum { losses, steps } = self.losses.remove(&round).unwrap_or_default();
+            // The mean is NaN when this coordinator has seen no loss of the round.
+            let loss = losses / steps;
             let seconds = now.duration_since(begun).as_secs_f64();
             events.push(Event::RoundCompleted { round, loss, seconds, wire_bytes: None });
         }
@@ -75,12 +90,13 @@ mod tests {
         let mut tally = RoundTally::new(10, 3);
         assert_eq!(tally.leased(30, at(1)), Some(Event::RoundStarted { round: 3 }));
         assert_eq!(tally.leased(30, at(2)), None);
-        tally.committed(35, 5.0);
-        tally.committed(40, 4.0);
+        tally.committed(30..32, 5.0);
+        tally.committed(32..40, 3.0);
+        tally.committed(30..40, f64::NAN);
         assert!(tally.completes(3, at(3)).is_empty());
         assert_eq!(tally.leased(40, at(4)), Some(Event::RoundStarted { round: 4 }), "rounds overlap");
-        tally.committed(40, 3.0);
-        assert_eq!(tally.completes(4, at(6)), [completed(3, 4.0, 5.0)]);
+        tally.committed(30..40, 4.6);
+        assert_eq!(tally.completes(4, at(6)), [completed(3, 4.0, 5.0)], "the mean over the inner steps");
         assert!(tally.completes(3, at(7)).is_empty(), "a late word");
         assert_eq!(tally.leased(35, at(7)), None, "it is over");
     }
@@ -93,18 +109,19 @@ mod tests {
         // One of two paths trains in the first two rounds, and the other one in the third.
         for (step, seconds, loss) in [(0, 0, 5.0), (10, 3, 4.0), (20, 5, 3.0)] {
             assert!(tally.leased(step, at(seconds)).is_some());
-            tally.committed(step + 10, loss);
+            tally.committed(step..step + 10, loss);
         }
         let expected = [completed(0, 5.0, 9.0), completed(1, 4.0, 6.0), completed(2, 3.0, 4.0)];
         assert_eq!(tally.completes(3, at(9)), expected);
         assert!(tally.losses.is_empty() && tally.begun.is_empty());
         // A lease of one and a half rounds ends two of them.
         assert!(tally.leased(35, at(10)).is_some());
-        tally.committed(50, 2.0);
-        let seconds = tally.completes(5, at(12)).into_iter().map(|event| match event {
-            Event::RoundCompleted { round, seconds, .. } => (round, seconds),
+        tally.committed(35..50, 2.0);
+        let rounds = tally.completes(5, at(12)).into_iter().map(|event| match event {
+            Event::RoundCompleted { round, loss, seconds, .. } => (round, loss.is_finite(), seconds),
             other => panic!("{other:?}"),
         });
-        assert_eq!(seconds.collect::<Vec<_>>(), [(3, 2.0), (4, 2.0)]);
+        let expected = [(3, true, 2.0), (4, false, 2.0)];
+        assert_eq!(rounds.collect::<Vec<_>>(), expected, "its loss is in the round in which it began");
     }
 }

@@ -1,6 +1,7 @@
 //! Progress of a training run for its user: a bar over all inner steps, and the event file.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -202,13 +203,13 @@ impl RunProgress {
         });
     }
 
-    /// Notes that a path has completed a lease up to inner step `to`, and that all paths have taken `steps` inner steps
+    /// Notes that a path has completed a lease of the inner steps `trained`, and that all paths have taken `steps` inner steps
     /// together ([`RunReach::steps`]). Called while the ledger is locked, so that nobody finds the round complete before its
     /// loss is here. Shows nothing for that reason.
-    pub(crate) fn committed(&self, path: PathId, to: u64, loss: f64, steps: u64) {
+    pub(crate) fn committed(&self, path: PathId, trained: Range<u64>, loss: f64, steps: u64) {
         let mut counters = self.counters();
         counters.running.remove(&path);
-        counters.tally.committed(to, loss);
+        counters.tally.committed(trained, loss);
         counters.reach(steps);
     }
 
@@ -270,12 +271,12 @@ mod tests {
         let committed = |expected| assert_eq!(progress.counters().committed, expected);
         progress.running(PathId(0), Fence(1), 10, None);
         // The second path is passed over twice: at once, and after an outer step.
-        progress.committed(PathId(0), 10, 5.0, 20);
+        progress.committed(PathId(0), 0..10, 5.0, 20);
         assert!(progress.counters().running.is_empty());
         committed(40);
         progress.moved_on(RunReach { rounds: 1, steps: 30 });
         committed(50);
-        progress.committed(PathId(0), 20, 4.0, 40);
+        progress.committed(PathId(0), 10..20, 4.0, 40);
         progress.moved_on(RunReach { rounds: 2, steps: 40 });
         progress.moved_on(RunReach { rounds: 1, steps: 30 });
         committed(60);

@@ -6,12 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dipaco_store::ObjectRef;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Memory for the values of all kept outer gradients, in bytes. The oldest gradient leaves first. A gradient that is
-/// not here is read from the store again, so this bounds memory and never decides a result. The values that are not kept
-/// yet have as much again.
+/// Memory for the values of all kept outer gradients, in bytes. The oldest gradient leaves first. A longer gradient is kept
+/// alone, so the bound is this memory or the longest gradient, whichever is more. The configuration sets the lengths of
+/// gradients, and no peer does. A gradient that is not here is read from the store again, so this bounds memory and never
+/// decides a result. The values that are not kept yet have as much again.
 pub(super) const CAPACITY_BYTES: usize = 256 << 20;
 /// Bytes of a permit for values that are not kept yet.
 const PERMIT_BYTES: usize = 1 << 10;
+/// Permits for all values that are not kept yet.
+const PERMITS: usize = CAPACITY_BYTES / PERMIT_BYTES;
 
 /// The outer gradients that this process has verified and not folded yet. Clones share them.
 #[derive(Clone)]
@@ -23,7 +26,7 @@ pub(crate) struct VerifiedGradients {
 
 impl Default for VerifiedGradients {
     fn default() -> Self {
-        Self { kept: Arc::default(), room: Arc::new(Semaphore::new(CAPACITY_BYTES / PERMIT_BYTES)) }
+        Self { kept: Arc::default(), room: Arc::new(Semaphore::new(PERMITS)) }
     }
 }
 
@@ -36,23 +39,21 @@ struct KeptGradients {
 }
 
 impl VerifiedGradients {
-    /// Room for so many decoded values until they are kept; `None` if there is none now. Nobody waits for it: without room
-    /// the values are read from the store later.
+    /// Room for so many decoded values until they are kept; `None` if there is none now. Values that are longer than all
+    /// room have all of it. Nobody waits for room: without it the values are read from the store later.
     pub(crate) fn room(&self, values: usize) -> Option<OwnedSemaphorePermit> {
-        let permits = values.checked_mul(size_of::<f32>())?.div_ceil(PERMIT_BYTES);
+        let permits = values.checked_mul(size_of::<f32>())?.div_ceil(PERMIT_BYTES).min(PERMITS);
         self.room.clone().try_acquire_many_owned(u32::try_from(permits).ok()?).ok()
     }
 
     /// Keeps the values of an outer gradient under the reference of its object in the store.
     pub(crate) fn insert(&self, object: ObjectRef, values: Vec<f32>) {
-        if size_of_val(&values[..]) > CAPACITY_BYTES {
-            return;
-        }
         let mut kept = self.kept();
         kept.remove(&object);
         kept.bytes += size_of_val(&values[..]);
         kept.gradients.push_back((object, values));
         while kept.bytes > CAPACITY_BYTES
+            && kept.gradients.len() > 1
             && let Some((_, oldest)) = kept.gradients.pop_front()
         {
             kept.bytes -= size_of_val(&oldest[..]);
@@ -107,8 +108,21 @@ mod tests {
         assert_eq!(kept.kept().bytes, 3 * third * size_of::<f32>());
         let found = ["a", "b", "c", "d"].map(|name| kept.remove(&object(name)).is_some());
         assert_eq!(found, [false, true, true, true]);
-        kept.insert(object("huge"), vec![0.0; 3 * third + 3]);
-        assert_eq!(kept.kept().bytes, 0);
+    }
+
+    #[test]
+    fn a_gradient_longer_than_the_memory_is_kept_alone() {
+        let kept = VerifiedGradients::default();
+        let longer = CAPACITY_BYTES / size_of::<f32>() + 1;
+        let insert = |name: &str, values| kept.insert(object(name), vec![0.0; values]);
+        let found = |name: &str| kept.remove(&object(name)).map(|values| values.len());
+        insert("small", 2);
+        insert("long", longer);
+        assert_eq!(["small", "long"].map(found), [None, Some(longer)]);
+        insert("long", longer);
+        insert("small", 2);
+        assert_eq!(kept.kept().bytes, 2 * size_of::<f32>());
+        assert_eq!(["long", "small"].map(found), [None, Some(2)]);
     }
 
     #[test]
@@ -120,7 +134,12 @@ mod tests {
         rooms[0] = None;
         assert!(gradients.room(all / 4 + 1).is_some());
         drop(rooms);
-        assert!(gradients.room(all + 1).is_none() && gradients.room(usize::MAX).is_none());
+        let longer = gradients.room(2 * all);
+        assert!(longer.is_some() && gradients.room(1).is_none(), "longer values have all room");
+        drop(longer);
+        let small = gradients.room(1);
+        assert!(small.is_some() && gradients.room(2 * all).is_none() && gradients.room(usize::MAX).is_none());
+        drop(small);
         assert!(gradients.room(all).is_some(), "the refused ones took nothing");
     }
 }

@@ -28,20 +28,27 @@ pub fn shard_repeats(shard: &ShardRecord, train: &TrainConfig, rounds: u32) -> f
     steps * train.batch as f64 / sequences.max(1.0)
 }
 
+/// Number of a run's `paths` that train: nobody trains on the text of kept paths.
+fn trained_of(paths: usize, config: &RunConfig) -> usize {
+    paths.saturating_sub(config.topology.kept_paths as usize)
+}
+
+/// The share of the rounds in which one of `trained` paths trains. It rests in the others.
+fn share_of_rounds(trained: usize, train: &TrainConfig) -> f64 {
+    let all = u64::from(train.rounds).saturating_mul(trained as u64);
+    train.paths_per_round.rounds_of_paths(trained as u64, train.rounds) as f64 / all.max(1) as f64
+}
+
 /// A warning about paths that see their shard too often in `rounds` rounds to learn from more rounds.
 #[must_use]
 pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> Option<String> {
-    // Nobody trains on the text of kept paths.
-    let kept = config.topology.kept_paths as usize;
-    let trained = shards.len().saturating_sub(kept) as u64;
-    // A path rests in the other rounds.
-    let (all, train) = (u64::from(config.train.rounds).saturating_mul(trained), &config.train);
-    let share = train.paths_per_round.rounds_of_paths(trained, train.rounds) as f64 / all.max(1) as f64;
+    let trained = trained_of(shards.len(), config);
+    let share = share_of_rounds(trained, &config.train);
     let repeats = |(path, shard): (u32, &ShardRecord)| {
         (shard_repeats(shard, &config.train, rounds) * share, PathId(path), shard.documents)
     };
-    let mut often: Vec<_> =
-        (0u32..).zip(shards).skip(kept).map(repeats).filter(|small| small.0 > REPEATS).collect();
+    let paths = (0u32..).zip(shards).skip(shards.len() - trained);
+    let mut often: Vec<_> = paths.map(repeats).filter(|small| small.0 > REPEATS).collect();
     often.sort_by(|a, b| b.0.total_cmp(&a.0));
     let &(most, ..) = often.first()?;
     let named: Vec<_> = often
@@ -50,11 +57,10 @@ pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> 
         .map(|(times, path, documents)| format!("path {path} with {documents} documents: {times:.0} times"))
         .collect();
     Some(format!(
-        "data per path is small: {} of {} paths see their shard more than {REPEATS:.0} times, up to {most:.0} times \
-         ({}{}); use more text or fewer paths, let shards overlap (routing.overlap = 2), train fewer rounds, or evaluate \
-         with --early-stopping",
+        "data per path is small: {} of {trained} paths see their shard more than {REPEATS:.0} times, up to {most:.0} \
+         times ({}{}); use more text or fewer paths, let shards overlap (routing.overlap = 2), train fewer rounds, or \
+         evaluate with --early-stopping",
         often.len(),
-        shards.len(),
         named.join(", "),
         if often.len() > NAMED { ", …" } else { "" }
     ))
@@ -63,11 +69,15 @@ pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> 
 /// A warning about paths that overfit: their loss on held-out documents has risen since its minimum in this phase. Paths
 /// with few held-out documents are left out, and those that have not read their shard once: what they have read was new.
 #[must_use]
-pub fn rising_losses(training: &TrainingRecord, train: &TrainConfig) -> Option<String> {
+pub fn rising_losses(training: &TrainingRecord, config: &RunConfig) -> Option<String> {
+    let (train, trained) = (&config.train, trained_of(training.paths.len(), config));
+    let share = share_of_rounds(trained, train);
     let risen = |record: &dipaco_store::PathRecord, shard: &ShardRecord| {
         let (best, last) = (record.best.as_ref()?, record.last.as_ref()?);
         let risen = last.loss > best.loss + RISEN && last.round >= best.round.saturating_add(ROUNDS);
-        let repeated = shard_repeats(shard, train, last.round) > 1.0;
+        // The shards are those of this phase.
+        let rounds = last.round.saturating_sub(training.phase_begin());
+        let repeated = shard_repeats(shard, train, rounds) * share > 1.0;
         (risen && repeated).then_some((last.loss - best.loss, best.round))
     };
     let enough = |shard: &ShardRecord| shard.documents as f64 * train.holdout_fraction >= ENOUGH;
@@ -87,11 +97,10 @@ pub fn rising_losses(training: &TrainingRecord, train: &TrainConfig) -> Option<S
         .collect();
     (!paths.is_empty()).then(|| {
         format!(
-            "the loss on held-out documents has risen for {} of {} paths ({}{}): they overfit; evaluate with \
+            "the loss on held-out documents has risen for {} of {trained} paths ({}{}): they overfit; evaluate with \
              --early-stopping, and train with more text, fewer paths, overlapping shards (routing.overlap = 2) or fewer \
              rounds",
             paths.len(),
-            training.paths.len(),
             named.join(", "),
             if paths.len() > NAMED { ", …" } else { "" }
         )
@@ -100,6 +109,7 @@ pub fn rising_losses(training: &TrainingRecord, train: &TrainConfig) -> Option<S
 
 #[cfg(test)]
 mod tests {
+    use dipaco_config::PathsPerRound;
     use dipaco_store::{EarlyStoppingBest, PathRecord};
 
     use super::*;
@@ -125,6 +135,11 @@ mod tests {
         assert!(warning.contains("(path 2 with 100 documents: 24 times, path 0"), "{warning}");
         // Long documents are several sequences.
         assert!((shard_repeats(&shard(10, 256 * 600), &config.train, 10) - 4.0).abs() < 1e-9);
+        let mut extended = config;
+        extended.topology.kept_paths = 2;
+        let small = shard(100, 100);
+        let warning = small_shards(&[small.clone(), small.clone(), small], &extended, 10).unwrap();
+        assert!(warning.contains("1 of 1 paths") && warning.contains("(path 2 with"), "{warning}");
     }
 
     #[test]
@@ -147,19 +162,27 @@ mod tests {
             numerics_token: None,
         };
         let large = [shard(2_000, 0), shard(2_000, 0), shard(2_000, 0)];
-        let train = TrainConfig { holdout_fraction: 0.02, ..config().train };
+        let mut config = config();
+        config.train.holdout_fraction = 0.02;
         let fine = [path((10, 3.0), (10, 3.0)), path((9, 3.0), (10, 3.2)), path((4, 3.0), (10, 3.005))];
-        assert_eq!(rising_losses(&training(fine.to_vec(), &large), &train), None);
+        assert_eq!(rising_losses(&training(fine.to_vec(), &large), &config), None);
         let risen = vec![path((4, 3.0), (10, 3.25)), fine[0].clone()];
-        let warning = rising_losses(&training(risen.clone(), &large), &train).unwrap();
+        let warning = rising_losses(&training(risen.clone(), &large), &config).unwrap();
         assert!(warning.contains("1 of 2 paths (path 0 by 0.250 nats since round 4)"), "{warning}");
         // Ten documents say little about other text.
         let small = [shard(500, 0), shard(2_000, 0)];
-        assert_eq!(rising_losses(&training(risen.clone(), &small), &train), None);
+        assert_eq!(rising_losses(&training(risen.clone(), &small), &config), None);
         // Ten rounds read 2,400 sequences. Nothing of a larger shard was read twice.
-        let whole = |documents| {
-            rising_losses(&training(risen.clone(), &[shard(documents, 0), shard(2_000, 0)]), &train)
+        let after = |begin: Option<u32>, config: &RunConfig, documents| {
+            let found = training(risen.clone(), &[shard(documents, 0), shard(2_000, 0)]);
+            let phase = u32::from(begin.is_some());
+            rising_losses(&TrainingRecord { boundaries: begin.into_iter().collect(), phase, ..found }, config)
         };
-        assert!(whole(2_300).is_some() && whole(2_500).is_none());
+        assert!(after(None, &config, 2_300).is_some() && after(None, &config, 2_500).is_none());
+        // The eight rounds of a phase read 1,920 sequences of its shard.
+        assert!(after(Some(2), &config, 1_900).is_some() && after(Some(2), &config, 2_000).is_none());
+        // A path that rests in every other round reads 1,200.
+        config.train.paths_per_round = PathsPerRound::Always(1);
+        assert!(after(None, &config, 2_000).is_none());
     }
 }

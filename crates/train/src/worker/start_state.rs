@@ -57,7 +57,7 @@ impl Worker {
         let session = self.prefetch.session.clone();
         if !lease.trains() {
             // Measuring needs the weights alone.
-            return Ok(PathState { step: lease.from, ..first_state(session.plan())? });
+            return Ok(PathState { step: lease.from, ..first_state(session.plan()).await? });
         }
         let mut state = match prefetched.stored {
             Some(stored) => blocking(move || decoded_state(session.plan(), &stored)).await??,
@@ -107,15 +107,16 @@ impl Worker {
     /// The path's last stored state, or the state before its first step.
     async fn stored_state(&self, lease: &GrantedLease) -> Result<PathState, WorkerError> {
         let session = self.prefetch.session.clone();
-        let Some(object) = &lease.state else { return Ok(first_state(session.plan())?) };
+        let Some(object) = &lease.state else { return first_state(session.plan()).await };
         let bytes = self.prefetch.transfer.object(object).await?;
         Ok(blocking(move || decoded_state(session.plan(), &bytes)).await??)
     }
 }
 
 /// The state of a path before its first step.
-fn first_state(plan: &WorkerPlan) -> Result<PathState, PathError> {
-    Ok(PathState::start(&MomentSpecs::of_plan(plan)?))
+async fn first_state(plan: &WorkerPlan) -> Result<PathState, WorkerError> {
+    let moments = MomentSpecs::of_plan(plan)?;
+    Ok(blocking(move || PathState::start(&moments)).await?)
 }
 
 /// The state in a file of the store.

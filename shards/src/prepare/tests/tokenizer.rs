@@ -93,4 +93,8 @@ fn the_tokenizer_of_a_trained_model_stays() {
     let given = PrepareConfig { tokenizer: Some(out.join(TOKENIZER)), ..config() };
     assert_eq!(with(&given, &other, PrepareWork::All, Some(&hash)).unwrap().tokenizer.hash, hash);
     assert_ne!(with(&config(), &other, PrepareWork::All, None).unwrap().tokenizer.hash, hash);
+
+    // A folder that has lost the tokenizer is no remedy.
+    let message = with(&config(), &first, PrepareWork::All, Some("lost")).unwrap_err().to_string();
+    assert!(message.contains("prepare.tokenizer=FILE, a copy of that tokenizer"), "{message}");
 }

@@ -26,8 +26,8 @@ pub(crate) struct ServedText {
     pub(crate) text: String,
 }
 
-/// Beginnings of the validation documents nearest to the centre of their shard. Those that read as prose come first: the
-/// continuation of a link says little about a model.
+/// Beginnings of the validation documents nearest to the centre of their shard. Those that end within a sentence of prose
+/// come first: the continuation of a link, or of a text after a sentence, says little about a model.
 pub(crate) fn candidates(run: &RunDirectory, phase: u32) -> Result<Vec<String>, CliError> {
     let tokenizer = tokenizer(run)?;
     let shards = ShardSet::open(&run.routing(phase).validation())?;
@@ -47,15 +47,17 @@ pub(crate) fn candidates(run: &RunDirectory, phase: u32) -> Result<Vec<String>, 
     Ok(prompts)
 }
 
-/// How well a text reads as prose that goes on: true if its last word is of letters alone, besides a mark at its end, and the
-/// tenths of its characters that are letters or spaces.
+/// How well a text reads as prose that goes on: true if it ends in the middle of a sentence, in a word of letters alone or with a
+/// comma after it, and the tenths of its characters that are letters or spaces.
 fn prose(text: &str) -> (bool, usize) {
-    let last = text.split_whitespace().next_back().unwrap_or_default().trim_end_matches([',', '.', ';']);
-    let ends_in_word = !last.is_empty() && last.chars().all(char::is_alphabetic);
+    // White space at the end leaves no last word: the paragraph may have ended there.
+    let last = text.rsplit(char::is_whitespace).next().unwrap_or_default();
+    let word = last.strip_suffix(',').unwrap_or(last);
+    let goes_on = !word.is_empty() && word.chars().all(char::is_alphabetic);
     let (all, plain) = text.chars().fold((0, 0), |(all, plain), character| {
         (all + 1, plain + usize::from(character.is_alphabetic() || character == ' '))
     });
-    (ends_in_word, 10 * plain / all.max(1))
+    (goes_on, 10 * plain / all.max(1))
 }
 
 /// Completes prompts until two different paths have answered.
@@ -106,9 +108,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_prompt_within_a_sentence_comes_before_one_at_its_end() {
+        let goes_on = ["You can override the default, which", "In addition, you can,"];
+        let ends = [
+            "In addition, you can override the default.",
+            "You can override the default;",
+            "# The default\n\n",
+            "You can override the ",
+        ];
+        assert_eq!(goes_on.map(|text| prose(text).0), [true; 2]);
+        assert_eq!(ends.map(|text| prose(text).0), [false; 4]);
+    }
+
+    #[test]
     fn prose_comes_before_links_and_lists() {
         let texts = [
-            "The router reads the beginning of a text and chooses one path for it.",
+            "The router reads the beginning of a text, and chooses one path for",
             "The format of this file is based on the one of [Keep a Changelog](",
             "- [Install](#install)\n- [Use](#use)\n- [Licence](#licence)",
             "[![CI](https://ci.example/x.svg)](https://ci.example/x)",

@@ -1,4 +1,6 @@
-//! Tests of the places of a quickstart.
+//! Tests of the places and the held-out text of a quickstart.
+
+use std::path::Path;
 
 use clap::Parser;
 
@@ -10,6 +12,14 @@ struct Words {
     options: QuickstartOptions,
 }
 
+fn configured(
+    options: &QuickstartOptions,
+    root: &Path,
+    model: Option<&PretrainedModel>,
+) -> (RunDirectory, RunConfig) {
+    configure(options, RunDirectory::new(root), model, &Progress::hidden(), &AtomicBool::new(false)).unwrap()
+}
+
 #[test]
 fn the_run_has_the_places_of_its_configuration_when_it_begins_and_when_it_goes_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -17,7 +27,7 @@ fn the_run_has_the_places_of_its_configuration_when_it_begins_and_when_it_goes_o
     let data = format!("run.data={}", text.display());
     for words in [&["quickstart", "--set", &data][..], &["quickstart"]] {
         let options = Words::parse_from(words).options;
-        let (run, config) = configure(&options, RunDirectory::new(&root), None).unwrap();
+        let (run, config) = configured(&options, &root, None);
         assert_eq!((run.data(), config.run.data), (text.clone(), Some(text.clone())), "{words:?}");
     }
 }
@@ -34,4 +44,38 @@ fn a_linked_text_goes_along_with_its_folder() {
     link_text(&dense(&root)).unwrap();
     std::fs::rename(&root, &moved).unwrap();
     assert_eq!(std::fs::read_to_string(dense(&moved).tokenizer()).unwrap(), "tokens");
+}
+
+#[test]
+fn a_large_text_gives_no_more_validation_text_than_the_programs_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text");
+    std::fs::create_dir(&text).unwrap();
+    // Larger than the limits allow, but no text.
+    std::fs::write(text.join("picture"), vec![0u8; 30_000_000]).unwrap();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/pretrained");
+    let model = PretrainedModel::open(Path::new(model)).unwrap();
+    let data = text.to_str().unwrap();
+    let fraction = |run: &str, more: &[&str], model: Option<&PretrainedModel>| {
+        let words = [&["quickstart", "--data", data][..], more].concat();
+        let options = Words::parse_from(words).options;
+        configured(&options, &folder.path().join(run), model).1.prepare.validation_fraction
+    };
+    let line = "word ".repeat(800) + "\n";
+    let write = |lines: usize| {
+        std::fs::write(text.join("words.txt"), line.repeat(lines)).unwrap();
+        (line.len() * lines) as f64
+    };
+
+    write(100);
+    assert_eq!((fraction("small", &[], None), fraction("small-from", &[], Some(&model))), (0.05, 0.03));
+    let bytes = write(6_000);
+    assert!((bytes * fraction("large", &[], None) - 1_000_000.0).abs() < 1.0);
+    assert!((bytes * fraction("large-from", &[], Some(&model)) - 120_000.0).abs() < 1.0);
+    // A begun run keeps its fraction, and its tokens with it.
+    assert_eq!(fraction("small", &[], None), 0.05);
+    let given = ["--set", "prepare.validation_fraction=0.2"];
+    assert_eq!(fraction("given", &given, Some(&model)), 0.2, "the user's own fraction");
+    let named = ["--validation", data];
+    assert_eq!(fraction("named", &named, Some(&model)), 0.03, "no part of --data is held out");
 }

@@ -27,13 +27,17 @@ pub(crate) struct FitTransformerOptions {
 
 pub(crate) fn run(options: &FitTransformerOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.run.open_prepared()?;
-    dipaco_pipeline::route::check_tokenizer(&run)?;
+    let (unsaved, config) = options.run.open_unsaved()?;
+    dipaco_pipeline::route::check_tokenizer(&unsaved.run)?;
     let (flag, progress) = (interrupt.flag(), progress.clone());
     let (router, new) = interrupt.judge(runtime::run(async {
-        let weights = Weights::open(&run, &config, Version::Current).await?;
-        let fit = move || Ok(transformer_router::fit(&run, &config, &weights, &progress, &flag)?);
-        runtime::blocking(fit).await
+        let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
+        runtime::blocking(move || {
+            let fitted = transformer_router::fit(&unsaved.run, &config, &weights, &progress, &flag)?;
+            unsaved.save()?;
+            Ok(fitted)
+        })
+        .await
     }))?;
     let fitted = router.fitted_on();
     if options.json {

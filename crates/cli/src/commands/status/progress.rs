@@ -105,11 +105,11 @@ mod tests {
         let known = ShownProgress::new(&training, &history);
         assert_eq!(
             known.to_string(),
-            "training: loss 5.5000 in round 2, 20 inner steps of a path, 2,468 tokens, 1 min 06 s, 2.5 kB on the wire\n\
+            "training: loss 5.5000 in round 2, 20 inner steps of a path, 2,468 tokens, 1 min 05 s, 2.5 kB on the wire\n\
              validation: loss 5.2500, 2.5000 bits per byte after round 2\n"
         );
         let json = serde_json::to_value(&known).unwrap();
-        assert_eq!((&json["seconds"], &json["wire_bytes"]), (&66.0.into(), &2500.into()));
+        assert_eq!((&json["seconds"], &json["wire_bytes"]), (&65.0.into(), &2500.into()));
         assert_eq!(json["validation"]["rounds"], 2);
     }
 }

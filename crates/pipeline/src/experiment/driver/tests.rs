@@ -1,5 +1,6 @@
 use std::fs;
 
+use dipaco_eval::Ranking;
 use dipaco_path::DeviceChoice;
 use dipaco_telemetry::Progress;
 
@@ -87,6 +88,47 @@ fn a_finished_cell_is_read_once() {
     work.pass(&experiment).unwrap();
     assert_eq!((work.begun, work.failed), (3, 0));
     assert_eq!(work.results, read);
+}
+
+#[test]
+fn the_ranking_of_an_evaluation_is_in_the_results() {
+    let temporary = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let options = options(temporary.path());
+    let (progress, handle) = (Progress::hidden(), runtime.handle().clone());
+    let mut folder = ExperimentFolder::open(options, &progress, Cancel::default(), handle).unwrap();
+    let text = "name = 'ranked'\nconfiguration.prepare.vocab_size = 280\n[[runs]]\nname = '2x2'\n";
+    let experiment = Experiment::parse(text, Path::new("ranked.toml")).unwrap();
+    let ranking = Some(Ranking { candidates: 4, prompt_tokens: 2, prompts: 8, right: 3 });
+    let found = Evaluation { ranking, ..evaluation(7.0) };
+    cell::tests::finished_before(&mut folder, &experiment.cells().unwrap()[0], &found);
+    let mut work = Work::new(&mut folder, &experiment, Vec::new());
+    work.pass(&experiment).unwrap();
+    assert_eq!(work.results.cells[0].measurements[0].ranking, Some(0.375));
+}
+
+#[test]
+fn label_files_are_read_before_the_first_cell() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let plain = "name = 'labelled'\nconfiguration.prepare.vocab_size = 280\n[[runs]]\nname = '2x2'\n";
+    for of_command in [false, true] {
+        let temporary = tempfile::tempdir().unwrap();
+        let labels = temporary.path().join("labels.jsonl");
+        fs::write(&labels, "{\"url\": 3}\n").unwrap();
+        let (mut options, mut text) = (options(temporary.path()), plain.to_owned());
+        if of_command {
+            options.labels = Some(labels);
+        } else {
+            let routing = format!("routing = {{ kind = 'labels', labels = '{}' }}", labels.display());
+            text += &format!("[[runs]]\nname = 'by-label'\nconfiguration.{routing}\n");
+        }
+        let (progress, handle) = (Progress::hidden(), runtime.handle().clone());
+        let mut folder = ExperimentFolder::open(options, &progress, Cancel::default(), handle).unwrap();
+        let experiment = Experiment::parse(&text, Path::new("labelled.toml")).unwrap();
+        let refused = run(&mut folder, &experiment, &Selection::default()).unwrap_err().to_string();
+        assert!(refused.contains("labels.jsonl, line 1"), "{refused}");
+        assert!(!folder.out().join("seeds").exists(), "a cell has begun");
+    }
 }
 
 #[test]

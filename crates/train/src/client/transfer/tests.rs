@@ -14,7 +14,7 @@ use super::*;
 use crate::TrainError;
 use crate::client::session::Identity;
 use crate::client::{ContentFile, UploadContent};
-use dipaco_protocol::{LeaseResult, ObjectLink, WorkerPlan};
+use dipaco_protocol::{ContentDigest, LeaseResult, ObjectLink, WorkerPlan};
 
 const HOUR: Duration = Duration::from_secs(3600);
 fn lease() -> LeaseKey {

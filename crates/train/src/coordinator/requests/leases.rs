@@ -117,7 +117,8 @@ impl CoordinatorRequests {
                 let mut ledger = self.ledger();
                 let other = other_numerics(&ledger, peer);
                 if other.is_none() && (std::mem::take(&mut first) || last || worth(ledger.state())) {
-                    match ask(&mut ledger, self.now()) {
+                    let now = self.look_at_clock(&mut ledger);
+                    match ask(&mut ledger, now) {
                         Ok(Grant::Lease(lease)) => {
                             self.deadlines.notify_one();
                             return self.grant_answer(peer, &ledger, &lease);

@@ -179,7 +179,7 @@ impl CoordinatorRequests {
             if let Ok(LeaseCompletion::Accepted { lease, .. }) = &completed
                 && lease.task == LeaseTask::Train
             {
-                self.progress.committed(path, lease.to, loss, ledger.state().steps_taken());
+                self.progress.committed(path, lease.from..lease.to, loss, ledger.state().steps_taken());
             }
             completed
         })?;

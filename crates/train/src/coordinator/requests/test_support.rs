@@ -1,5 +1,6 @@
 //! A small run whose coordinator answers requests, for tests. Nobody trains: results are said to be in the store.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_config::RunConfig;
@@ -92,6 +93,17 @@ pub(in crate::coordinator) fn granted(answer: Result<Answer, CoordinatorError>) 
     }
 }
 
+/// Lets this time pass. Meanwhile the coordinator runs, or it is stopped.
+pub(in crate::coordinator) fn pass(requests: &mut Arc<CoordinatorRequests>, time: Duration, runs: bool) {
+    let looks = if runs { 100 } else { 1 };
+    for _ in 0..looks {
+        Arc::get_mut(requests).unwrap().started -= time / looks;
+        if runs {
+            requests.look_at_clock(&mut requests.ledger());
+        }
+    }
+}
+
 /// Says that the results of a lease are in the store.
 pub(in crate::coordinator) async fn record(
     requests: &CoordinatorRequests,
@@ -102,7 +114,8 @@ pub(in crate::coordinator) async fn record(
     let sent = lease.sends.iter().map(|send| {
         (LeaseResult::OuterGradient { fragment: send.fragment, number: send.number, tokens: 1 }, send.step)
     });
-    for (item, to) in sent.chain([(LeaseResult::State, lease.to)]) {
+    let state = lease.uploads_state.then_some((LeaseResult::State, lease.to));
+    for (item, to) in sent.chain(state) {
         let digest = ContentDigest::of(b"result");
         let recorded = requests.record_remote_result(&claim, item, to, digest, 1.0).await.unwrap();
         assert_eq!(recorded, Response::Done);

@@ -97,6 +97,23 @@ fn a_router_learns_the_best_path_with_equal_bits_each_time() {
 }
 
 #[test]
+fn micro_batches_change_a_router_only_by_rounding() {
+    fn square(values: impl Iterator<Item = f32>) -> f64 {
+        values.map(|value| f64::from(value).powi(2)).sum()
+    }
+    let of = |micro_batch| train(&TransformerRouterConfig { steps: 5, micro_batch, ..config() }).unwrap();
+    let (whole, parts) = (of(0), of(2));
+    let (one, other) = (&whole.weights.values, &parts.weights.values);
+    let distance = square(one.iter().zip(other).map(|(a, b)| a - b));
+    assert!(distance > 0.0, "the batch was one pass");
+    // Not for each weight: rounding can turn a gradient near 0 around, and AdamW takes a whole step in its direction.
+    let length = square(one.iter().copied());
+    assert!(distance < 1e-4 * length, "{distance} of {length}");
+    let losses = [&whole, &parts].map(|router| router.held_out_loss.unwrap());
+    assert!((losses[0] - losses[1]).abs() < 1e-2, "{losses:?}");
+}
+
+#[test]
 fn without_held_out_documents_the_last_weights_are_kept() {
     let trained = train(&TransformerRouterConfig { steps: 5, holdout_fraction: 0.0, ..config() }).unwrap();
     assert_eq!((trained.steps, trained.held_out_loss, trained.blind_loss), (5, None, None));

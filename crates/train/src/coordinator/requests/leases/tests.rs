@@ -1,14 +1,16 @@
-//! The end of a lease wakes the requests that it may answer, and no others. A result counts only if the ledger is whole.
+//! The end of a lease wakes the requests that it may answer, and no others. A worker counts as silent only while the coordinator
+//! listens. A result counts only if the ledger is whole.
 
 use std::future::ready;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use dipaco_config::RunConfig;
 use dipaco_protocol::LeaseReport;
 use dipaco_store::RunManifest;
 
 use super::*;
 use crate::coordinator::RunningCoordinator;
-use crate::coordinator::requests::test_support::{WAIT, complete, granted, record, two_paths, worker};
+use crate::coordinator::requests::test_support::{WAIT, complete, granted, pass, record, two_paths, worker};
 use crate::host::HostError;
 
 /// The coordinator of a run of two paths that share a module. Outer steps wait for `quorum` paths, and with 0 the paths wait
@@ -65,6 +67,25 @@ async fn the_end_of_a_lease_that_frees_no_path_wakes_its_own_worker_alone() {
     let [own, other] = of_process;
     assert!(is_over(own.changed()).await);
     assert!(!is_over(other.changed()).await);
+}
+
+#[tokio::test]
+async fn a_request_after_a_stop_of_the_coordinator_forgets_no_worker() {
+    for runs in [false, true] {
+        let kept_by_workers = |config: &mut RunConfig| {
+            (config.sync.quorum, config.train.state_every, config.train.held_paths) = (2, 9, 2);
+        };
+        let RunningCoordinator { mut requests, writer: _writer, .. } = two_paths(1, kept_by_workers).await;
+        let [a, b, other] = ["a", "b", "other"].map(worker);
+        let first = granted(requests.lease(&a, &[], WAIT).await);
+        granted(requests.lease(&b, &[], WAIT).await);
+        complete(&requests, &a, &first).await;
+        pass(&mut requests, Duration::from_secs(120), runs);
+        // Before any look at the deadlines. One path is leased, and the other one waits for the worker with its state.
+        let (answer, _) = requests.lease(&other, &[], Duration::ZERO).await.unwrap();
+        let granted = matches!(&answer, Response::Lease(lease) if lease.path == first.path);
+        assert_eq!(granted, runs, "{answer:?}");
+    }
 }
 
 #[tokio::test]

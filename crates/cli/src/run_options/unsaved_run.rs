@@ -1,0 +1,106 @@
+//! A run whose settings a command has not saved yet.
+
+use std::io;
+
+use dipaco_config::RunConfig;
+use dipaco_pipeline::{PipelineError, RunDirectory, save_config};
+
+/// A run with settings that are not saved yet. A command saves them when its own work has accepted them. Saved before, settings
+/// that are refused would have the next command refused too, although its user changed nothing.
+pub(crate) struct UnsavedRun {
+    /// The run.
+    pub(crate) run: RunDirectory,
+    /// The settings, without the vocabulary of the run's tokenizer.
+    pub(crate) config: RunConfig,
+    /// The saved configuration when the command began; `None` in a run that begins.
+    before: Option<String>,
+}
+
+impl UnsavedRun {
+    /// A run as it is now, with the settings of a command.
+    pub(crate) fn new(run: RunDirectory, config: RunConfig) -> Result<Self, PipelineError> {
+        let before = saved(&run)?;
+        Ok(Self { run, config, before })
+    }
+
+    /// The same, with the settings saved if the run begins with them.
+    pub(super) fn begun(self) -> Result<Self, PipelineError> {
+        if self.before.is_some() {
+            return Ok(self);
+        }
+        self.save()?;
+        Ok(Self { before: Some(self.config.to_toml()), ..self })
+    }
+
+    /// Saves the settings with the run. An edit of the saved configuration that somebody made since [`Self::new`] stays, because a
+    /// command may work for hours; the settings are then not saved, and a warning says so.
+    pub(crate) fn save(&self) -> Result<(), PipelineError> {
+        let (now, file) = (saved(&self.run)?, self.run.config());
+        if now == self.before {
+            return save_config(&self.run, &self.config);
+        }
+        // Another part of the same work may have saved them, and a command without settings of its own has none to save.
+        let is_known =
+            |text: &String| RunConfig::from_toml(text, &file).is_ok_and(|known| known == self.config);
+        if !now.iter().chain(&self.before).any(is_known) {
+            tracing::warn!(
+                "{} was changed while this command worked, so its settings are not saved: repeat the command, which keeps its \
+                 finished work and saves them",
+                file.display()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// The saved configuration of a run as text; `None` if it has none.
+pub(super) fn saved(run: &RunDirectory) -> Result<Option<String>, PipelineError> {
+    let path = run.config();
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text)),
+        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(PipelineError::Io { action: "read", path, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_saves_its_settings_and_undoes_no_edit_that_was_made_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path().join("run"));
+        let with = |slots: usize| {
+            let mut config = RunConfig::default();
+            config.serve.slots = slots;
+            config
+        };
+        let unsaved = |slots| UnsavedRun::new(run.clone(), with(slots)).unwrap();
+        let is_saved = |slots| assert_eq!(saved(&run).unwrap(), Some(with(slots).to_toml()));
+        let edit = |slots| save_config(&run, &with(slots)).unwrap();
+
+        // A run that begins has its settings at once, and the end of the command undoes no edit.
+        let begun = unsaved(1).begun().unwrap();
+        is_saved(1);
+        edit(2);
+        begun.save().unwrap();
+        is_saved(2);
+        // A command saves nothing before its work is done.
+        let command = unsaved(3).begun().unwrap();
+        is_saved(2);
+        command.save().unwrap();
+        is_saved(3);
+        // Neither with nor without settings of its own.
+        for own in [4, 3] {
+            let command = unsaved(own);
+            edit(5);
+            command.save().unwrap();
+            is_saved(5);
+            edit(3);
+        }
+        // As the warning advises: the command again.
+        unsaved(4).save().unwrap();
+        is_saved(4);
+    }
+}

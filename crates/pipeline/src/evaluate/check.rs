@@ -1,0 +1,102 @@
+//! What the evaluation of a model reads, looked at before the first one begins.
+
+use std::sync::Arc;
+
+use dipaco_eval::{EvalError, RerouteBy, RouteUnit, check_ranking};
+use dipaco_routing::{Router, TextRouter};
+
+use super::{EvaluatedRun, Evaluator, Subject, shards};
+use crate::error::PipelineError;
+use crate::prepared::token_file;
+use crate::route::router;
+use crate::transformer_router;
+
+impl Evaluator<'_> {
+    /// Checks that a model can be evaluated. A command that evaluates several models calls it for all of them first, so that
+    /// what one of them lacks costs no results of the others. Reads no weights of the seed and of paths. The transformer
+    /// router stays open. Blocks on the store.
+    ///
+    /// # Errors
+    /// When the run is not prepared, trained or routed; when it has no such path, model or router; when a router or a shard is
+    /// damaged, or belongs to another run; when the settings of the evaluation do not fit the model or the router.
+    pub fn check(&mut self, subject: Subject) -> Result<(), PipelineError> {
+        let EvaluatedRun { run, config, weights, .. } = self.evaluated;
+        let (evaluation, context) = (&config.evaluation, weights.model().context);
+        evaluation.sequence_for(context).map_err(EvalError::from)?;
+        if evaluation.rank_candidates > 0 {
+            check_ranking(evaluation, context)?;
+        }
+        match subject {
+            Subject::Seed => {
+                weights.seed_record()?;
+                self.undivided_text()
+            }
+            Subject::Imported if !weights.has_imported() => Err(PipelineError::NotImported),
+            Subject::Imported => self.undivided_text(),
+            Subject::Path(path) => {
+                weights.modules_of(path)?;
+                self.undivided_text()
+            }
+            Subject::Soup => {
+                self.all_paths()?;
+                self.undivided_text()
+            }
+            Subject::Routed(RouteUnit::Document) | Subject::Oracle | Subject::RandomPath => {
+                self.all_paths()?;
+                self.divided_text().map(drop)
+            }
+            Subject::Routed(RouteUnit::Window) | Subject::Ensemble { .. } => {
+                let (read, uncounted) = (self.text_router()?.prefix_tokens(), evaluation.prefix_tokens);
+                if read > uncounted {
+                    return Err(EvalError::RouterPrefix { read, uncounted }.into());
+                }
+                Ok(())
+            }
+            Subject::Rerouted { by: RerouteBy::Features, .. } => self.text_router().map(drop),
+            Subject::Rerouted { by: RerouteBy::Transformer, .. } => {
+                self.all_paths()?;
+                self.divided_text()?;
+                if self.transformer.is_none() {
+                    self.transformer = Some(Arc::new(transformer_router::open(run, weights)?));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn all_paths(&self) -> Result<(), PipelineError> {
+        let weights = self.evaluated.weights;
+        weights.topology().path_ids().try_for_each(|path| weights.modules_of(path).map(drop))
+    }
+
+    fn undivided_text(&self) -> Result<(), PipelineError> {
+        let run = self.evaluated.run;
+        token_file(run, &run.validation_tokens()).map(drop)
+    }
+
+    /// Opens each validation shard, and closes it again. Returns their number.
+    fn divided_text(&mut self) -> Result<u32, PipelineError> {
+        if let Some(paths) = self.shards {
+            return Ok(paths);
+        }
+        let shards = shards(self.evaluated.run, self.evaluated.weights)?;
+        for path in shards.shards().iter().map(|shard| shard.path) {
+            shards.open_shard(path).map_err(|source| EvalError::Shard { path, source })?;
+        }
+        self.shards = Some(shards.paths());
+        Ok(shards.paths())
+    }
+
+    /// The router that chooses paths by tokens of a text, and all that belongs to its choices but the seed.
+    fn text_router(&mut self) -> Result<Router, PipelineError> {
+        self.all_paths()?;
+        let shards = self.divided_text()?;
+        let EvaluatedRun { run, weights, .. } = self.evaluated;
+        let router = router(&run.routing(weights.manifest().phase()))?;
+        TextRouter::check(&router, weights.model(), weights.seed_hash()?)?;
+        if router.paths() != shards {
+            return Err(EvalError::RouterPaths { router: router.paths(), shards }.into());
+        }
+        Ok(router)
+    }
+}
