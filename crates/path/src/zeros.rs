@@ -14,7 +14,7 @@ pub(crate) fn written_zeros(length: usize) -> Vec<f32> {
     zeros
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 
