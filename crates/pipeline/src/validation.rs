@@ -59,6 +59,8 @@ pub(crate) struct Validation<'a> {
     last: u32,
     /// The rounds whose weights wait for their measurement, in their order. The first one may be in measurement.
     waiting: VecDeque<DueRound>,
+    /// The measurement of the first one beside the training.
+    measuring: Option<Measuring>,
     /// True if the last look has failed.
     failing: bool,
 }
@@ -101,6 +103,7 @@ impl<'a> Validation<'a> {
             // An earlier coordinator may have ended before it measured the round with which this one begins.
             last: rounds.saturating_sub(1),
             waiting: VecDeque::new(),
+            measuring: None,
             failing: false,
         }
     }
@@ -108,22 +111,22 @@ impl<'a> Validation<'a> {
     /// Looks for due rounds, and measures one after the other on one thread, so that the workers of this machine keep theirs.
     /// When this ends, the round in measurement waits again.
     pub(crate) async fn beside_training(&mut self) -> Infallible {
-        let mut measuring: Option<Measuring> = None;
         loop {
-            if measuring.is_none() {
+            if self.measuring.is_none() {
                 let begin = |due: &DueRound| {
                     // Workers may have the GPUs.
                     let means = Means { threads: 1, device: TrainDevice::Cpu, progress: Progress::hidden() };
                     Measuring::begin(self.run, self.config, due, means)
                 };
-                measuring = self.waiting.front().map(begin);
+                self.measuring = self.waiting.front().map(begin);
             }
+            let pause = self.pause();
             tokio::select! {
-                measured = ended(measuring.as_mut()) => {
-                    measuring = None;
+                measured = ended(self.measuring.as_mut()) => {
+                    self.measuring = None;
                     self.record(measured);
                 }
-                () = sleep(self.pause()) => self.look().await,
+                () = sleep(pause) => self.look().await,
             }
         }
     }
@@ -137,6 +140,7 @@ impl<'a> Validation<'a> {
         progress: &Progress,
         cancel: &CancellationToken,
     ) {
+        let beside = self.measuring.take().map(Measuring::abandon);
         if in_order && !cancel.is_cancelled() {
             self.measure_rest(device, progress, cancel).await;
         }
@@ -147,6 +151,10 @@ impl<'a> Validation<'a> {
         self.waiting.clear();
         // With a store that fails the run goes on later, and its next coordinator deletes what is left.
         if in_order {
+            if let Some(beside) = beside {
+                // It holds its weights until then. Its round has been measured anew, or is not measured.
+                let _ = beside.await;
+            }
             pins_ended().await;
             if let Err(error) = delete_leftovers(&self.store).await {
                 tracing::warn!(%error, source = ?error.source(), "weights that the run does not need any more stay in the store");

@@ -53,12 +53,17 @@ impl Measuring {
         (&mut self.task).await.map_err(|source| PipelineError::Task { source })?
     }
 
-    /// Ends the measurement without a result, and waits for its end.
-    pub(super) async fn stop(self) {
+    /// Asks the measurement to end without a result. It holds its weights until it has ended.
+    pub(super) fn abandon(self) -> JoinHandle<Result<Evaluation, PipelineError>> {
         let Self { task, stop } = self;
         drop(stop);
+        task
+    }
+
+    /// Ends the measurement without a result, and waits for its end.
+    pub(super) async fn stop(self) {
         // The round has no result, whatever the work returns.
-        let _ = task.await;
+        let _ = self.abandon().await;
     }
 }
 

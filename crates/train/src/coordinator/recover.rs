@@ -68,11 +68,13 @@ async fn go_back(
             CheckpointContent::Sound(training) => match verify(store, &training, sound, progress).await? {
                 Verification::Damaged(damage) => damage,
                 Verification::Sound => {
+                    undone.reverse();
+                    let rollback = RollbackRecord { from, to: round, undone };
                     manifest.training = Some(training);
+                    manifest.note_rollback(rollback.clone());
                     store.replace(&manifest, sequence).await?;
                     tracing::warn!(round, "the run goes back to its checkpoint, and on from there");
-                    undone.reverse();
-                    return Ok(RollbackRecord { from, to: round, undone });
+                    return Ok(rollback);
                 }
             },
         };
