@@ -210,6 +210,12 @@ impl ContentDigest {
         Self { hash: blake3::hash(content).to_hex().to_string(), bytes: content.len() as u64 }
     }
 
+    /// Hash and length of what a hasher has read.
+    #[must_use]
+    pub fn of_hasher(hasher: &blake3::Hasher) -> Self {
+        Self { hash: hasher.finalize().to_hex().to_string(), bytes: hasher.count() }
+    }
+
     /// Length in bytes of the piece at `offset`; `None` if no piece begins there. Empty content has one empty piece.
     #[must_use]
     pub fn piece(&self, offset: u64) -> Option<u64> {

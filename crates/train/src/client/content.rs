@@ -72,7 +72,7 @@ impl UploadContent {
 pub(super) fn digest_of(content: &[u8]) -> ContentDigest {
     let mut hasher = blake3::Hasher::new();
     hasher.update_rayon(content);
-    ContentDigest { hash: hasher.finalize().to_hex().to_string(), bytes: hasher.count() }
+    ContentDigest::of_hasher(&hasher)
 }
 
 /// Content in an unnamed file, with its hash. The file disappears with this or with the process.
@@ -97,14 +97,13 @@ impl ContentFile {
         std::fs::create_dir_all(folder).map_err(FileError::new("create the folder", folder))?;
         let mut file =
             tempfile::tempfile_in(folder).map_err(FileError::new("create a temporary file in", folder))?;
-        let (mut hasher, mut bytes) = (blake3::Hasher::new(), 0);
+        let mut hasher = blake3::Hasher::new();
         for part in parts {
             let part = part.as_ref();
             hasher.update(part);
-            bytes += part.len() as u64;
             file.write_all(part).map_err(FileError::new("write a temporary file in", folder))?;
         }
-        let digest = ContentDigest { hash: hasher.finalize().to_hex().to_string(), bytes };
+        let digest = ContentDigest::of_hasher(&hasher);
         Ok(Self { file: Mutex::new(file), folder: folder.to_owned(), digest })
     }
 

@@ -3,6 +3,7 @@ use std::fs;
 use dipaco_eval::Ranking;
 use dipaco_path::DeviceChoice;
 use dipaco_telemetry::Progress;
+use tokio::runtime::Runtime;
 
 use super::*;
 use crate::experiment::{Cancel, ExperimentOptions};
@@ -54,13 +55,15 @@ fn options(folder: &Path) -> ExperimentOptions {
     }
 }
 
+fn opened(options: ExperimentOptions, runtime: &Runtime) -> ExperimentFolder {
+    ExperimentFolder::open(options, &Progress::hidden(), Cancel::default(), runtime.handle().clone()).unwrap()
+}
+
 #[test]
 fn a_finished_cell_is_read_once() {
     let temporary = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let options = options(temporary.path());
-    let (progress, handle) = (Progress::hidden(), runtime.handle().clone());
-    let mut folder = ExperimentFolder::open(options, &progress, Cancel::default(), handle).unwrap();
+    let mut folder = opened(options(temporary.path()), &runtime);
     let experiment = Experiment::parse(SWEPT, Path::new("swept.toml")).unwrap();
 
     // Both values of the sweep are finished, and the run's own cell with the better one.
@@ -94,9 +97,7 @@ fn a_finished_cell_is_read_once() {
 fn the_ranking_of_an_evaluation_is_in_the_results() {
     let temporary = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let options = options(temporary.path());
-    let (progress, handle) = (Progress::hidden(), runtime.handle().clone());
-    let mut folder = ExperimentFolder::open(options, &progress, Cancel::default(), handle).unwrap();
+    let mut folder = opened(options(temporary.path()), &runtime);
     let text = "name = 'ranked'\nconfiguration.prepare.vocab_size = 280\n[[runs]]\nname = '2x2'\n";
     let experiment = Experiment::parse(text, Path::new("ranked.toml")).unwrap();
     let ranking = Some(Ranking { candidates: 4, prompt_tokens: 2, prompts: 8, right: 3 });
@@ -122,8 +123,7 @@ fn label_files_are_read_before_the_first_cell() {
             let routing = format!("routing = {{ kind = 'labels', labels = '{}' }}", labels.display());
             text += &format!("[[runs]]\nname = 'by-label'\nconfiguration.{routing}\n");
         }
-        let (progress, handle) = (Progress::hidden(), runtime.handle().clone());
-        let mut folder = ExperimentFolder::open(options, &progress, Cancel::default(), handle).unwrap();
+        let mut folder = opened(options, &runtime);
         let experiment = Experiment::parse(&text, Path::new("labelled.toml")).unwrap();
         let refused = run(&mut folder, &experiment, &Selection::default()).unwrap_err().to_string();
         assert!(refused.contains("labels.jsonl, line 1"), "{refused}");
@@ -140,8 +140,7 @@ fn cells_of_a_text_that_can_not_be_used_leave_finished_results_as_they_are() {
     let results = results_file(&options.out, "swept");
     fs::create_dir(&options.out).unwrap();
     fs::write(&results, "finished results").unwrap();
-    let (progress, handle) = (Progress::hidden(), runtime.handle().clone());
-    let mut folder = ExperimentFolder::open(options, &progress, Cancel::default(), handle).unwrap();
+    let mut folder = opened(options, &runtime);
     let experiment = Experiment::parse(SWEPT, Path::new("swept.toml")).unwrap();
     let outcome = run(&mut folder, &experiment, &Selection::default()).unwrap();
     assert_eq!(outcome.failed, 2, "both values of the sweep, and the run's own cell waits");

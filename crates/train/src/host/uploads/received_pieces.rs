@@ -108,12 +108,12 @@ impl ReceivedPieces {
         match &self.file {
             None => ReceivedContent {
                 place: ContentPlace::Memory(self.pieces.values().cloned().collect()),
-                digest: digest(&self.hasher),
+                digest: ContentDigest::of_hasher(&self.hasher),
             },
             Some(ResultFile { object, share, hasher, .. }) => {
                 let (object, _share, _permit) = (object.clone(), share.clone(), permit.map(Arc::new));
                 let place = ContentPlace::File { object, _share, _permit };
-                ReceivedContent { place, digest: digest(hasher) }
+                ReceivedContent { place, digest: ContentDigest::of_hasher(hasher) }
             }
         }
     }
@@ -211,8 +211,4 @@ impl PiecedFile for ReceivedContent {
             }
         }
     }
-}
-
-fn digest(hasher: &blake3::Hasher) -> ContentDigest {
-    ContentDigest { hash: hasher.finalize().to_hex().to_string(), bytes: hasher.count() }
 }
