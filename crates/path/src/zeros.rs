@@ -14,7 +14,8 @@ pub(crate) fn written_zeros(length: usize) -> Vec<f32> {
     zeros
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use super::*;
 
