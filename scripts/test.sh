@@ -10,13 +10,14 @@ log=$(mktemp); trap 'rm -f "$log"' EXIT
 passed=0; failed=0
 
 check() { # a check that counts as one test: name, command
-  local name=$1; shift
+  local name=$1 begun=$SECONDS; shift
   printf '\n== %s\n' "$name"
   if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); printf 'FAILED: %s\n' "$name"; fi
+  printf '%s: %d s\n' "$name" $((SECONDS - begun))
 }
 
 suite() { # a suite whose "test result" lines are counted: name, command
-  local name=$1; shift
+  local name=$1 begun=$SECONDS; shift
   printf '\n== %s\n' "$name"
   "$@" 2>&1 | tee "$log"
   local status=${PIPESTATUS[0]} p f
@@ -24,6 +25,7 @@ suite() { # a suite whose "test result" lines are counted: name, command
   f=$(sed -n 's/^test result: .* \([0-9]*\) failed; .*/\1/p' "$log" | awk '{s+=$1} END {print s+0}')
   passed=$((passed + p)); failed=$((failed + f))
   if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then failed=$((failed + 1)); printf 'FAILED: %s\n' "$name"; fi
+  printf '%s: %d s\n' "$name" $((SECONDS - begun))
 }
 
 # The Python clients come over the network while the compiler works.

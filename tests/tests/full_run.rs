@@ -226,6 +226,19 @@ fn an_interrupted_seed_ends_with_the_weights_of_an_uninterrupted_one() {
 }
 
 #[test]
+fn a_killed_seed_goes_on_with_its_settings() {
+    let run = Run::new();
+    let _ = run.prepare(corpus()).succeeded();
+    let long = "seed --set seed_model.steps=250 --set seed_model.checkpoint_every=5";
+    let mut process = Process::start(run.command(long));
+    let checkpoint = run.file("store/seed");
+    process.until("its first checkpoint", || checkpoint.exists());
+    process.signal(Signal::KILL);
+    let _ = process.finish().killed();
+    assert_eq!(run.dipaco("seed --json").succeeded().json()["step"], 250);
+}
+
+#[test]
 fn tokens_for_single_workers_are_issued_and_revoked() {
     let run = trained().copy();
     let file = run.directory().join("gpu-3.token");

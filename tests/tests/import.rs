@@ -288,6 +288,19 @@ fn a_quickstart_from_nothing_creates_nothing() {
         quickstart(&run, &from).failed(1, &["model.gguf is not a valid GGUF file", "the file ends before"]);
     let refused = format!("--from {} --set train.rounds=0", model().display());
     let _ = quickstart(&run, &refused).failed(2, &["train.rounds"]);
+    let weightless = run.folder().join("weightless");
+    fs::create_dir(&weightless).unwrap();
+    for file in ["config.json", "tokenizer.json"] {
+        fs::copy(model().join(file), weightless.join(file)).unwrap();
+    }
+    let empty = run.folder().join("empty");
+    fs::create_dir(&empty).unwrap();
+    for (model, text, says) in
+        [(weightless, corpus()[0].clone(), "model.safetensors"), (model(), empty, "no file to read")]
+    {
+        let words = format!("--from {} --data {}", model.display(), text.display());
+        let _ = quickstart(&run, &words).failed(1, &[says]);
+    }
     assert!(!run.directory().exists(), "{}", run.directory().display());
 }
 

@@ -79,17 +79,8 @@ impl RunOptions {
         Ok((run, config))
     }
 
-    /// The same for commands that change a prepared run. The resolved configuration is saved with the run; the returned
-    /// one has the vocabulary of the run's tokenizer. A directory without a run is left as it is, and so is the saved
-    /// configuration of a training that began with other settings.
-    pub(crate) fn open_prepared(&self) -> Result<(RunDirectory, RunConfig), CliError> {
-        let (unsaved, sized) = self.open_unsaved()?;
-        unsaved.save()?;
-        Ok((unsaved.run, sized))
-    }
-
-    /// The same for commands whose own work decides about the settings: they save the first result when it has succeeded. The
-    /// configuration has the vocabulary.
+    /// The same for commands that change a prepared run. They save the first result when nothing refuses its settings any more. The
+    /// configuration has the vocabulary of the run's tokenizer. A training that began with other settings is refused here.
     pub(crate) fn open_unsaved(&self) -> Result<(UnsavedRun, RunConfig), CliError> {
         let (run, config) = self.open()?;
         check_exists(&run)?;

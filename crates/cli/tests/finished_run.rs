@@ -60,6 +60,9 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
         assert_ne!(code, 0, "{step}: {out}{err}");
         assert_eq!(saved(), before, "{step}");
     }
+    let (code, out, err) = dipaco(&["seed", "--run", &run, "--set", "seed_model.steps=5"]);
+    assert!(code == 1 && err.contains("seed model was trained with another configuration"), "{out}{err}");
+    assert_eq!(saved(), before);
     the_shards_of_trained_paths_stay(&run, &text);
     assert_eq!(saved(), before);
     // Settings that no weight depends on may change.
@@ -118,11 +121,25 @@ fn an_import_of_the_same_model_with_other_settings_leaves_a_trained_run_as_it_is
     }
     let saved = || fs::read_to_string(folder.path().join("run/config.toml")).unwrap();
     let before = saved();
-    let (code, out, err) = dipaco(&[&import[..], &["--set", "train.rounds=9"]].concat());
-    assert!(code == 1 && err.contains("another configuration"), "{out}{err}");
-    assert_eq!(saved(), before);
-    let (code, out, err) = dipaco(&import);
-    assert!(code == 0 && out.starts_with("the seed was there already"), "{out}{err}");
+    // A step after the import may refuse settings, too.
+    let quickstart = ["quickstart", "--run", &run, "--from", model, "--data", &text];
+    let refused: [(&[&str], &str, &str); 4] = [
+        (&import, "train.rounds=9", "another configuration"),
+        (&import, "seed_model.steps=3", "descend from its seed"),
+        (&quickstart, "seed_model.steps=3", "descend from its seed"),
+        (&quickstart, "routing.seed=9", "the trained paths"),
+    ];
+    for (command, setting, refusal) in refused {
+        let (code, out, err) = dipaco(&[command, &["--set", setting]].concat());
+        assert!(code == 1 && err.contains(refusal), "{command:?} {setting}: {out}{err}");
+        assert_eq!(saved(), before, "{command:?} {setting}");
+    }
+    let repeated: [&[&str]; 2] = [&import, &begin];
+    for again in repeated {
+        let (code, out, err) = dipaco(again);
+        assert!(code == 0 && out.starts_with("the seed was there already"), "{again:?}: {out}{err}");
+        assert_eq!(saved(), before, "{again:?}");
+    }
 }
 
 #[test]

@@ -19,7 +19,6 @@ use crate::imported_files::{
 };
 use crate::imported_tokens::token_of;
 use crate::pretrained_error::PretrainedError;
-use crate::run::save_config;
 use crate::run_directory::RunDirectory;
 use crate::seed::run_id;
 use crate::store::open_store;
@@ -219,16 +218,22 @@ fn copied_from_gguf(model: &GgufModel<'_>) -> Result<Vec<(CopiedFile, Vec<u8>)>,
 }
 
 /// A model that became a run's seed.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct ImportedModel {
     /// Number of parameters of the seed.
     pub parameters: usize,
     /// True if the run has prepared text.
     pub prepared: bool,
+    /// The run's configuration with the model's tokenizer.
+    #[serde(skip)]
+    pub config: RunConfig,
 }
 
 /// Makes a pretrained model the seed of a run, and its tokenizer the tokenizer of the run. `config` is the run's
 /// configuration with the shape of the model ([`PretrainedModel::pretrained`]). With `restart` it replaces another seed.
+///
+/// The configuration is not saved, because a later step of the same command may refuse it. The caller saves
+/// [`ImportedModel::config`]: without the tokenizer that it names, the preparation of text would train another one.
 ///
 /// # Errors
 /// When a file of the model can't be used, the run was prepared with another tokenizer, the run has another seed or a training
@@ -282,8 +287,7 @@ pub async fn import(
     for (file, bytes) in &model.copied {
         files::write(&run.imported().file(*file), bytes)?;
     }
-    save_config(run, &config)?;
-    Ok(ImportedModel { parameters, prepared })
+    Ok(ImportedModel { parameters, prepared, config })
 }
 
 #[cfg(test)]

@@ -11,7 +11,9 @@ use dipaco_model::{GgufVocabulary, WeightFormat, export_gguf};
 use dipaco_pipeline::export::Exported;
 use dipaco_pipeline::import::{ImportedModel, PretrainedModel, import};
 use dipaco_pipeline::seed::{SeedHow, seed};
-use dipaco_pipeline::{PipelineError, PretrainedError, RunDirectory, Weights, prepare, prepared, vocabulary};
+use dipaco_pipeline::{
+    PipelineError, PretrainedError, RunDirectory, Weights, prepare, prepared, save_config, vocabulary,
+};
 use dipaco_shards::PrepareReport;
 use dipaco_store::{RunManifest, RunStore, SeedRecord};
 use dipaco_telemetry::Progress;
@@ -66,7 +68,9 @@ impl Test {
     fn import_from(&self, model: &Path, overrides: &[&str]) -> Result<ImportedModel, PipelineError> {
         let model = PretrainedModel::open(model)?;
         let config = self.config(&model, overrides).unwrap();
-        block_on(import(&self.run, &config, &model, false))
+        let imported = block_on(import(&self.run, &config, &model, false))?;
+        save_config(&self.run, &imported.config)?;
+        Ok(imported)
     }
 
     /// The saved configuration, with the vocabulary.

@@ -27,6 +27,7 @@ use crate::run_options::{UnsavedRun, check_changed};
 use crate::{commands, output, runtime};
 use dipaco_pipeline::evaluate::{EvaluatedRun, Subject, evaluate};
 use dipaco_pipeline::import::PretrainedModel;
+use dipaco_pipeline::prepare::check_inputs;
 use dipaco_pipeline::train::{TrainOptions, train};
 use dipaco_pipeline::{RunDirectory, save_config};
 use dipaco_pipeline::{Version, Weights};
@@ -41,7 +42,7 @@ Examples:
 
 /// The configuration of the run.
 const CONFIG: &str = include_str!("../../../../configs/quickstart.toml");
-/// Most bytes of the user's text that are held out for validation: as many as of the program's own text, 5 % of 20 MB.
+/// Bytes that are held out of a large text of the user for validation: as many as of the program's own text, 5 % of 20 MB.
 const HELD_OUT_BYTES: u64 = 1_000_000;
 
 /// Options of `dipaco quickstart`.
@@ -60,7 +61,8 @@ pub(crate) struct QuickstartOptions {
     #[arg(long, value_name = "PATH")]
     data: Vec<PathBuf>,
     /// Text to evaluate on, all of it; may be repeated. The default is a part of --data: 5 % of its documents, and of a
-    /// large text about 1 MB; with --from 3 %, and of a large text about 120 kB, which are 40,000 tokens of English.
+    /// large text about 1 MB; with --from 3 %, and of a large text about 120 kB, which are 40,000 tokens of English. Of few
+    /// documents about 8 are held out, but no more than a quarter of them.
     #[arg(long, value_name = "PATH", requires = "data")]
     validation: Vec<PathBuf>,
     /// Directory of the run; the default is runs/quickstart, or runs/quickstart-from with --from.
@@ -101,7 +103,12 @@ pub(crate) fn run(options: &QuickstartOptions, progress: &Progress) -> Result<()
 fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) -> Result<(), CliError> {
     let begun = Instant::now();
     // Before a model is downloaded: without text there is nothing to do.
-    let text = if options.data.is_empty() { crate_text::files()? } else { options.data.clone() };
+    let text = if options.data.is_empty() {
+        crate_text::files()?
+    } else {
+        check_inputs(&options.data, &options.validation)?;
+        options.data.clone()
+    };
     let default = if options.from.is_some() { "runs/quickstart-from" } else { "runs/quickstart" };
     let root = options.run.clone().unwrap_or_else(|| PathBuf::from(default));
     let models = root.parent().unwrap_or(&root).join("models");
@@ -109,13 +116,15 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
         pretrained::open(source, &models, options.smollm2_url.as_deref(), progress, &interrupt)
     };
     let model = options.from.as_ref().map(open).transpose()?;
-    let (run, config) =
+    let mut unsaved =
         configure(options, RunDirectory::new(root), model.as_ref(), progress, &interrupt.flag())?;
+    let (run, config) = (unsaved.run.clone(), unsaved.config.clone());
     let mut quickstart = Quickstart { run, config, device: options.device, progress, interrupt, begun };
     if let Some(model) = model {
         quickstart.import(&model)?;
+        unsaved.config = quickstart.config.clone();
     }
-    let unsaved = UnsavedRun::new(quickstart.run.clone(), quickstart.config.clone())?;
+    let unsaved = unsaved.begun()?;
     quickstart.prepare(options, text)?;
     quickstart.config = vocabulary::with_vocabulary(&quickstart.run, &quickstart.config)?;
     quickstart.seed_and_route()?;
@@ -141,26 +150,25 @@ fn program() -> String {
     std::env::args().next().unwrap_or_else(|| "dipaco".to_owned())
 }
 
-/// The run and its configuration: the saved one, so that a repeated call continues the run, or else the built-in one. A refused
-/// configuration leaves nothing behind.
+/// The run with its configuration: the saved one, so that a repeated call continues the run, or else the built-in one. Saves
+/// nothing: the import and the division of the text may refuse it.
 fn configure(
     options: &QuickstartOptions,
     run: RunDirectory,
     model: Option<&PretrainedModel>,
     progress: &Progress,
     cancel: &AtomicBool,
-) -> Result<(RunDirectory, RunConfig), CliError> {
-    let begins = !run.config().exists();
+) -> Result<UnsavedRun, CliError> {
     let pretrained = model.map(PretrainedModel::pretrained);
     let load = |file: PathBuf| {
         let sources = Sources::with_environment(Some(file), options.overrides.clone());
         RunConfig::load(&Sources { pretrained: pretrained.clone(), ..sources })
     };
-    if !begins {
+    if run.config().exists() {
         let config = load(run.config())?.config;
         let run = run.with_places(&config.run);
         check_changed(&run, &config)?;
-        return Ok((run, config));
+        return Ok(UnsavedRun::new(run, config)?);
     }
     let (text, most_held_out) = match &pretrained {
         Some(pretrained) => (pretrained::config(&pretrained.model)?, pretrained::HELD_OUT_BYTES),
@@ -173,12 +181,9 @@ fn configure(
     files::write(&built_in, text.as_bytes())?;
     let mut resolved = load(built_in)?;
     if options.validation.is_empty() {
-        held_out::bound(&mut resolved, most_held_out, &options.data, progress, cancel)?;
+        held_out::adapt(&mut resolved, most_held_out, &options.data, progress, cancel)?;
     }
-    let config = resolved.config;
-    // Not with `save_config`, which tells the user of each setting that differs from the built-in one.
-    files::write(&run.config(), config.to_toml().as_bytes())?;
-    Ok((run.with_places(&config.run), config))
+    Ok(UnsavedRun::new(run.with_places(&resolved.config.run), resolved.config)?)
 }
 
 impl Quickstart<'_> {
@@ -190,16 +195,14 @@ impl Quickstart<'_> {
         Ok(())
     }
 
-    /// Makes a pretrained model the seed.
+    /// Makes a pretrained model the seed. The configuration then names its tokenizer.
     fn import(&mut self, model: &PretrainedModel) -> Result<(), CliError> {
         self.say("importing the model: its weights are the seed, its tokenizer is the run's")?;
         let imported = runtime::run(async {
             Ok(dipaco_pipeline::import::import(&self.run, &self.config, model, false).await?)
         })?;
         self.progress.line(&format!("{} parameters", human::integer(imported.parameters as u64)));
-        // The import named the tokenizer in the saved configuration.
-        let file = self.run.config();
-        self.config = RunConfig::load(&Sources { file: Some(file), ..Sources::default() })?.config;
+        self.config = imported.config;
         Ok(())
     }
 

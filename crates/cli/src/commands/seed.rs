@@ -6,14 +6,16 @@ use std::time::Instant;
 use clap::Args;
 use dipaco_config::RunConfig;
 use dipaco_pipeline::import::PretrainedModel;
+use dipaco_pipeline::vocabulary::with_vocabulary;
 use dipaco_pipeline::{PipelineError, RunDirectory};
+use dipaco_store::{RunManifest, SeedRecord};
 use dipaco_telemetry::{Progress, human};
 use dipaco_train::SeedSummary;
 
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::run_options::RunOptions;
+use crate::run_options::{RunOptions, UnsavedRun};
 use crate::{output, runtime};
 
 pub(crate) const EXAMPLES: &str = "\
@@ -48,25 +50,37 @@ pub(crate) struct SeedArguments {
 
 pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    if let Some(path) = &options.import
-        && !import(options, path)?
-    {
-        return Ok(());
-    }
-    let (run, config) = options.run.open_prepared()?;
+    let opened = match &options.import {
+        Some(path) => import(options, path)?,
+        None => Some(options.run.open_unsaved()?),
+    };
+    let Some((unsaved, config)) = opened else { return Ok(()) };
     if let Some(from) = &options.from {
-        let summary = adopt(&run, &config, from)?;
+        let summary = adopt(&unsaved.run, &config, from)?;
+        unsaved.save()?;
         return report(&summary, &format!("is that of {}", from.display()), options.json);
     }
+    let manifest = runtime::run(async { Ok(dipaco_pipeline::store::manifest(&unsaved.run).await?) })?;
+    let unsaved = if is_first(manifest.as_ref()) { unsaved.accepted()? } else { unsaved };
     // With --import it has replaced another seed already.
     let restart = options.restart && options.import.is_none();
     let how = dipaco_pipeline::seed::SeedHow { restart, device: options.device.open()? };
     let summary = runtime::run(async {
-        Ok(dipaco_pipeline::seed::seed(&run, &config, how, progress, interrupt.flag()).await?)
+        Ok(dipaco_pipeline::seed::seed(&unsaved.run, &config, how, progress, interrupt.flag()).await?)
     })?;
+    unsaved.save()?;
     let done = if summary.new_steps == 0 { "was there already" } else { "is done" };
     report(&summary, done, options.json)?;
     if summary.finished { Ok(()) } else { Err(CliError::Interrupted) }
+}
+
+/// True for a run that refuses no settings of a seed: it has no seed yet, or imported weights as they are, and no path descends from
+/// them.
+fn is_first(manifest: Option<&RunManifest>) -> bool {
+    manifest.is_none_or(|run| {
+        let is_untrained = run.seed.as_ref().is_none_or(SeedRecord::is_imported_as_is);
+        is_untrained && run.training.is_none() && run.extension.is_none()
+    })
 }
 
 /// Copies the seed of the run in `from`. It is finished, and this command takes no step.
@@ -101,22 +115,27 @@ fn report(summary: &SeedSummary, origin: &str, json: bool) -> Result<(), CliErro
     output::print(&format!("the seed {origin}: {} steps{loss}{tokens}\n", summary.step))
 }
 
-/// Makes the model in a folder or file the seed of the run. Returns true if its pretraining can go on now.
-fn import(options: &SeedArguments, path: &Path) -> Result<bool, CliError> {
+/// Makes the model in a folder or file the seed of the run. Returns the run, and its configuration with the vocabulary, if the
+/// pretraining can go on now.
+fn import(options: &SeedArguments, path: &Path) -> Result<Option<(UnsavedRun, RunConfig)>, CliError> {
     let model = PretrainedModel::open(path)?;
     let (run, config) = options.run.open_with(Some(&model.pretrained()))?;
-    let steps = config.seed_model.steps;
+    let mut unsaved = UnsavedRun::new(run, config)?;
     let imported = runtime::run(async {
-        Ok(dipaco_pipeline::import::import(&run, &config, &model, options.restart).await?)
+        let (run, config) = (&unsaved.run, &unsaved.config);
+        Ok(dipaco_pipeline::import::import(run, config, &model, options.restart).await?)
     })?;
+    unsaved.config = imported.config.clone();
     if imported.prepared {
-        return Ok(true);
+        let sized = with_vocabulary(&unsaved.run, &unsaved.config)?;
+        return Ok(Some((unsaved, sized)));
     }
+    unsaved.save()?;
     if options.json {
         output::print_json(&imported)?;
-        return Ok(false);
+        return Ok(None);
     }
-    let next = match steps {
+    let next = match unsaved.config.seed_model.steps {
         0 => "`dipaco prepare` uses its tokenizer".to_owned(),
         steps => format!(
             "`dipaco prepare` uses its tokenizer, and `dipaco seed` then takes the {steps} steps of seed_model.steps"
@@ -124,9 +143,9 @@ fn import(options: &SeedArguments, path: &Path) -> Result<bool, CliError> {
     };
     output::print(&format!(
         "the seed of {} is the model in {}: {} parameters; {next}\n",
-        run.root().display(),
+        unsaved.run.root().display(),
         path.display(),
         human::integer(imported.parameters as u64),
     ))?;
-    Ok(false)
+    Ok(None)
 }

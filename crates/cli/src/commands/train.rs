@@ -155,9 +155,11 @@ pub(crate) fn run_coordinator(options: &CoordinatorArguments, progress: &Progres
 
 fn lead(run: &RunOptions, how: &TrainOptions, json: bool, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = run.open_prepared()?;
-    dipaco_pipeline::route::check_tokenizer(&run)?;
-    let summary = runtime::run(async { Ok(train(&run, &config, how, progress, interrupt.token()).await?) })?;
+    let (unsaved, config) = run.open_unsaved()?;
+    let run = &unsaved.run;
+    dipaco_pipeline::route::check_tokenizer(run)?;
+    unsaved.save()?;
+    let summary = runtime::run(async { Ok(train(run, &config, how, progress, interrupt.token()).await?) })?;
     if json {
         output::print_json(&summary)?;
     } else {

@@ -24,10 +24,13 @@ impl UnsavedRun {
     }
 
     /// The same, with the settings saved if the run begins with them.
-    pub(super) fn begun(self) -> Result<Self, PipelineError> {
-        if self.before.is_some() {
-            return Ok(self);
-        }
+    pub(crate) fn begun(self) -> Result<Self, PipelineError> {
+        if self.before.is_some() { Ok(self) } else { self.accepted() }
+    }
+
+    /// The same, with the settings saved at once. Call it when nothing refuses them any more: a command that is killed while it works
+    /// then continues with them.
+    pub(crate) fn accepted(self) -> Result<Self, PipelineError> {
         self.save()?;
         Ok(Self { before: Some(self.config.to_toml()), ..self })
     }

@@ -239,7 +239,8 @@ fn shared_seed(
     own.evaluation = config.evaluation.clone();
     save_config(&run, &own)?;
     if let Some(model) = &folder.options.model {
-        folder.runtime.block_on(import(&run, &own, model, false))?;
+        let imported = folder.runtime.block_on(import(&run, &own, model, false))?;
+        save_config(&run, &imported.config)?;
     }
     let how = seed::SeedHow { restart: false, device: device::open(folder.options.device)? };
     let flag = folder.cancel.flag.clone();

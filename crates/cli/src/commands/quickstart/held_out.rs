@@ -11,10 +11,16 @@ use dipaco_telemetry::{Progress, human};
 
 use crate::error::CliError;
 
-/// Lowers the built-in `prepare.validation_fraction` so far that about `most` bytes of `text` are held out: every model of
-/// the comparison scores all of them. A fraction of the user's stays as it is. Without `text` the program's own is used, which
-/// is small.
-pub(super) fn bound(
+/// Documents that are held out of a text at least. A hash of each document decides, so this is the mean over texts. Of 32 or more
+/// documents, fewer than one text in 2,900 then gives none.
+const FEWEST_DOCUMENTS: f64 = 8.0;
+/// Largest share that is held out for the sake of [`FEWEST_DOCUMENTS`]. The rest is enough to train on.
+const LARGEST_SHARE: f64 = 0.25;
+
+/// Adapts the built-in `prepare.validation_fraction` to the user's `text`. About `most` bytes of a large one are held out: every
+/// model of the comparison scores all of them. About [`FEWEST_DOCUMENTS`] are held out of one with few or long documents. A
+/// fraction of the user's stays as it is. Without `text` the program's own is used, which the built-in fraction suits.
+pub(super) fn adapt(
     resolved: &mut Resolved,
     most: u64,
     text: &[PathBuf],
@@ -27,45 +33,91 @@ pub(super) fn bound(
         return Ok(());
     }
     let prepare = &mut resolved.config.prepare;
-    let bytes = text_bytes(text, &prepare.reading(), progress, cancel)?;
-    let fraction = most as f64 / bytes as f64;
-    if fraction < prepare.validation_fraction {
+    let size = TextSize::measure(text, &prepare.reading(), progress, cancel)?;
+    if size.is_whole && size.documents == 1 {
+        return Err(CliError::Usage {
+            message: "the text is one document, and validation needs another one".to_owned(),
+            remedy: "give more text, or name other text with --validation".to_owned(),
+        });
+    }
+    let fraction = size.held_out(prepare.validation_fraction, most);
+    if fraction != prepare.validation_fraction {
         prepare.validation_fraction = fraction;
         progress.line(&format!(
-            "{} of text: {:.3} % of its documents, about {}, are held out for validation",
-            human::bytes(bytes),
-            100.0 * fraction,
-            human::bytes(most)
+            "{} of text: about {} of {} documents, {}, are held out for validation",
+            human::bytes(size.bytes),
+            human::integer((fraction * size.documents as f64).round() as u64),
+            human::integer(size.documents),
+            human::bytes((fraction * size.bytes as f64).round() as u64)
         ));
     }
     Ok(())
 }
 
-/// Bytes of text in files and folders. The files are read: their sizes tell too little, because some are compressed and some
-/// hold no text.
-fn text_bytes(
-    text: &[PathBuf],
-    settings: &ReadSettings,
-    progress: &Progress,
-    cancel: &AtomicBool,
-) -> Result<u64, CliError> {
-    let list = list_inputs(text)?;
-    let watcher = FileProgress::new(progress);
-    let mut bytes = 0u64;
-    watcher.begin("measure the text", list.bytes());
-    // A pipe has no length, and nobody can read it twice.
-    for file in list.files.iter().filter(|file| file.bytes > 0) {
-        // The preparation reads the file too, and reports its damage.
-        read_documents(file, settings, &watcher, &mut |record| {
-            if let ReadRecord::Document { text, .. } = record {
-                bytes += text.len() as u64;
+/// The size of a text in files and folders.
+#[derive(Clone, Copy, Debug, Default)]
+struct TextSize {
+    documents: u64,
+    bytes: u64,
+    /// False if the text has parts that can't be measured.
+    is_whole: bool,
+}
+
+impl TextSize {
+    /// Measures a text. The files are read: their sizes tell too little, because some are compressed and some hold no text.
+    fn measure(
+        text: &[PathBuf],
+        settings: &ReadSettings,
+        progress: &Progress,
+        cancel: &AtomicBool,
+    ) -> Result<Self, CliError> {
+        let list = list_inputs(text)?;
+        // A pipe has no length, and nobody can read it twice.
+        let has_pipe = list.files.iter().any(|file| file.bytes == 0 && !file.path.is_file());
+        let mut size = Self { is_whole: !has_pipe, ..Self::default() };
+        let watcher = FileProgress::new(progress);
+        watcher.begin("measure the text", list.bytes());
+        for file in list.files.iter().filter(|file| file.bytes > 0) {
+            // The preparation reads the file too, and reports its damage.
+            read_documents(file, settings, &watcher, &mut |record| {
+                if let ReadRecord::Document { text, .. } = record {
+                    size.documents += 1;
+                    size.bytes += text.len() as u64;
+                }
+                if cancel.load(Ordering::Relaxed) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            });
+            if cancel.load(Ordering::Relaxed) {
+                return Err(CliError::Interrupted);
             }
-            if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
-        if cancel.load(Ordering::Relaxed) {
-            return Err(CliError::Interrupted);
         }
+        watcher.end();
+        Ok(size)
     }
-    watcher.end();
-    Ok(bytes)
+
+    /// The fraction of the documents to hold out: `share`, less if that is more than `most` bytes, and more if that is fewer than
+    /// [`FEWEST_DOCUMENTS`]. The documents of a text with unknown parts may be many.
+    fn held_out(self, share: f64, most: u64) -> f64 {
+        let fraction = share.min(most as f64 / self.bytes as f64);
+        if !self.is_whole || self.documents == 0 {
+            return fraction;
+        }
+        fraction.max((FEWEST_DOCUMENTS / self.documents as f64).min(LARGEST_SHARE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_not_measured_whole_gives_no_more_than_the_share() {
+        let size = |is_whole| TextSize { documents: 10, bytes: 1000, is_whole };
+        let held_out = |size: TextSize| size.held_out(0.05, 120_000);
+        assert_eq!((held_out(size(true)), held_out(size(false))), (0.25, 0.05));
+        assert_eq!(held_out(TextSize::default()), 0.05, "a pipe alone");
+    }
 }

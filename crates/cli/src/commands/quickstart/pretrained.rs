@@ -17,8 +17,8 @@ const CONFIG: &str = include_str!("../../../../../configs/smollm2-2x2.toml");
 const CONTEXT: usize = 2048;
 /// Tokens of a sequence in training.
 const SEQUENCE_TOKENS: usize = 256;
-/// Most bytes of the user's text that are held out for validation, about 40,000 tokens of English: as many as of the program's
-/// own text, 3 % of 4 MB.
+/// Bytes that are held out of a large text of the user for validation, about 40,000 tokens of English: as many as of the
+/// program's own text, 3 % of 4 MB.
 pub(super) const HELD_OUT_BYTES: u64 = 120_000;
 
 /// Opens the model in a folder or file, or the published model of this name, which is downloaded into `folder`.

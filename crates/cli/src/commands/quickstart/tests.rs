@@ -16,8 +16,15 @@ fn configured(
     options: &QuickstartOptions,
     root: &Path,
     model: Option<&PretrainedModel>,
-) -> (RunDirectory, RunConfig) {
-    configure(options, RunDirectory::new(root), model, &Progress::hidden(), &AtomicBool::new(false)).unwrap()
+) -> Result<(RunDirectory, RunConfig), CliError> {
+    let never = AtomicBool::new(false);
+    let unsaved = configure(options, RunDirectory::new(root), model, &Progress::hidden(), &never)?.begun()?;
+    Ok((unsaved.run, unsaved.config))
+}
+
+fn pretrained_model() -> PretrainedModel {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/pretrained");
+    PretrainedModel::open(Path::new(model)).unwrap()
 }
 
 #[test]
@@ -27,7 +34,7 @@ fn the_run_has_the_places_of_its_configuration_when_it_begins_and_when_it_goes_o
     let data = format!("run.data={}", text.display());
     for words in [&["quickstart", "--set", &data][..], &["quickstart"]] {
         let options = Words::parse_from(words).options;
-        let (run, config) = configured(&options, &root, None);
+        let (run, config) = configured(&options, &root, None).unwrap();
         assert_eq!((run.data(), config.run.data), (text.clone(), Some(text.clone())), "{words:?}");
     }
 }
@@ -53,13 +60,12 @@ fn a_large_text_gives_no_more_validation_text_than_the_programs_own() {
     std::fs::create_dir(&text).unwrap();
     // Larger than the limits allow, but no text.
     std::fs::write(text.join("picture"), vec![0u8; 30_000_000]).unwrap();
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/pretrained");
-    let model = PretrainedModel::open(Path::new(model)).unwrap();
+    let model = pretrained_model();
     let data = text.to_str().unwrap();
     let fraction = |run: &str, more: &[&str], model: Option<&PretrainedModel>| {
         let words = [&["quickstart", "--data", data][..], more].concat();
         let options = Words::parse_from(words).options;
-        configured(&options, &folder.path().join(run), model).1.prepare.validation_fraction
+        configured(&options, &folder.path().join(run), model).unwrap().1.prepare.validation_fraction
     };
     let line = "word ".repeat(800) + "\n";
     let write = |lines: usize| {
@@ -67,7 +73,7 @@ fn a_large_text_gives_no_more_validation_text_than_the_programs_own() {
         (line.len() * lines) as f64
     };
 
-    write(100);
+    write(300);
     assert_eq!((fraction("small", &[], None), fraction("small-from", &[], Some(&model))), (0.05, 0.03));
     let bytes = write(6_000);
     assert!((bytes * fraction("large", &[], None) - 1_000_000.0).abs() < 1.0);
@@ -78,4 +84,25 @@ fn a_large_text_gives_no_more_validation_text_than_the_programs_own() {
     assert_eq!(fraction("given", &given, Some(&model)), 0.2, "the user's own fraction");
     let named = ["--validation", data];
     assert_eq!(fraction("named", &named, Some(&model)), 0.03, "no part of --data is held out");
+}
+
+#[test]
+fn a_text_of_few_and_long_documents_gives_validation_text_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, model) = (folder.path().join("text.jsonl"), pretrained_model());
+    let line = format!("{{\"text\": \"{}\"}}\n", "word ".repeat(20_000));
+    let begun = |documents: usize, run: &str, model: Option<&PretrainedModel>| {
+        std::fs::write(&text, line.repeat(documents)).unwrap();
+        let options = Words::parse_from(["quickstart", "--data", text.to_str().unwrap()]).options;
+        configured(&options, &folder.path().join(run), model)
+    };
+    let fraction =
+        |documents, run, model| begun(documents, run, model).unwrap().1.prepare.validation_fraction;
+
+    // Eight documents, although 120 kB are one of them.
+    assert_eq!((fraction(40, "plain", None), fraction(40, "from", Some(&model))), (0.2, 0.2));
+    assert_eq!(fraction(12, "fewer", None), 0.25, "most of the text is left for training");
+    let refused = begun(1, "one", None).err().unwrap();
+    assert!(refused.to_string().contains("the text is one document"), "{refused}");
+    assert!(!folder.path().join("one").exists(), "a refused text begins no run");
 }

@@ -115,3 +115,47 @@ fn request() -> Result<(), TileProblem> {
 fn request() -> Result<(), TileProblem> {
     Err(TileProblem::System)
 }
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+
+    /// Makes the system refuse `arch_prctl` to the calling thread, for good (seccomp(2)).
+    fn refuse_permissions() -> std::io::Result<()> {
+        const fn instruction(code: u32, when_equal: u8, otherwise: u8, value: u32) -> libc::sock_filter {
+            libc::sock_filter { code: code as u16, jt: when_equal, jf: otherwise, k: value }
+        }
+        let mut filter = [
+            // The call's number is the first field of what a filter reads.
+            instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_arch_prctl as u32),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: both calls change the calling thread alone. The second one reads the program, which outlives it.
+        let code = unsafe {
+            match libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) {
+                0 => libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program),
+                code => code,
+            }
+        };
+        if code == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    }
+
+    // Also where the processor has no tiles: a refusal by the filter comes before the system's own answer.
+    #[test]
+    fn a_process_that_is_refused_learns_the_reason_of_the_system() {
+        let thread = std::thread::spawn(|| {
+            refuse_permissions().unwrap();
+            request()
+        });
+        let problem = thread.join().unwrap().unwrap_err();
+        assert!(problem.is_fault());
+        assert_eq!(
+            problem.to_string(),
+            "the system refuses AMX tiles to this process (Operation not permitted (os error 1))"
+        );
+    }
+}
