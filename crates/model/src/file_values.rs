@@ -19,17 +19,17 @@ pub fn little_endian(values: &[f32]) -> Cow<'_, [u8]> {
 
 /// [`little_endian`] of values that the bytes own.
 #[must_use]
-pub fn into_little_endian(values: Vec<f32>) -> Bytes {
-    struct Floats(Vec<f32>);
-    impl AsRef<[u8]> for Floats {
+pub fn into_little_endian(values: impl AsRef<[f32]> + Send + 'static) -> Bytes {
+    struct Floats<T>(T);
+    impl<T: AsRef<[f32]>> AsRef<[u8]> for Floats<T> {
         fn as_ref(&self) -> &[u8] {
-            bytemuck::cast_slice(&self.0)
+            bytemuck::cast_slice(self.0.as_ref())
         }
     }
     if cfg!(target_endian = "little") {
         Bytes::from_owner(Floats(values))
     } else {
-        little_endian(&values).into_owned().into()
+        little_endian(values.as_ref()).into_owned().into()
     }
 }
 

@@ -18,13 +18,22 @@ pub fn encode(module: &ModuleWeights) -> Result<Bytes, PathError> {
     Ok(module.to_safetensors(None)?.into())
 }
 
-/// [`encode`] in parts that are the memory of the values.
-pub fn encode_parts(module: ModuleWeights) -> Result<Vec<Bytes>, PathError> {
-    Ok(safetensors_parts(tensors(&module.specs, module.values), None)?)
+/// [`encode`] in parts that are the memory of the values. The parts own the module together with the caller.
+pub fn encode_parts(module: &Arc<ModuleWeights>) -> Result<Vec<Bytes>, PathError> {
+    struct Values(Arc<ModuleWeights>);
+    impl AsRef<[f32]> for Values {
+        fn as_ref(&self) -> &[f32] {
+            &self.0.values
+        }
+    }
+    Ok(safetensors_parts(tensors(&module.specs, Values(module.clone())), None)?)
 }
 
 /// The bytes of each tensor, which share the memory of the values.
-pub(crate) fn tensors(specs: &[TensorSpec], values: Vec<f32>) -> impl Iterator<Item = (&TensorSpec, Bytes)> {
+pub(crate) fn tensors(
+    specs: &[TensorSpec],
+    values: impl AsRef<[f32]> + Send + 'static,
+) -> impl Iterator<Item = (&TensorSpec, Bytes)> {
     let mut rest = into_little_endian(values);
     specs.iter().map(move |spec| {
         let length = spec.parameters().saturating_mul(size_of::<f32>());

@@ -92,20 +92,29 @@ impl OuterState {
         named("").chain(buffer).chain(residual).chain(second).collect()
     }
 
-    /// Encodes the state as safetensors, in parts that are the memory of the values: a fragment may have gigabytes.
-    pub fn encode(self, outer: &OuterConfig, fragment: &[TensorSpec]) -> Result<Vec<Bytes>, PathError> {
+    /// Encodes the state as safetensors, in parts that are the memory of the values: a fragment may have gigabytes. The parts own
+    /// the state together with the caller.
+    pub fn encode(
+        self: &Arc<Self>,
+        outer: &OuterConfig,
+        fragment: &[TensorSpec],
+    ) -> Result<Vec<Bytes>, PathError> {
+        struct Part(Arc<OuterState>, usize);
+        impl AsRef<[f32]> for Part {
+            fn as_ref(&self) -> &[f32] {
+                self.0.parts().nth(self.1).map(Vec::as_slice).unwrap_or_default()
+            }
+        }
         let specs = Self::specs(outer, fragment);
         let length = parameters(fragment);
-        let others = [self.buffer, self.residual, self.second];
-        let parts = std::iter::once(self.momentum).chain(others.into_iter().flatten());
         let mut tensors = Vec::with_capacity(specs.len());
-        for (specs, values) in specs.chunks(fragment.len().max(1)).zip(parts) {
+        for (part, (specs, values)) in specs.chunks(fragment.len().max(1)).zip(self.parts()).enumerate() {
             if values.len() != length {
                 let what =
                     format!("a part of an outer state has {} values, its fragment {length}", values.len());
                 return Err(PathError::Internal { what });
             }
-            tensors.extend(module_files::tensors(specs, values));
+            tensors.extend(module_files::tensors(specs, Part(self.clone(), part)));
         }
         Ok(safetensors_parts(tensors, None)?)
     }
@@ -225,7 +234,7 @@ mod tests {
     }
 
     fn through_its_file(outer: &OuterConfig, fragment: &[TensorSpec], state: &OuterState) -> OuterState {
-        let file = state.clone().encode(outer, fragment).unwrap().concat();
+        let file = Arc::new(state.clone()).encode(outer, fragment).unwrap().concat();
         let read = ModuleWeights::from_safetensors(&file, OuterState::specs(outer, fragment)).unwrap();
         OuterState::decode(outer, fragment, read.values)
     }

@@ -2,6 +2,7 @@
 
 mod error;
 mod gathered;
+mod last_steps;
 mod live;
 mod orders_in_flight;
 mod process;
@@ -29,6 +30,7 @@ use dipaco_path::module_files;
 use dipaco_path::{Merged, OuterState, PathError, SynchronousSteps};
 use dipaco_protocol::{MergeInput, OuterStepDone, OuterStepOrder, WorkerPlan};
 pub use error::SynchronizerError;
+use last_steps::LastSteps;
 pub use live::ObserveSynchronizer;
 pub(crate) use orders_in_flight::OrdersInFlight;
 pub use process::{SynchronizerOptions, SynchronizerSummary, synchronize};
@@ -43,6 +45,7 @@ pub(crate) struct Synchronizer {
     synchronous: Option<SynchronousSteps>,
     /// Outer gradients that this process has received, verified and not folded yet.
     gradients: VerifiedGradients,
+    last_steps: LastSteps,
     /// Outer gradients that have been merged before their outer step is due.
     folds: Mutex<BTreeMap<FragmentId, Folding>>,
     /// The newest order of each fragment that lacked an input.
@@ -108,6 +111,7 @@ impl Synchronizer {
             outer,
             synchronous,
             gradients,
+            last_steps: LastSteps::default(),
             folds: Mutex::default(),
             outdated: Mutex::default(),
             scratch,
@@ -275,11 +279,15 @@ impl Synchronizer {
         Ok(Merged::Each(gradients, order.applied))
     }
 
-    /// The weights and the state of the outer optimizer before a step.
+    /// The weights and the state of the outer optimizer before a step: from memory if this process has made them, else from the
+    /// store.
     async fn inputs(&self, order: &OuterStepOrder) -> Result<StepInputs, SynchronizerError> {
         let FragmentId { module, index } = order.fragment;
         let specs = self.layout.fragment(module.level, index)?.specs.clone();
         let outer = self.outer.of_level(module.level);
+        if let Some((weights, state)) = self.last_steps.take(order) {
+            return Ok(StepInputs { specs, outer, weights, state });
+        }
         let read = |object: &ObjectRef, specs| {
             let (store, object) = (self.store.clone(), object.clone());
             // Tasks of their own: reading one does not wait for the other's decoding.
@@ -351,7 +359,8 @@ impl Synchronizer {
             }
         };
         let SteppedFragment { weights, state, change, norm } = stepped;
-        let (weights, state) = (module_files::encode_parts(weights)?, state.encode(&outer, &specs)?);
+        let made = (Arc::new(weights), Arc::new(state));
+        let (weights, state) = (module_files::encode_parts(&made.0)?, made.1.encode(&outer, &specs)?);
         let [of_weights, of_momentum, of_change] =
             [names::weights, names::momentum, names::change].map(|name| name(module, index, version, fence));
         let change = async {
@@ -365,7 +374,13 @@ impl Synchronizer {
         )?;
         tracing::debug!(%fragment, version, "outer step");
         let seconds = begun.elapsed().as_secs_f64();
-        Ok(OuterStepDone { fragment, version, fence, weights, momentum, change, norm, cosine, seconds })
+        let done =
+            OuterStepDone { fragment, version, fence, weights, momentum, change, norm, cosine, seconds };
+        // If a line to a remote store still holds the bytes, the next step reads them.
+        if let (Some(weights), Some(state)) = (Arc::into_inner(made.0), Arc::into_inner(made.1)) {
+            self.last_steps.keep(done.clone(), weights, state);
+        }
+        Ok(done)
     }
 }
 

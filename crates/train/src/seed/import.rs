@@ -1,6 +1,7 @@
 //! A seed that begins with the weights of a pretrained model.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use dipaco_model::ModuleWeights;
 use dipaco_path::module_files;
@@ -22,7 +23,7 @@ pub async fn import_seed(
     restart: bool,
 ) -> Result<OpenRun, SeedError> {
     // The weights may take most of the machine's memory, so their file is not a copy.
-    let parts = module_files::encode_parts(weights)?;
+    let parts = module_files::encode_parts(&Arc::new(weights))?;
     let mut hasher = blake3::Hasher::new();
     for part in &parts {
         hasher.update(part);

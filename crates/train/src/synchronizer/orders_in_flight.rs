@@ -16,7 +16,7 @@ pub(super) const ORDERS_AT_ONCE: usize = 4;
 const VALUES_AT_ONCE: usize = 64 << 20;
 
 /// Orders of different fragments, of which some are being carried out. Each reads the weights and the momentum of its
-/// fragment once, and writes the new ones once. A drop ends them.
+/// fragment once at most, and writes the new ones once. A drop ends them.
 pub(crate) struct OrdersInFlight {
     synchronizer: Arc<Synchronizer>,
     waiting: VecDeque<OuterStepOrder>,

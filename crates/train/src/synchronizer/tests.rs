@@ -1,4 +1,4 @@
-//! Outer steps with contributions that overflow, and in a store that fails for a while.
+//! Outer steps with contributions that overflow, after one another, and in a store that fails for a while.
 
 use std::fs::{remove_file, rename};
 use std::os::unix::fs::symlink;
@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use dipaco_codec::Compression;
 use dipaco_config::RunConfig;
 use dipaco_optim::NesterovConfig;
 use dipaco_store::{Patience, StoreError};
@@ -46,7 +47,7 @@ async fn weights(store: &RunStore, plan: &WorkerPlan, value: f32) -> ObjectRef {
 /// Puts an outer gradient of equal values into the store.
 async fn gradient(store: &RunStore, plan: &WorkerPlan, value: f32) -> ObjectRef {
     let values = vec![value; dipaco_model::parameters(&specs(plan))];
-    let encoded = dipaco_codec::encode(&values, dipaco_codec::Compression::F32).unwrap();
+    let encoded = dipaco_codec::encode(&values, Compression::F32).unwrap();
     store.put(&format!("gradients/{value}"), Bytes::from(encoded)).await.unwrap()
 }
 
@@ -77,6 +78,48 @@ async fn contributions_that_overflow_are_left_out() {
         assert!(published.iter().all(|value| value.is_finite()));
         assert_eq!(published.iter().all(|value| *value == 0.25), expected.is_some(), "{value}");
         assert!(store.get(&done.momentum).await.is_ok());
+    }
+}
+
+/// The objects of an outer step.
+fn objects(done: OuterStepDone) -> Vec<ObjectRef> {
+    done.objects().cloned().collect()
+}
+
+#[tokio::test]
+async fn an_outer_step_begins_with_what_the_last_one_made_and_reads_no_object_of_it() {
+    for (broadcast, delay) in [(Compression::F32, 0), (Compression::Int8, 0), (Compression::F32, 2)] {
+        let (mut plan, store) = (plan(), RunStore::in_memory());
+        (plan.outer.broadcast, plan.outer.delay) = (broadcast, delay);
+        let (weights, gradient) = (weights(&store, &plan, 0.25).await, gradient(&store, &plan, 1.0).await);
+        let process = synchronizer(&plan, &store);
+        let first = process.carry_out(order(weights, None, gradient.clone())).await.unwrap().unwrap();
+        let next = order(first.weights.clone(), Some(first.momentum.clone()), gradient);
+        let next = OuterStepOrder { version: 2, ..next };
+        let of_new_process = synchronizer(&plan, &store).carry_out(next.clone()).await.unwrap().unwrap();
+        for object in [first.weights, first.momentum] {
+            store.delete(&object.name).await.unwrap();
+        }
+        let second = process.carry_out(next).await.unwrap().unwrap();
+        assert_eq!(objects(second), objects(of_new_process), "{broadcast:?} {delay}");
+    }
+}
+
+#[tokio::test]
+async fn an_order_with_other_inputs_than_the_last_step_made_reads_them() {
+    let (plan, store) = (plan(), RunStore::in_memory());
+    let (weights, gradient) = (weights(&store, &plan, 0.25).await, gradient(&store, &plan, 1.0).await);
+    let process = synchronizer(&plan, &store);
+    let begin = order(weights, None, gradient.clone());
+    let first = process.carry_out(begin.clone()).await.unwrap().unwrap();
+    let other = store.get(&first.weights).await.unwrap();
+    let other = store.put("momenta/other", other).await.unwrap();
+    // The same step again, as after its loss; and the next one with a momentum that another process has made.
+    let next = order(first.weights, Some(other), gradient);
+    for order in [begin.clone(), OuterStepOrder { version: 2, ..next }, begin] {
+        let of_new_process = synchronizer(&plan, &store).carry_out(order.clone()).await.unwrap().unwrap();
+        let found = process.carry_out(order).await.unwrap().unwrap();
+        assert_eq!(objects(found), objects(of_new_process));
     }
 }
 
@@ -165,7 +208,7 @@ async fn step_with_broken(part: &str, mended: u32) -> (Result<OuterStepDone, Syn
     });
     let store = RunStore::create(folder.path().to_str().unwrap()).unwrap().with_patience(patience);
     let (weights, gradient) = (weights(&store, &plan, 0.25).await, gradient(&store, &plan, 1.0).await);
-    let momentum = OuterState::start(&plan.outer, dipaco_model::parameters(&specs(&plan)));
+    let momentum = Arc::new(OuterState::start(&plan.outer, dipaco_model::parameters(&specs(&plan))));
     let momentum = momentum.encode(&plan.outer, &specs(&plan)).unwrap();
     let momentum = store.put_replacing("before/momentum", momentum).await.unwrap();
     if place.exists() {
