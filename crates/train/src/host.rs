@@ -2,6 +2,7 @@
 
 mod connections;
 mod error;
+mod gradient_check;
 mod link_issuer;
 mod peer;
 mod reception;

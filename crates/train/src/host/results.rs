@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dipaco_codec::{Decoder, encoded_len};
+use dipaco_codec::encoded_len;
 use dipaco_ledger::StoredResult;
 use dipaco_net::Exchange;
-use dipaco_optim::squared_norm;
 use dipaco_store::{ObjectRef, RunStore, StoreError};
 use dipaco_sync::{FragmentId, LeaseClaim, LeaseKey};
 use dipaco_topology::{ModuleId, PathId, Topology};
@@ -16,10 +15,11 @@ use crate::TrainError;
 use crate::blocking::{blocking, joined};
 use crate::host::HostError;
 use crate::host::error::CollectError;
+use crate::host::gradient_check::GradientCheck;
 use crate::host::peer::{Answer, OTHER_ROLE, Peer, Role};
 use crate::host::reception::Reception;
 use crate::host::uploads::{
-    AdmittedUpload, CompleteUpload, PieceOutcome, ReceivedContent, Upload, UploadedPiece, Uploads,
+    AdmittedUpload, CompleteUpload, PieceOutcome, ReceivedContent, Upload, UploadKey, UploadedPiece, Uploads,
 };
 use crate::host::verified_gradients::VerifiedGradients;
 use dipaco_path::{Layout, PathError, check_state, longest_state};
@@ -108,7 +108,7 @@ async fn accept<R: ResultReceiver>(
         Ok(upload) => upload,
         Err(key) => match host.admit(&piece).await? {
             Admission::Expected(admitted) => {
-                let upload = intake.uploads.begin(key, &piece, admitted);
+                let upload = intake.begin(key, &piece, admitted);
                 // The uploads of a lease that ended meanwhile may have been dropped before this one began.
                 if let Some(lost) = host.lost(&piece.claim) {
                     let LeaseClaim { key: LeaseKey { path, fence, .. }, worker } = &piece.claim;
@@ -124,7 +124,7 @@ async fn accept<R: ResultReceiver>(
         PieceOutcome::Answer(response) => return Ok(response),
         PieceOutcome::Complete(complete) => complete,
     };
-    let response = match intake.check_and_store(&upload, &complete).await? {
+    let response = match intake.check_and_store(&upload, &mut complete).await? {
         Storing::Stored(stored) => host.record(&upload, stored).await?,
         Storing::Refused(reason) => {
             if host.reception().may_log(&piece.claim.worker) {
@@ -164,11 +164,11 @@ enum Storing {
 
 /// A result that has passed its check.
 #[derive(Default)]
-struct CheckedResult {
+pub(super) struct CheckedResult {
     /// Euclidean norm of an outer gradient; 0 for a state.
-    norm: f64,
+    pub(super) norm: f64,
     /// The decoded values of an outer gradient with their room; `None` if there was no room for them.
-    values: Option<(Vec<f32>, OwnedSemaphorePermit)>,
+    pub(super) values: Option<(Vec<f32>, OwnedSemaphorePermit)>,
 }
 
 impl ResultIntake {
@@ -229,16 +229,28 @@ impl ResultIntake {
         Some(Response::Refused { reason })
     }
 
+    /// Begins an upload. One outer gradient at a time that is too long for the memory of pieces is checked while it arrives.
+    fn begin(&self, key: UploadKey, piece: &UploadedPiece, admitted: AdmittedUpload) -> Arc<Upload> {
+        let check = || {
+            let LeaseResult::OuterGradient { fragment, .. } = piece.item else { return None };
+            // An unknown fragment is an error of the check of the complete result.
+            let fragment = self.layout.fragment(fragment.module.level, fragment.index).ok()?;
+            let room = self.gradients.room_on_arrival()?;
+            Some(GradientCheck::new(piece.digest.bytes, fragment.values(), Some(room)))
+        };
+        self.uploads.begin_checked(key, piece, admitted, check)
+    }
+
     /// Checks a complete result, and puts it into the store.
     async fn check_and_store(
         self: &Arc<Self>,
         upload: &Arc<Upload>,
-        complete: &CompleteUpload,
+        complete: &mut CompleteUpload,
     ) -> Result<Storing, HostError> {
-        let content = complete.content();
+        let (content, arrived) = (complete.content(), complete.take_check());
         let (intake, of) = (self.clone(), upload.clone());
         let (content, checked) = blocking(move || {
-            let checked = intake.check(&of, &content);
+            let checked = intake.check(&of, &content, arrived);
             (content, checked)
         })
         .await?;
@@ -262,7 +274,8 @@ impl ResultIntake {
         Ok(Storing::Stored(StoredResult { object, norm }))
     }
 
-    /// Checks a result: its content is the announced content, and has the form of the item.
+    /// Checks a result: its content is the announced content, and has the form of the item. `arrived` has read the content
+    /// while it arrived.
     ///
     /// # Errors
     /// When the file of the result can't be read. Within them the reason why the result is wrong.
@@ -270,6 +283,7 @@ impl ResultIntake {
         &self,
         upload: &Upload,
         content: &ReceivedContent,
+        arrived: Option<GradientCheck>,
     ) -> Result<Result<CheckedResult, HostError>, CollectError> {
         let path = upload.claim.key.path;
         if content.digest != upload.digest {
@@ -277,7 +291,9 @@ impl ResultIntake {
             return Ok(Err(HostError::OtherContent { expected, found }));
         }
         match upload.item {
-            LeaseResult::OuterGradient { fragment, .. } => self.check_gradient(path, fragment, content),
+            LeaseResult::OuterGradient { fragment, .. } => {
+                self.check_gradient(path, fragment, content, arrived)
+            }
             LeaseResult::State => {
                 match check_state(&self.plan, &self.layout, path, upload.admitted.to, content) {
                     Ok(()) => Ok(Ok(CheckedResult::default())),
@@ -288,7 +304,7 @@ impl ResultIntake {
         }
     }
 
-    /// Decodes an outer gradient. Every value must be finite.
+    /// Decodes an outer gradient, unless `arrived` has done so. Every value must be finite.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -297,33 +313,27 @@ impl ResultIntake {
         path: PathId,
         fragment: FragmentId,
         content: &ReceivedContent,
+        arrived: Option<GradientCheck>,
     ) -> Result<Result<CheckedResult, HostError>, CollectError> {
-        let length = match self.layout.fragment(fragment.module.level, fragment.index) {
-            Ok(fragment) => fragment.values(),
-            Err(why) => return Ok(Err(why.into())),
-        };
-        // Many gradients may wait for a slow store at the same time. Those without room are read from the store again.
-        let mut kept = self.gradients.room(length).map(|room| (Vec::with_capacity(length), room));
-        let mut sum = 0.0;
-        let mut decoder = Decoder::new(content.digest.bytes, length);
-        let mut decoded = Ok(());
-        for piece in content.pieces() {
-            let piece = piece.map_err(CollectError::Unread)?;
-            decoded = decoder.read(&piece, |values| {
-                sum += squared_norm(values);
-                if let Some((kept, _)) = &mut kept {
-                    kept.extend_from_slice(values);
+        let check = match arrived {
+            Some(check) => check,
+            None => {
+                let length = match self.layout.fragment(fragment.module.level, fragment.index) {
+                    Ok(fragment) => fragment.values(),
+                    Err(why) => return Ok(Err(why.into())),
+                };
+                // Many gradients may wait for a slow store at the same time. Those without room are read from the store again.
+                let mut check = GradientCheck::new(content.digest.bytes, length, self.gradients.room(length));
+                for piece in content.pieces() {
+                    if !check.read(&piece.map_err(CollectError::Unread)?) {
+                        break;
+                    }
                 }
-            });
-            if decoded.is_err() {
-                break;
+                check
             }
-        }
+        };
         let module = fragment.module;
-        Ok(match decoded.and_then(|()| decoder.finish()) {
-            Ok(()) => Ok(CheckedResult { norm: sum.sqrt(), values: kept }),
-            Err(why) => Err(PathError::OuterGradient { module, path, why }.into()),
-        })
+        Ok(check.finish().map_err(|why| PathError::OuterGradient { module, path, why }.into()))
     }
 }
 

@@ -7,6 +7,7 @@
 mod disk_room;
 mod lease_uploads;
 mod received_pieces;
+mod upload;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -15,9 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
-use dipaco_ledger::ExpectedResult;
 use dipaco_net::RareWarning;
-use dipaco_store::{ObjectRef, RunStore};
+use dipaco_store::RunStore;
 use dipaco_sync::{Fence, LeaseClaim, ProcessId};
 use dipaco_topology::PathId;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
@@ -26,12 +26,14 @@ use crate::TrainError;
 use crate::blocking::blocking;
 use crate::host::HostError;
 use crate::host::error::CollectError;
-use dipaco_protocol::{ContentDigest, LeaseResult, PIECE_BYTES, Response};
+use crate::host::gradient_check::GradientCheck;
+use dipaco_protocol::{ContentDigest, PIECE_BYTES, Response};
 use disk_room::{DiskRoom, DiskShare};
 pub use lease_uploads::UploadKey;
 use lease_uploads::{HeldLease, LeaseUploads};
 pub use received_pieces::ReceivedContent;
 use received_pieces::{ReceivedPiece, ReceivedPieces, ResultFile};
+pub use upload::{AdmittedUpload, Upload, UploadedPiece};
 
 /// Number of pieces that are collected in memory: 128 MiB.
 const COLLECTED_PIECES: usize = 64;
@@ -59,37 +61,6 @@ pub struct Uploads {
     /// Number of pieces that have been added to uploads.
     pieces: AtomicU64,
     warnings: RareWarning,
-}
-
-/// A piece of an upload.
-#[derive(Clone, Debug)]
-pub struct UploadedPiece {
-    /// The lease and the worker that names it.
-    pub claim: LeaseClaim,
-    /// The result that is uploaded.
-    pub item: LeaseResult,
-    /// Announced digest of the complete result.
-    pub digest: ContentDigest,
-    /// First byte of the piece in the result: a multiple of [`PIECE_BYTES`].
-    pub offset: u64,
-}
-
-/// The decision to take an upload.
-#[derive(Clone, Debug, Default)]
-pub struct AdmittedUpload {
-    /// Inner steps of the path after which its worker makes the result.
-    pub to: u64,
-    /// The ledger's check of the result; `None` if the ledger is in another process.
-    pub expected: Option<ExpectedResult>,
-}
-
-/// The upload of one result.
-pub struct Upload {
-    pub(crate) claim: LeaseClaim,
-    pub(crate) item: LeaseResult,
-    pub(crate) digest: ContentDigest,
-    pub(crate) admitted: AdmittedUpload,
-    progress: Arc<tokio::sync::Mutex<UploadProgress>>,
 }
 
 /// State of an upload.
@@ -162,11 +133,24 @@ impl Uploads {
     /// key. Another content of the same result replaces an upload that is not complete: the worker may have made the result
     /// again. The caller has checked that the lease expects the result, and that it may have the announced length.
     pub fn begin(&self, key: UploadKey, piece: &UploadedPiece, admitted: AdmittedUpload) -> Arc<Upload> {
+        self.begin_checked(key, piece, admitted, || None)
+    }
+
+    /// [`Self::begin`]. If the upload begins here and is too long for the memory of pieces, it is read by `check` while it
+    /// arrives.
+    pub(super) fn begin_checked(
+        &self,
+        key: UploadKey,
+        piece: &UploadedPiece,
+        admitted: AdmittedUpload,
+        check: impl FnOnce() -> Option<GradientCheck>,
+    ) -> Arc<Upload> {
         let mut uploads = self.uploads();
         if let Some(upload) = uploads.get(&key).filter(|upload| upload.has(piece)) {
             return upload.clone();
         }
-        let upload = Arc::new(Upload::new(piece, admitted));
+        let check = if piece.digest.bytes > self.longest { check() } else { None };
+        let upload = Arc::new(Upload::new(piece, admitted, check));
         let replaced = uploads.insert(key, upload.clone());
         // Its file is closed while nobody waits for the lock.
         drop(uploads);
@@ -341,30 +325,6 @@ impl Uploads {
     }
 }
 
-impl Upload {
-    fn new(piece: &UploadedPiece, admitted: AdmittedUpload) -> Self {
-        let UploadedPiece { claim, item, digest, .. } = piece.clone();
-        let progress = UploadProgress { missing: offsets(&digest), ..UploadProgress::default() };
-        Self { claim, item, digest, admitted, progress: Arc::new(tokio::sync::Mutex::new(progress)) }
-    }
-
-    /// The answer to a piece for which there is no room.
-    fn no_room(&self) -> Response {
-        Response::Wait { reason: format!("there is no room for {} now", self.item.name()) }
-    }
-
-    /// The object in the store that this upload announces. Its name contains the hash, and the store replaces no content.
-    pub(crate) fn object(&self) -> ObjectRef {
-        let ContentDigest { hash, bytes } = self.digest.clone();
-        ObjectRef { name: self.item.object_name(self.claim.key, self.admitted.to, &hash), hash, bytes }
-    }
-
-    /// True if a piece is one of this upload: it has the lease's secret, and announces the same content.
-    fn has(&self, piece: &UploadedPiece) -> bool {
-        piece.claim.matches(&self.claim) && piece.item == self.item && piece.digest == self.digest
-    }
-}
-
 impl UploadProgress {
     fn lose_pieces(&mut self, digest: &ContentDigest) {
         self.received = ReceivedPieces::default();
@@ -376,6 +336,11 @@ impl CompleteUpload {
     /// The content of the result.
     pub fn content(&self) -> ReceivedContent {
         self.content.clone()
+    }
+
+    /// The check that has read the result while it arrived. A second call returns `None`.
+    pub(super) fn take_check(&mut self) -> Option<GradientCheck> {
+        self.progress.received.take_check()
     }
 
     /// Sets the answer to every later piece of this upload, and drops the received pieces.

@@ -22,11 +22,14 @@ pub(crate) struct VerifiedGradients {
     kept: Arc<Mutex<KeptGradients>>,
     /// Permits for values from their decoding until the store has their object.
     room: Arc<Semaphore>,
+    /// A permit for the values of the outer gradient that is decoded while it arrives.
+    arriving: Arc<Semaphore>,
 }
 
 impl Default for VerifiedGradients {
     fn default() -> Self {
-        Self { kept: Arc::default(), room: Arc::new(Semaphore::new(PERMITS)) }
+        let permits = |permits| Arc::new(Semaphore::new(permits));
+        Self { kept: Arc::default(), room: permits(PERMITS), arriving: permits(1) }
     }
 }
 
@@ -44,6 +47,13 @@ impl VerifiedGradients {
     pub(crate) fn room(&self, values: usize) -> Option<OwnedSemaphorePermit> {
         let permits = values.checked_mul(size_of::<f32>())?.div_ceil(PERMIT_BYTES).min(PERMITS);
         self.room.clone().try_acquire_many_owned(u32::try_from(permits).ok()?).ok()
+    }
+
+    /// Room for the values of an outer gradient that is decoded while it arrives; `None` while another one is. A slow peer may
+    /// hold this room for the time of its lease, so it is not that of [`Self::room`]. It has no limit in bytes: the
+    /// configuration sets the lengths of gradients.
+    pub(crate) fn room_on_arrival(&self) -> Option<OwnedSemaphorePermit> {
+        self.arriving.clone().try_acquire_owned().ok()
     }
 
     /// Keeps the values of an outer gradient under the reference of its object in the store.

@@ -1,8 +1,10 @@
 //! Tests of receiving results.
 
+mod long_gradients;
 mod long_results;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -83,6 +85,17 @@ fn state(bytes: u64) -> UploadedPiece {
     let claim = LeaseClaim { key, worker: ProcessId::local("w") };
     let digest = ContentDigest { bytes, ..ContentDigest::of(&[]) };
     UploadedPiece { claim, item: LeaseResult::State, digest, offset: 0 }
+}
+
+/// The pieces of a result with their numbers.
+fn pieces(bytes: &[u8]) -> impl DoubleEndedIterator<Item = (usize, &[u8])> + ExactSizeIterator {
+    bytes.chunks(PIECE_BYTES as usize).enumerate()
+}
+
+/// The files below a folder.
+fn files(folder: &FilePath) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! The received pieces of a result: in memory while there is room, and in a file otherwise.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::disk_room::DiskShare;
 use crate::host::error::CollectError;
-use dipaco_protocol::{ContentDigest, PIECE_BYTES};
+use crate::host::gradient_check::GradientCheck;
+use dipaco_protocol::{ContentDigest, PIECE_BYTES, PIECES_AT_ONCE};
 
 /// The received pieces of a result.
 #[derive(Default)]
@@ -22,6 +23,8 @@ pub(super) struct ReceivedPieces {
     /// Hash of the pieces in memory up to the first gap. Pieces are hashed while the processor's cache holds them.
     hasher: blake3::Hasher,
     file: Option<ResultFile>,
+    /// The check of the file's content, until there is a file.
+    check: Option<GradientCheck>,
 }
 
 /// A file with each piece at its offset. It disappears with the upload unless it becomes the object in the store.
@@ -30,8 +33,10 @@ pub(super) struct ResultFile {
     share: Arc<Option<DiskShare>>,
     /// Hash of the content up to the first gap.
     hasher: blake3::Hasher,
-    /// Offsets of the pieces behind the first gap.
-    ahead: BTreeSet<u64>,
+    /// Reads the content up to the first gap.
+    check: Option<GradientCheck>,
+    /// The pieces behind the first gap by offset. Some of a result with a check are also in memory.
+    ahead: BTreeMap<u64, Option<Bytes>>,
 }
 
 /// A piece in memory with the permit for its room.
@@ -68,6 +73,16 @@ impl ReceivedPiece {
 }
 
 impl ReceivedPieces {
+    /// No pieces yet. If they move to a file, `check` reads what arrives there.
+    pub(super) fn checked_in_a_file(check: Option<GradientCheck>) -> Self {
+        Self { check, ..Self::default() }
+    }
+
+    /// Takes the check that has read all of the file's content.
+    pub(super) fn take_check(&mut self) -> Option<GradientCheck> {
+        self.file.as_mut()?.check.take()
+    }
+
     pub(super) fn is_in_file(&self) -> bool {
         self.file.is_some()
     }
@@ -96,6 +111,7 @@ impl ReceivedPieces {
             Some(file) => Ok(file),
             none => {
                 let mut file = begin()?;
+                file.check = self.check.take();
                 self.pieces.iter().try_for_each(|(&offset, piece)| file.store(offset, &piece.bytes))?;
                 self.pieces.clear();
                 Ok(none.insert(file))
@@ -131,29 +147,41 @@ impl ResultFile {
         share: Option<DiskShare>,
     ) -> Result<Self, CollectError> {
         let (object, share) = (Arc::new(store.begin(object, scratch)?), Arc::new(share));
-        Ok(Self { object, share, hasher: blake3::Hasher::new(), ahead: BTreeSet::new() })
+        Ok(Self { object, share, hasher: blake3::Hasher::new(), check: None, ahead: BTreeMap::new() })
     }
 
-    /// Stores a piece, and hashes what is contiguous with the pieces before it.
+    /// Stores a piece, and hashes and checks what is contiguous with the pieces before it.
     ///
     /// # Errors
     /// When the disk fails.
-    pub(super) fn store(&mut self, offset: u64, piece: &[u8]) -> Result<(), CollectError> {
-        if offset < self.hasher.count() || self.ahead.contains(&offset) {
+    pub(super) fn store(&mut self, offset: u64, piece: &Bytes) -> Result<(), CollectError> {
+        if offset < self.hasher.count() || self.ahead.contains_key(&offset) {
             // A repetition could differ from the bytes that are hashed.
             return Ok(());
         }
         self.object.write(offset, piece)?;
         if offset == self.hasher.count() {
-            self.hasher.update(piece);
+            self.read(piece);
         } else {
-            self.ahead.insert(offset);
+            // Pieces that travel together arrive in any order. One result at a time has a check, so these take little memory.
+            let near = self.check.is_some() && self.ahead.len() < PIECES_AT_ONCE;
+            self.ahead.insert(offset, near.then(|| piece.clone()));
         }
-        while self.ahead.remove(&self.hasher.count()) {
+        while let Some(piece) = self.ahead.remove(&self.hasher.count()) {
             let begin = self.hasher.count();
-            self.hasher.update(&self.object.read(begin..begin.saturating_add(PIECE_BYTES))?);
+            let of_file = || self.object.read(begin..begin.saturating_add(PIECE_BYTES));
+            let piece = piece.map_or_else(of_file, Ok)?;
+            self.read(&piece);
         }
         Ok(())
+    }
+
+    /// Reads the next piece of the content, while the processor's cache holds it.
+    fn read(&mut self, piece: &[u8]) {
+        self.hasher.update(piece);
+        if let Some(check) = &mut self.check {
+            check.read(piece);
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use dipaco_protocol::LeaseResult;
 use dipaco_sync::{LeaseKey, LeaseSecret};
 
 use super::*;

@@ -1,8 +1,5 @@
 //! Tests of results in files.
 
-use std::fs;
-use std::path::Path as FilePath;
-
 use dipaco_path::PathState;
 use dipaco_store::StoreLoad;
 
@@ -73,16 +70,6 @@ impl LongResults {
     async fn send_all(&self, announced: &ContentDigest, bytes: &[u8]) -> Result<Response, HostError> {
         self.send(announced, pieces(bytes)).await
     }
-}
-
-fn pieces(bytes: &[u8]) -> impl DoubleEndedIterator<Item = (usize, &[u8])> + ExactSizeIterator {
-    bytes.chunks(PIECE_BYTES as usize).enumerate()
-}
-
-/// The files below a folder.
-fn files(folder: &FilePath) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
 }
 
 #[tokio::test]

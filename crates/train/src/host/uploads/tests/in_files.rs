@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path as FilePath;
 
+use dipaco_store::ObjectRef;
+
 use super::*;
 
 impl Collector {
@@ -122,7 +124,7 @@ fn a_repeated_piece_changes_no_byte_that_is_hashed() {
     let begin = || ResultFile::begin(&RunStore::in_memory(), object, folder.path(), None);
     let file = pieces.file(begin).unwrap();
     for (offset, value) in [(0, 1), (2, 3), (0, 9), (2, 9), (1, 2), (1, 9)] {
-        file.store(offset * PIECE_BYTES, &piece(value)).unwrap();
+        file.store(offset * PIECE_BYTES, &piece(value).into()).unwrap();
     }
     let found = pieces.content(None);
     assert!(found.digest == ContentDigest::of(&content));
