@@ -118,6 +118,13 @@ fn an_experiment_becomes_a_table_and_is_not_repeated() {
         let _ = bench.run(typo).failed(1, &["nowhere", "No such file"]);
         assert_eq!(snapshot(&bench.out()), before, "{typo}: the results stay");
     }
+    let manifests = bench.folder.path().join("text/store/manifest");
+    fs::create_dir_all(&manifests).unwrap();
+    fs::write(manifests.join("00000000000000000001.json"), r#"{"schema":"dipaco-run"}"#).unwrap();
+    let mut around = bench.command("");
+    around.arg("--data").arg(bench.folder.path().join("text"));
+    let _ = output(around).failed(2, &["is the store of a run"]);
+    assert_eq!(snapshot(&bench.out()), before, "a store in the text: the results stay");
 }
 
 /// A sweep of outer rates for the run `dense`.

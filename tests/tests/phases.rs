@@ -116,6 +116,33 @@ fn a_run_that_is_to_stop_at_phases_goes_on_to_the_next_boundary() {
 }
 
 #[test]
+fn a_run_that_went_back_stops_at_a_boundary_until_a_router_is_fitted_for_its_weights() {
+    let late = "--set routing.phases.0.round=2 --set routing.overlap=3 --workers 2";
+    let train = |run: &Run, words: &str| run.train(&format!("{late} {words}")).finish().succeeded();
+    let run = untrained();
+    let _ = train(&run, "--stop-at-phase").says("2 of 3 rounds");
+    let _ = run.dipaco("route score").succeeded();
+    let _ = run.dipaco("route refit").succeeded();
+    let _ = run.dipaco("rollback --round 1").succeeded();
+    // This training gives the same bits again. The test makes the scores of path 0 those of other weights, as if it did not.
+    let header = routing(&run, "scores/path-000.json");
+    let mut scored: Value = serde_json::from_str(&std::fs::read_to_string(&header).unwrap()).unwrap();
+    scored["modules"][0][1][0][1] = "other weights".into();
+    std::fs::write(&header, scored.to_string()).unwrap();
+    for _ in 0..2 {
+        let _ = train(&run, "--stop-at-phase --resume").says("2 of 3 rounds");
+    }
+    let _ = run.dipaco("route score").succeeded().says("3 had been scored before");
+    let _ = run.dipaco("route refit").succeeded();
+    // The run comes to the boundary once more with the weights that the router was fitted for, and has nothing to stop for.
+    let _ = run.dipaco("rollback --round 1").succeeded();
+    let _ = train(&run, "--stop-at-phase --resume").says("3 of 3 rounds");
+    let calm = untrained();
+    let _ = train(&calm, "");
+    assert_eq!(run.bits(), calm.bits());
+}
+
+#[test]
 fn a_training_that_goes_on_keeps_a_router_that_was_fitted_with_other_settings() {
     let run = untrained();
     let _ = train(&run, "--workers 2 --stop-at-phase").finish().succeeded();

@@ -13,7 +13,7 @@ use dipaco_ledger::{
 };
 use dipaco_sync::{FragmentId, Lease, Schedule, ScheduledSend};
 use dipaco_topology::{ModuleId, PathId};
-use support::{FRAGMENT, NOW, lease, object, start_of, take_over_stored};
+use support::{FRAGMENT, NOW, ask_as, lease, object, start_of, take_over_stored};
 
 const PATHS: u32 = 3;
 const BAD: PathId = PathId(0);
@@ -117,8 +117,13 @@ impl Run {
     fn train(&mut self, worker: &str, path: PathId) {
         let lease = lease(&mut self.ledger, worker);
         assert_eq!(lease.path, path);
-        self.send(&lease);
-        self.upload(&lease, LeaseResult::State, lease.to);
+        self.complete(&lease);
+    }
+
+    /// The worker of a lease uploads its results and completes it.
+    fn complete(&mut self, lease: &Lease) {
+        self.send(lease);
+        self.upload(lease, LeaseResult::State, lease.to);
         // Each measurement is better than the one before it.
         let held_out_loss = Some(9.0 - lease.from as f64 / 10.0);
         let report = LeaseReport { held_out_loss, ..LeaseReport::default() };
@@ -194,6 +199,12 @@ fn plan(overlap: u64, checkpoints: usize) -> impl FnOnce(&mut LedgerPlan) {
     }
 }
 
+/// The last completed lease of the bad path in a record, and the token that completed it.
+fn completed(training: &TrainingRecord) -> (Option<u64>, Option<String>) {
+    let path = training.path(BAD).unwrap();
+    (path.fence, path.completed_by.clone())
+}
+
 /// State and own weights of the bad path in a record.
 fn of_bad(training: &TrainingRecord) -> (Option<ObjectRef>, ObjectRef, Option<ObjectRef>) {
     let own = training.fragment(OWN.module, OWN.index).unwrap();
@@ -244,6 +255,29 @@ fn the_path_and_its_own_module_go_back_to_before_its_last_completed_lease() {
     }
     run.write();
     assert!(run.ledger.state().finished());
+}
+
+#[test]
+fn the_record_of_a_path_that_goes_back_names_who_completed_the_lease_of_its_state() {
+    let mut run = Run::begin(0, 2);
+    run.round(0..PATHS);
+    let good = completed(run.write());
+    // A worker of another token completes the lease whose state the path loses again.
+    let of_other = |run: &mut Run| ask_as(&mut run.ledger, "other", "b");
+    let lease = of_other(&mut run);
+    assert_eq!(lease.path, BAD);
+    run.complete(&lease);
+    (1..PATHS).for_each(|path| run.train("a", PathId(path)));
+    run.take_all();
+    let bad = completed(run.write());
+    assert!(good.0 != bad.0 && good.1 != bad.1, "{good:?} {bad:?}");
+    // Workers of one token would be one account, because the other token can try the path.
+    assert_eq!(run.diverges("a"), FailureDecision::Retried);
+    let lease = of_other(&mut run);
+    let failure = TrainingFailure::Diverged { step: lease.from };
+    let decided = run.ledger.training_failed(&lease.claim(), &failure).unwrap();
+    assert!(matches!(decided, FailureDecision::Quarantined(_)), "{decided:?}");
+    assert_eq!(completed(run.write()), good);
 }
 
 #[test]

@@ -99,8 +99,8 @@ impl OuterState {
         outer: &OuterConfig,
         fragment: &[TensorSpec],
     ) -> Result<Vec<Bytes>, PathError> {
-        struct Part(Arc<OuterState>, usize);
-        impl AsRef<[f32]> for Part {
+        struct StatePart(Arc<OuterState>, usize);
+        impl AsRef<[f32]> for StatePart {
             fn as_ref(&self) -> &[f32] {
                 self.0.parts().nth(self.1).map(Vec::as_slice).unwrap_or_default()
             }
@@ -114,7 +114,7 @@ impl OuterState {
                     format!("a part of an outer state has {} values, its fragment {length}", values.len());
                 return Err(PathError::Internal { what });
             }
-            tensors.extend(module_files::tensors(specs, Part(self.clone(), part)));
+            tensors.extend(module_files::tensors(specs, StatePart(self.clone(), part)));
         }
         Ok(safetensors_parts(tensors, None)?)
     }

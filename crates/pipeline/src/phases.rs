@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dipaco_config::RunConfig;
 use dipaco_path::{DeviceChoice, PathReader, ReaderSize};
 use dipaco_routing::{
-    FeatureExtractor, FeaturePoints, FitOrigin, Likelihoods, PathScores, Router, RouterKind, RoutingError,
-    SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom, fit_discriminative, raise_targets,
-    scores_are_there, targets_of,
+    FeatureExtractor, FeaturePoints, FitOrigin, Likelihoods, PathScores, Router, RouterConfig, RouterKind,
+    RoutingError, SampleFeatures, ScoreHeader, ScoredDocuments, TargetsFrom, fit_discriminative,
+    raise_targets, scores_are_there, targets_of,
 };
 use dipaco_shards::{TokenSet, WorkPart};
 use dipaco_store::{RunStore, ShardRecord, TrainingRecord};
@@ -118,21 +118,13 @@ pub fn refit(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<(Router, bool), PipelineError> {
-    let training = next(weights)?;
-    let (old, new) = (run.routing(training.phase), run.routing(training.phase + 1));
-    let tokens = reserved(run, &old)?;
-    let settings = router_settings(config, weights)?;
-    let ReservedScores { scores, hash: scores_hash } = scores(run, config, weights, &tokens)?;
-    let old = router(&old)?;
-    let from = TargetsFrom { router_hash: old.hash().to_owned(), scores_hash };
-    let seed_hash = weights.seed_hash()?;
-    let origin = origin_of(&tokens, seed_hash);
-    if new.router().exists() {
-        let known = router(&new)?;
-        if known.fitted_on().has_inputs(&origin, &settings, Some(&from)) {
-            return Ok((known, false));
-        }
+    let new = run.routing(next(weights)?.phase + 1);
+    let inputs = RefitInputs::read(run, config, weights)?;
+    if let Some(known) = inputs.fitted(&new)? {
+        return Ok((known, false));
     }
+    let RefitInputs { tokens, settings, scores, old, from, origin } = inputs;
+    let seed_hash = weights.seed_hash()?;
     let mut show = shown(progress, "route refit", cancel);
     let kind = RouterKind::Discriminative;
     // A document keeps its features for the whole run. Routers of random shards and of labels have no vectors.
@@ -182,6 +174,7 @@ fn reroute(
 ) -> Result<Vec<ShardRecord>, PipelineError> {
     let training = next(weights)?;
     let phase = training.phase + 1;
+    tracing::info!(phase, round = training.phase_end(), "the text is divided among the paths anew");
     // The GPUs of this machine belong to its workers, which keep their memory while they wait.
     let device = DeviceChoice::Cpu;
     let scored = score(run, config, weights, device, WorkPart::WHOLE, progress, cancel)?;
@@ -207,15 +200,17 @@ pub fn small(run: &RunDirectory, config: &RunConfig, phase: u32) -> Result<Optio
     let boundaries: Vec<u32> = config.routing.phases.iter().map(|phase| phase.round).collect();
     let begin = (phase as usize).checked_sub(1).and_then(|index| boundaries.get(index)).copied().unwrap_or(0);
     let end = boundaries.get(phase as usize).copied().unwrap_or(config.train.rounds);
-    Ok(small_shards(&shard_records(run, phase, config)?, config, end.saturating_sub(begin)))
+    Ok(small_shards(&shard_records(run, phase, config)?, config, begin..end))
 }
 
-/// Begins a phase for a coordinator on this machine. The work ends soon after the coordinator does.
+/// Begins a phase for a coordinator on this machine; with `stop_at_phase`, only a phase whose router is fitted already. The work
+/// ends soon after the coordinator does.
 pub(crate) fn rerouting(
     run: &RunDirectory,
     config: &RunConfig,
     store: &RunStore,
     progress: &Progress,
+    stop_at_phase: bool,
 ) -> Reroute {
     let inputs = (run.clone(), config.clone(), store.clone(), progress.clone());
     Box::new(move |_| {
@@ -224,7 +219,12 @@ pub(crate) fn rerouting(
             let weights = Weights::of_store(store, &config, Version::Current).await?;
             let stop = StopWhenDropped(Arc::default());
             let cancel = stop.0.clone();
-            let work = move || reroute(&run, &config, &weights, &progress, &cancel);
+            let work = move || {
+                if stop_at_phase && !next_router_is_fitted(&run, &config, &weights)? {
+                    return Ok(None);
+                }
+                reroute(&run, &config, &weights, &progress, &cancel).map(Some)
+            };
             let shards = tokio::task::spawn_blocking(work).await;
             Ok(shards.map_err(|source| PipelineError::Task { source })??)
         })
@@ -233,6 +233,61 @@ pub(crate) fn rerouting(
 
 /// Asks the work to stop when the future that waits for it is dropped.
 pub(crate) struct StopWhenDropped(pub(crate) Arc<AtomicBool>);
+
+/// What the router of the next phase is fitted on.
+struct RefitInputs {
+    /// The reserved documents.
+    tokens: Arc<TokenSet>,
+    settings: RouterConfig,
+    /// The scores of all paths, in path order.
+    scores: Vec<PathScores>,
+    /// The router of the current phase.
+    old: Router,
+    from: TargetsFrom,
+    origin: FitOrigin,
+}
+
+impl RefitInputs {
+    /// Reads the inputs of a run whose next phase can begin.
+    fn read(run: &RunDirectory, config: &RunConfig, weights: &Weights) -> Result<Self, PipelineError> {
+        let routing = run.routing(next(weights)?.phase);
+        let tokens = reserved(run, &routing)?;
+        let settings = router_settings(config, weights)?;
+        let ReservedScores { scores, hash: scores_hash } = scores(run, config, weights, &tokens)?;
+        let old = router(&routing)?;
+        let from = TargetsFrom { router_hash: old.hash().to_owned(), scores_hash };
+        let origin = origin_of(&tokens, weights.seed_hash()?);
+        Ok(Self { tokens, settings, scores, old, from, origin })
+    }
+
+    /// The router in a folder, if it is fitted on these inputs.
+    fn fitted(&self, routing: &RoutingFolder) -> Result<Option<Router>, PipelineError> {
+        if !routing.router().exists() {
+            return Ok(None);
+        }
+        let known = router(routing)?;
+        let is_of_these = known.fitted_on().has_inputs(&self.origin, &self.settings, Some(&self.from));
+        Ok(is_of_these.then_some(known))
+    }
+}
+
+/// True if the router of the next phase is fitted on scores of the current weights. A run that went back has the router of the
+/// weights that it had before.
+fn next_router_is_fitted(
+    run: &RunDirectory,
+    config: &RunConfig,
+    weights: &Weights,
+) -> Result<bool, PipelineError> {
+    let new = run.routing(next(weights)?.phase + 1);
+    if !new.router().exists() {
+        return Ok(false);
+    }
+    match RefitInputs::read(run, config, weights) {
+        Ok(inputs) => Ok(inputs.fitted(&new)?.is_some()),
+        Err(PipelineError::Routing(RoutingError::NoScores { .. })) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
 
 /// The scores of all paths.
 pub(crate) struct ReservedScores {

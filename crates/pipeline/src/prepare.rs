@@ -15,7 +15,8 @@ use crate::run_directory::RunDirectory;
 use crate::store::manifest;
 use crate::stores_in_text::refuse_stores;
 
-/// Looks whether the inputs exist, leave files to train on, and lie around no store of a run. Reads none of the text.
+/// Looks whether the inputs exist, leave files to train on, and lie around no store of a run. Reads none of the text. A command
+/// looks before its first change, so that a mistake leaves nothing behind. [`prepare`] does not look again.
 ///
 /// # Errors
 /// [`PipelineError::Shards`] when an input does not exist or can't be listed, or no file is left for training, and
@@ -26,12 +27,12 @@ pub fn check_inputs(inputs: &[PathBuf], validation: &[PathBuf]) -> Result<(), Pi
 }
 
 /// Turns text into the run's tokenizer and token files. Finished work is kept. `inputs` and `validation` are files and
-/// folders; without `validation`, a part of the inputs becomes the validation text. Blocks.
+/// folders; without `validation`, a part of the inputs becomes the validation text. Call [`check_inputs`] before: the manifests
+/// of a store among the inputs would be text. Blocks.
 ///
 /// # Errors
 /// [`PipelineError::Shards`] when the text can't be read, gives another tokenizer than that of the trained paths, the files
-/// can't be written, or `cancel` was set, and [`PipelineError::StoreInText`] when the store of a run lies in a folder of the
-/// inputs.
+/// can't be written, or `cancel` was set.
 pub fn prepare(
     run: &RunDirectory,
     config: &RunConfig,
@@ -56,7 +57,6 @@ pub fn prepare_part(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<PrepareReport, PipelineError> {
-    refuse_stores(inputs, validation)?;
     let (settings, watcher, data) = (run.located(&config.prepare), FileProgress::new(progress), run.data());
     let prepare = |keep: Option<&str>| {
         let into = PrepareFolder { path: &data, keep };

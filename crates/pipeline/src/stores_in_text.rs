@@ -65,7 +65,7 @@ mod tests {
     use dipaco_telemetry::Progress;
 
     use super::*;
-    use crate::prepare::prepare;
+    use crate::prepare::{check_inputs, prepare};
     use crate::{RunDirectory, save_config};
 
     /// A run beside a folder of text.
@@ -94,7 +94,9 @@ mod tests {
             self.text().join("corpus.jsonl")
         }
 
+        /// Prepares text as the commands do.
         fn prepare(&self, inputs: &[PathBuf]) -> Result<PrepareReport, PipelineError> {
+            check_inputs(inputs, &[])?;
             let mut config = self.config.clone();
             (config.prepare.vocab_size, config.prepare.validation_fraction) = (280, 0.2);
             let run = RunDirectory::new(self.folder.path().join("run"));

@@ -49,8 +49,8 @@ pub struct TrainOptions {
     pub advertise: Vec<String>,
     /// Continue a run that has begun.
     pub resume: bool,
-    /// Stop at the boundary of a phase of routing instead of beginning the next phase. A phase whose router is fitted already
-    /// begins, so that a resumed run reaches the boundary after it.
+    /// Stop at the boundary of a phase of routing instead of beginning the next phase. A phase whose router is fitted already, on
+    /// scores of the weights at the boundary, begins, so that a resumed run reaches the boundary after it.
     pub stop_at_phase: bool,
     /// Device of the workers on this machine.
     pub device: DeviceChoice,
@@ -113,13 +113,12 @@ pub async fn train(
     let setup = CoordinatorOptions {
         config: config.clone(),
         store: store.clone(),
-        last_phase: if options.stop_at_phase { last_phase(run, &started.manifest) } else { u32::MAX },
         started,
         shards: run.routing(0).root().to_owned(),
         revocations: Revocations::of(&run.revoked()),
         renew: Some(renewals(authority)),
         clock: Clock::system(),
-        reroute: Some(phases::rerouting(run, config, &store, progress)),
+        reroute: Some(phases::rerouting(run, config, &store, progress, options.stop_at_phase)),
         events,
         progress: progress.clone(),
         observe: Some(Box::new(move |live| monitor.watch(live))),
@@ -146,13 +145,6 @@ pub async fn train(
     Ok(summary)
 }
 
-/// The phase at whose end a run stops: the current one, or the next one if that has its router and can begin.
-fn last_phase(run: &RunDirectory, manifest: &RunManifest) -> u32 {
-    let phase = manifest.phase();
-    let ended = manifest.training.as_ref().is_some_and(TrainingRecord::at_boundary);
-    if ended && run.routing(phase + 1).router().exists() { phase + 1 } else { phase }
-}
-
 fn start_workers(
     run: &RunDirectory,
     config: &RunConfig,
@@ -175,7 +167,7 @@ async fn validate_beside(validation: Option<&mut Validation<'_>>) -> Infallible 
 /// Warns of shards that are read too often, and tells of early stopping that hardly measures.
 fn warn_of_settings(training: Option<&TrainingRecord>, config: &RunConfig) {
     let small = training.and_then(|training| {
-        small_shards(&training.shards, config, training.phase_end() - training.phase_begin())
+        small_shards(&training.shards, config, training.phase_begin()..training.phase_end())
     });
     if let Some(warning) = small {
         tracing::warn!("{warning}");

@@ -61,13 +61,14 @@ use dipaco_protocol::{RUN_COMPLETE, WorkerPlan};
 /// Time for which the coordinator of a complete run waits for its workers to leave.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Divides the text anew for a phase, whose number is the argument, and returns the shards of its paths. Meanwhile no path
-/// is trained, and the store holds the final weights of the previous phase. The call is repeated if the coordinator stops
-/// before it has recorded the phase, so it must accept its own earlier results.
+/// Divides the text anew for a phase, whose number is the argument, and returns the shards of its paths; `None` if the
+/// coordinator is to end before this phase. Meanwhile no path is trained, and the store holds the final weights of the previous
+/// phase. The call is repeated if the coordinator stops before it has recorded the phase, so it must accept its own earlier
+/// results.
 pub type Reroute = Box<dyn Fn(u32) -> Rerouting + Send + Sync>;
 /// Result of a [`Reroute`].
 pub type Rerouting =
-    Pin<Box<dyn Future<Output = Result<Vec<ShardRecord>, Box<dyn Error + Send + Sync>>> + Send>>;
+    Pin<Box<dyn Future<Output = Result<Option<Vec<ShardRecord>>, Box<dyn Error + Send + Sync>>> + Send>>;
 
 /// Takes the source of the present state of a coordinator that has taken its run over.
 pub type Observe = Box<dyn FnOnce(LiveSource) + Send>;
@@ -87,8 +88,6 @@ pub struct CoordinatorOptions {
     pub shards: PathBuf,
     /// Begins the phases of routing. Without it the coordinator ends at the beginning of the next phase.
     pub reroute: Option<Reroute>,
-    /// The coordinator ends at the beginning of the phase after this one; [`u32::MAX`] for all phases.
-    pub last_phase: u32,
     /// Tokens that are no longer valid.
     pub revocations: Revocations,
     /// Renews the tokens of connected peers; without it tokens end at their expiry.
@@ -141,7 +140,6 @@ pub async fn coordinate(
     let observe = options.observe.take();
     let counters = server.traffic_source();
     options.events = options.events.with_wire_bytes(Arc::new(move || wire_bytes(counters.read())));
-    let last_phase = options.last_phase;
     let RunningCoordinator { requests, synchronizer, writer, leftovers, reroute, steps_before } =
         RunningCoordinator::take_over(options).await?;
     let rounds = requests.ledger().rounds_done().into();
@@ -150,15 +148,20 @@ pub async fn coordinate(
         observe(live::source(&requests, server.traffic_source()));
     }
     let farewell = CancellationToken::new();
+    // Deadlines are watched as long as peers are served: a request in the goodbye looks at the clock, too.
+    let serving = async {
+        tokio::select! {
+            ended = serve_peers(&server, &requests, &farewell) => ended,
+            never = watch_leases(&requests) => match never {},
+        }
+    };
     // Lives until the server is closed: dropping it earlier would end connections without a reason.
-    let accepting = serve_peers(&server, &requests, &farewell);
-    tokio::pin!(accepting);
+    tokio::pin!(serving);
     // A failure anywhere ends the coordinator: every answer that its workers have is on the disk, and `--resume` goes on.
     let ended = tokio::select! {
         result = requests.take_own_outer_steps(synchronizer) => result.map(|()| Ended::Stopped),
-        never = watch_leases(&requests) => match never {},
-        result = &mut accepting => result.map(|()| Ended::Stopped),
-        result = lead_phases(&requests, reroute.as_ref(), last_phase) => result,
+        result = &mut serving => result.map(|()| Ended::Stopped),
+        result = lead_phases(&requests, reroute.as_ref()) => result,
         () = requests.written.ended() => Err(CoordinatorError::Stopped),
         never = leftovers.keep_removing() => match never {},
         () = cancel.cancelled() => Ok(Ended::Stopped),
@@ -173,7 +176,7 @@ pub async fn coordinate(
         // Synchronizers wait for orders, of which there are no more: the last leases only measured.
         requests.notify_synchronizers();
         farewell.cancel();
-        if let Ok(ended) = tokio::time::timeout(GOODBYE_TIMEOUT, accepting).await {
+        if let Ok(ended) = tokio::time::timeout(GOODBYE_TIMEOUT, serving).await {
             ended?;
         }
     }
@@ -231,7 +234,6 @@ impl RunningCoordinator {
             started,
             shards,
             reroute,
-            last_phase: _,
             revocations,
             renew,
             clock,
@@ -345,11 +347,10 @@ enum Ended {
     Stopped,
 }
 
-/// Begins each phase of routing up to the last one when the previous phase has ended, until the run is complete.
+/// Begins each phase of routing when the previous phase has ended, until the run is complete or `reroute` begins no phase.
 async fn lead_phases(
     requests: &CoordinatorRequests,
     reroute: Option<&Reroute>,
-    last_phase: u32,
 ) -> Result<Ended, CoordinatorError> {
     loop {
         // Registered before the ledger is read, so that no change in between is missed.
@@ -369,10 +370,10 @@ async fn lead_phases(
         };
         // The program that divides the text reads the run from the disk.
         requests.on_disk().await?;
-        let Some(reroute) = reroute.filter(|_| phase <= last_phase) else { return Ok(Ended::Boundary) };
+        let Some(reroute) = reroute else { return Ok(Ended::Boundary) };
         let begun = Instant::now();
-        tracing::info!(phase, round, "the text is divided among the paths anew");
-        let shards = reroute(phase).await.map_err(|source| CoordinatorError::Reroute { source })?;
+        let divided = reroute(phase).await.map_err(|source| CoordinatorError::Reroute { source })?;
+        let Some(shards) = divided else { return Ok(Ended::Boundary) };
         requests.begin_phase(shards).await?;
         let seconds = begun.elapsed().as_secs_f64();
         requests.progress.event(Event::PhaseStarted { phase, round: round.into(), seconds });

@@ -130,7 +130,7 @@ async fn a_path_that_rests_when_a_phase_begins_reads_its_new_shard_from_the_begi
         let shards = run.shards.clone();
         options.reroute = Some(Box::new(move |_| {
             let shards = shards.clone();
-            Box::pin(async move { Ok(shards) })
+            Box::pin(async move { Ok(Some(shards)) })
         }));
         let (server, token) = run.server().await;
         let coordinator = tokio::spawn(coordinate(options, server, CancellationToken::new()));

@@ -16,7 +16,7 @@ use crate::{output, runtime};
 use dipaco_pipeline::PipelineError;
 use dipaco_pipeline::experiment::{self, Cancel, ExperimentFolder, ExperimentOptions, results_file};
 use dipaco_pipeline::import::PretrainedModel;
-use dipaco_pipeline::vocabulary;
+use dipaco_pipeline::{prepare, vocabulary};
 use tokio::runtime::Handle;
 
 #[derive(Debug, Subcommand)]
@@ -154,10 +154,10 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
     if failed > 0 { Err(CliError::Cells { failed, of }) } else { Ok(()) }
 }
 
-/// Looks whether the text and the label file are there. The folder of results keeps those of an earlier command after a mistyped
-/// name.
+/// Looks whether the text and the label file are there, and no store in the text. The folder of results keeps those of an earlier
+/// command after a mistyped name.
 fn check_inputs(options: &RunExperiment) -> Result<(), CliError> {
-    dipaco_shards::check_inputs(&options.data, &options.validation)?;
+    prepare::check_inputs(&options.data, &options.validation)?;
     if let Some(labels) = &options.labels {
         let failed = |source| CliError::Io { action: "read", path: labels.clone(), source };
         std::fs::metadata(labels).map_err(failed)?;

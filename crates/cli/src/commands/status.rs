@@ -168,7 +168,7 @@ fn describe(history: &RunHistory, config: &RunConfig, manifest: &RunManifest) ->
             ]);
         }
         text += &table.to_string();
-        let rounds = training.phase_end().saturating_sub(training.phase_begin());
+        let rounds = training.phase_begin()..training.phase_end();
         let small = dipaco_train::small_shards(&training.shards, config, rounds);
         for warning in small.into_iter().chain(dipaco_train::rising_losses(training, config)) {
             text += &format!("warning: {warning}\n");

@@ -112,6 +112,7 @@ impl Ledger {
         let before = mem::replace(&mut objects.state, good.state.clone());
         obsolete.extend(before.map(|object| object.name));
         objects.fence = good.fence;
+        objects.completed_by = good.completed_by.clone();
         Ok((Some(checkpoint.round), obsolete))
     }
 

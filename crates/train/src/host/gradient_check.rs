@@ -4,7 +4,14 @@ use dipaco_codec::{CodecError, Decoder};
 use dipaco_optim::squared_norm;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::results::CheckedResult;
+/// A result that has passed its check.
+#[derive(Default)]
+pub(super) struct CheckedResult {
+    /// Euclidean norm of an outer gradient; 0 for a state.
+    pub(super) norm: f64,
+    /// The decoded values of an outer gradient with their room; `None` if there was no room for them.
+    pub(super) values: Option<(Vec<f32>, OwnedSemaphorePermit)>,
+}
 
 /// Decodes an outer gradient piece by piece. Every value must be finite.
 pub(super) struct GradientCheck {

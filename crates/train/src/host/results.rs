@@ -9,13 +9,12 @@ use dipaco_net::Exchange;
 use dipaco_store::{ObjectRef, RunStore, StoreError};
 use dipaco_sync::{FragmentId, LeaseClaim, LeaseKey};
 use dipaco_topology::{ModuleId, PathId, Topology};
-use tokio::sync::OwnedSemaphorePermit;
 
 use crate::TrainError;
 use crate::blocking::{blocking, joined};
 use crate::host::HostError;
 use crate::host::error::CollectError;
-use crate::host::gradient_check::GradientCheck;
+use crate::host::gradient_check::{CheckedResult, GradientCheck};
 use crate::host::peer::{Answer, OTHER_ROLE, Peer, Role};
 use crate::host::reception::Reception;
 use crate::host::uploads::{
@@ -160,15 +159,6 @@ enum Storing {
     Refused(String),
     /// The file of the result has failed.
     Lost(CollectError),
-}
-
-/// A result that has passed its check.
-#[derive(Default)]
-pub(super) struct CheckedResult {
-    /// Euclidean norm of an outer gradient; 0 for a state.
-    pub(super) norm: f64,
-    /// The decoded values of an outer gradient with their room; `None` if there was no room for them.
-    pub(super) values: Option<(Vec<f32>, OwnedSemaphorePermit)>,
 }
 
 impl ResultIntake {

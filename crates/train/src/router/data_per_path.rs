@@ -1,5 +1,7 @@
 //! Warnings that the paths of a run have too little data each.
 
+use std::ops::Range;
+
 use dipaco_config::{RunConfig, TrainConfig};
 use dipaco_store::{ShardRecord, TrainingRecord};
 use dipaco_topology::PathId;
@@ -17,10 +19,10 @@ const ROUNDS: u32 = 2;
 /// Largest number of paths that a warning names.
 const NAMED: usize = 4;
 
-/// Number of times that a path sees its whole shard in `rounds` rounds.
+/// Number of times that a path sees its whole shard in `rounds` rounds in which it trains.
 #[must_use]
-pub fn shard_repeats(shard: &ShardRecord, train: &TrainConfig, rounds: u32) -> f64 {
-    let steps = f64::from(rounds) * train.inner_steps as f64;
+pub fn shard_repeats(shard: &ShardRecord, train: &TrainConfig, rounds: f64) -> f64 {
+    let steps = rounds * train.inner_steps as f64;
     let length = train.sequence_tokens as f64;
     let packed = shard.tokens as f64 / length;
     // Without packing a document is a sequence of its own, or several.
@@ -33,19 +35,19 @@ fn trained_of(paths: usize, config: &RunConfig) -> usize {
     paths.saturating_sub(config.topology.kept_paths as usize)
 }
 
-/// The share of the rounds in which one of `trained` paths trains. It rests in the others.
-fn share_of_rounds(trained: usize, train: &TrainConfig) -> f64 {
-    let all = u64::from(train.rounds).saturating_mul(trained as u64);
-    train.paths_per_round.rounds_of_paths(trained as u64, train.rounds) as f64 / all.max(1) as f64
+/// The number of these rounds in which one of `trained` paths trains: the mean, because it rests in the others.
+fn training_rounds(trained: usize, train: &TrainConfig, rounds: Range<u32>) -> f64 {
+    let up_to = |round| train.paths_per_round.rounds_of_paths(trained as u64, round);
+    up_to(rounds.end).saturating_sub(up_to(rounds.start)) as f64 / trained.max(1) as f64
 }
 
-/// A warning about paths that see their shard too often in `rounds` rounds to learn from more rounds.
+/// A warning about paths that see their shard too often in these rounds to learn from more of them.
 #[must_use]
-pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> Option<String> {
+pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: Range<u32>) -> Option<String> {
     let trained = trained_of(shards.len(), config);
-    let share = share_of_rounds(trained, &config.train);
+    let rounds = training_rounds(trained, &config.train, rounds);
     let repeats = |(path, shard): (u32, &ShardRecord)| {
-        (shard_repeats(shard, &config.train, rounds) * share, PathId(path), shard.documents)
+        (shard_repeats(shard, &config.train, rounds), PathId(path), shard.documents)
     };
     let paths = (0u32..).zip(shards).skip(shards.len() - trained);
     let mut often: Vec<_> = paths.map(repeats).filter(|small| small.0 > REPEATS).collect();
@@ -71,13 +73,12 @@ pub fn small_shards(shards: &[ShardRecord], config: &RunConfig, rounds: u32) -> 
 #[must_use]
 pub fn rising_losses(training: &TrainingRecord, config: &RunConfig) -> Option<String> {
     let (train, trained) = (&config.train, trained_of(training.paths.len(), config));
-    let share = share_of_rounds(trained, train);
     let risen = |record: &dipaco_store::PathRecord, shard: &ShardRecord| {
         let (best, last) = (record.best.as_ref()?, record.last.as_ref()?);
         let risen = last.loss > best.loss + RISEN && last.round >= best.round.saturating_add(ROUNDS);
         // The shards are those of this phase.
-        let rounds = last.round.saturating_sub(training.phase_begin());
-        let repeated = shard_repeats(shard, train, rounds) * share > 1.0;
+        let rounds = training_rounds(trained, train, training.phase_begin()..last.round);
+        let repeated = shard_repeats(shard, train, rounds) > 1.0;
         (risen && repeated).then_some((last.loss - best.loss, best.round))
     };
     let enough = |shard: &ShardRecord| shard.documents as f64 * train.holdout_fraction >= ENOUGH;
@@ -128,18 +129,29 @@ mod tests {
         let config = config();
         // 2,400 sequences: 600 documents are seen 4 times.
         let enough = shard(600, 600 * 100);
-        assert!((shard_repeats(&enough, &config.train, 10) - 4.0).abs() < 1e-9);
-        assert_eq!(small_shards(&[enough.clone(), enough.clone()], &config, 10), None);
-        let warning = small_shards(&[shard(300, 300), enough, shard(100, 100)], &config, 10).unwrap();
+        assert!((shard_repeats(&enough, &config.train, 10.0) - 4.0).abs() < 1e-9);
+        assert_eq!(small_shards(&[enough.clone(), enough.clone()], &config, 0..10), None);
+        let warning = small_shards(&[shard(300, 300), enough, shard(100, 100)], &config, 0..10).unwrap();
         assert!(warning.contains("2 of 3 paths"), "{warning}");
         assert!(warning.contains("(path 2 with 100 documents: 24 times, path 0"), "{warning}");
         // Long documents are several sequences.
-        assert!((shard_repeats(&shard(10, 256 * 600), &config.train, 10) - 4.0).abs() < 1e-9);
+        assert!((shard_repeats(&shard(10, 256 * 600), &config.train, 10.0) - 4.0).abs() < 1e-9);
         let mut extended = config;
         extended.topology.kept_paths = 2;
         let small = shard(100, 100);
-        let warning = small_shards(&[small.clone(), small.clone(), small], &extended, 10).unwrap();
+        let warning = small_shards(&[small.clone(), small.clone(), small], &extended, 0..10).unwrap();
         assert!(warning.contains("1 of 1 paths") && warning.contains("(path 2 with"), "{warning}");
+    }
+
+    #[test]
+    fn the_shards_of_a_phase_are_measured_by_the_paths_that_train_in_it() {
+        let mut config = config();
+        config.train.paths_per_round = PathsPerRound::Changing(vec![(0, 1), (10, 2)]);
+        // Ten rounds of a path that trains in all of them read 2,400 sequences: 4.8 times these. Before the change a path
+        // trains in every other round.
+        let shards = [shard(500, 0), shard(500, 0)];
+        assert!(small_shards(&shards, &config, 10..20).is_some());
+        assert_eq!(small_shards(&shards, &config, 0..10), None);
     }
 
     #[test]
@@ -184,5 +196,11 @@ mod tests {
         // A path that rests in every other round reads 1,200.
         config.train.paths_per_round = PathsPerRound::Always(1);
         assert!(after(None, &config, 2_000).is_none());
+        // What later rounds do says nothing about those so far.
+        config.train.rounds = 100;
+        config.train.paths_per_round = PathsPerRound::Changing(vec![(0, 1), (10, 2)]);
+        assert!(after(None, &config, 2_000).is_none());
+        config.train.paths_per_round = PathsPerRound::Changing(vec![(0, 2), (10, 1)]);
+        assert!(after(None, &config, 2_000).is_some());
     }
 }

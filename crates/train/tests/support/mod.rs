@@ -173,7 +173,6 @@ impl Run {
             started,
             shards: self.folder.path().to_owned(),
             reroute: None,
-            last_phase: u32::MAX,
             observe: None,
             revocations: Revocations::of(&self.folder.path().join("revoked")),
             renew: None,

@@ -130,7 +130,6 @@ pub(super) async fn lead(config: RunConfig) -> Result<(), CliError> {
         started,
         shards: folder.path().to_owned(),
         reroute: None,
-        last_phase: u32::MAX,
         revocations: Revocations::of(&folder.path().join("revoked")),
         renew: None,
         clock: Clock::system(),

@@ -69,7 +69,6 @@ pub(in crate::coordinator) async fn two_paths(
         started,
         shards: std::env::temp_dir(),
         reroute: None,
-        last_phase: u32::MAX,
         revocations: Revocations::told(),
         renew: None,
         clock: Clock::system(),
