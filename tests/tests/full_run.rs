@@ -1,6 +1,7 @@
 //! Every step of a run through the real binary, from text to HTTP.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use dipaco_tests::fixtures::{corpus, pages};
@@ -227,15 +228,26 @@ fn an_interrupted_seed_ends_with_the_weights_of_an_uninterrupted_one() {
 
 #[test]
 fn a_killed_seed_goes_on_with_its_settings() {
-    let run = Run::new();
-    let _ = run.prepare(corpus()).succeeded();
-    let long = "seed --set seed_model.steps=250 --set seed_model.checkpoint_every=5";
-    let mut process = Process::start(run.command(long));
-    let checkpoint = run.file("store/seed");
-    process.until("its first checkpoint", || checkpoint.exists());
-    process.signal(Signal::KILL);
-    let _ = process.finish().killed();
-    assert_eq!(run.dipaco("seed --json").succeeded().json()["step"], 250);
+    // The first seed of a run, and one that takes the place of another.
+    for is_first in [true, false] {
+        let run = Run::new();
+        let _ = run.prepare(corpus()).succeeded();
+        let mut long = "seed --set seed_model.steps=250 --set seed_model.checkpoint_every=5".to_owned();
+        if !is_first {
+            let _ = run.dipaco("seed --set seed_model.steps=2").succeeded();
+            long += " --restart";
+        }
+        let checkpoints = || -> BTreeSet<_> {
+            let entries = fs::read_dir(run.file("store/seed")).into_iter().flatten().flatten();
+            entries.map(|entry| entry.file_name()).collect()
+        };
+        let before = checkpoints();
+        let mut process = Process::start(run.command(&long));
+        process.until("its first checkpoint", || !checkpoints().is_subset(&before));
+        process.signal(Signal::KILL);
+        let _ = process.finish().killed();
+        assert_eq!(run.dipaco("seed --json").succeeded().json()["step"], 250);
+    }
 }
 
 #[test]

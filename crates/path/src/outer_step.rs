@@ -125,6 +125,8 @@ impl OuterState {
         // The momentum keeps its memory. It has as many tensors as each other part, so there is no part without it.
         let length = parameters(fragment).min(values.len());
         let others = values.split_off(length);
+        // The state may outlive its step, and the other parts are copies.
+        values.shrink_to_fit();
         let mut others = others.chunks(length.max(1)).map(<[f32]>::to_vec);
         let mut part = |there: bool| if there { others.next() } else { None };
         Self {

@@ -62,7 +62,7 @@ pub(crate) struct QuickstartOptions {
     data: Vec<PathBuf>,
     /// Text to evaluate on, all of it; may be repeated. The default is a part of --data: 5 % of its documents, and of a
     /// large text about 1 MB; with --from 3 %, and of a large text about 120 kB, which are 40,000 tokens of English. Of few
-    /// documents about 8 are held out, but no more than a quarter of them.
+    /// or long documents about 8 are held out, but no more than a quarter of them.
     #[arg(long, value_name = "PATH", requires = "data")]
     validation: Vec<PathBuf>,
     /// Directory of the run; the default is runs/quickstart, or runs/quickstart-from with --from.
@@ -127,6 +127,9 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
     let unsaved = unsaved.begun()?;
     quickstart.prepare(options, text)?;
     quickstart.config = vocabulary::with_vocabulary(&quickstart.run, &quickstart.config)?;
+    let manifest = runtime::run(async { Ok(dipaco_pipeline::store::manifest(&quickstart.run).await?) })?;
+    let begins = commands::seed::begins(manifest.as_ref(), false);
+    let unsaved = if begins { unsaved.accepted()? } else { unsaved };
     quickstart.seed_and_route()?;
     unsaved.save()?;
     quickstart.train(options.workers)?;

@@ -61,9 +61,9 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
         return report(&summary, &format!("is that of {}", from.display()), options.json);
     }
     let manifest = runtime::run(async { Ok(dipaco_pipeline::store::manifest(&unsaved.run).await?) })?;
-    let unsaved = if is_first(manifest.as_ref()) { unsaved.accepted()? } else { unsaved };
     // With --import it has replaced another seed already.
     let restart = options.restart && options.import.is_none();
+    let unsaved = if begins(manifest.as_ref(), restart) { unsaved.accepted()? } else { unsaved };
     let how = dipaco_pipeline::seed::SeedHow { restart, device: options.device.open()? };
     let summary = runtime::run(async {
         Ok(dipaco_pipeline::seed::seed(&unsaved.run, &config, how, progress, interrupt.flag()).await?)
@@ -74,11 +74,11 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
     if summary.finished { Ok(()) } else { Err(CliError::Interrupted) }
 }
 
-/// True for a run that refuses no settings of a seed: it has no seed yet, or imported weights as they are, and no path descends from
-/// them.
-fn is_first(manifest: Option<&RunManifest>) -> bool {
+/// True if pretraining begins with its first step: the run has no seed yet, or imported weights as they are, or its seed gives way, and
+/// no path descends from it. Settings are then saved at once, because the first snapshot has them.
+pub(super) fn begins(manifest: Option<&RunManifest>, restart: bool) -> bool {
     manifest.is_none_or(|run| {
-        let is_untrained = run.seed.as_ref().is_none_or(SeedRecord::is_imported_as_is);
+        let is_untrained = restart || run.seed.as_ref().is_none_or(SeedRecord::is_imported_as_is);
         is_untrained && run.training.is_none() && run.extension.is_none()
     })
 }

@@ -49,7 +49,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "model.init_std",
         "number",
         "Standard deviation of the initial matrices. When it is not set, each matrix has 1 divided by the root of three \
-         times the number of its inputs; the token embedding counts as a matrix with D inputs.",
+         times the number of its inputs; the token embedding counts as a matrix with D inputs. 0.02 learns less in short runs \
+         (docs/results/short-runs.md).",
     ),
     key(
         "model.dtype",

@@ -107,7 +107,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "outer.nesterov.learning_rate",
         "number",
         "Outer learning rate, before the factor of `outer.rescale`. With 1, momentum 0 and `outer.rescale = \"none\"` the outer \
-         step is the mean itself. The papers take 0.7.",
+         step is the mean itself. The papers take 0.7. The default is the best of three after 160 steps \
+         (docs/results/short-runs.md).",
     ),
     key("outer.nesterov.momentum", "number", "Outer momentum, at least 0 and below 1."),
 ];

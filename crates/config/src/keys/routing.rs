@@ -29,7 +29,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "name",
         "Source of a document's features, except for the kinds \"random\" and \"labels\". \"lsa\": sums of token vectors, by \
          latent semantic analysis of up to 20,000 documents of `routing.sample_documents`. They cost no pass of a model. \"seed\": the \
-         mean output of blocks of the seed, as in the paper.",
+         mean output of blocks of the seed, as in the paper. Paths learn more from shards of \"lsa\" (docs/results/short-runs.md).",
     ),
     key(
         "routing.lsa_components",
@@ -113,7 +113,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "routing.arrange",
         "true or false",
         "true gives k-means clusters near each other to paths that share a module. Otherwise the numbers of the clusters, which \
-         mean nothing, decide which paths share modules. Only for \"kmeans\".",
+         mean nothing, decide which paths share modules, which is worse for grids from 4 × 4 on (docs/results/quality.md). Only \
+         for \"kmeans\".",
     ),
     key(
         "routing.classifier.penalties",

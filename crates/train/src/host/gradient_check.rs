@@ -45,6 +45,10 @@ impl GradientCheck {
                 }
             });
         }
+        if decoded.is_err() {
+            // The upload goes on, and another one may need the room.
+            *kept = None;
+        }
         decoded.is_ok()
     }
 

@@ -18,7 +18,15 @@ const ROOM: u64 = 512 << 20;
 /// and version, and their hashes the content. All else is read from the store, so this bounds memory and never decides a result.
 pub(super) struct LastSteps {
     room: u64,
-    kept: Mutex<BTreeMap<FragmentId, LastStep>>,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    steps: BTreeMap<FragmentId, LastStep>,
+    /// True if this process steps several fragments longer than all room. Each would drop the other's values before they are
+    /// used, so none of these is kept.
+    several_long: bool,
 }
 
 struct LastStep {
@@ -44,13 +52,14 @@ impl LastSteps {
         let named = |last: &LastStep| {
             last.done.weights == order.weights && order.momentum.as_ref() == Some(&last.done.momentum)
         };
-        if let Some(LastStep { weights, state, .. }) = kept.remove(&order.fragment).filter(named) {
+        if let Some(LastStep { weights, state, .. }) = kept.steps.remove(&order.fragment).filter(named) {
             return Some((weights, state));
         }
         // A state is at least as long as its weights. The step of a fragment longer than all room takes the memory itself.
         let length = order.momentum.as_ref().unwrap_or(&order.weights).bytes;
         if order.weights.bytes.saturating_add(length) > self.room {
-            kept.clear();
+            kept.several_long |= kept.steps.values().any(|last| length_of(&last.done) > self.room);
+            kept.steps.clear();
         }
         None
     }
@@ -59,27 +68,35 @@ impl LastSteps {
     /// begin in memory in every round. If the oldest gave way, none would.
     pub(super) fn keep(&self, done: OuterStepDone, weights: ModuleWeights, state: OuterState) {
         let mut kept = self.kept();
-        kept.remove(&done.fragment);
-        let length = |done: &OuterStepDone| done.weights.bytes.saturating_add(done.momentum.bytes);
-        let of_all = |kept: &BTreeMap<FragmentId, LastStep>| {
-            kept.values().fold(length(&done), |sum, last| sum.saturating_add(length(&last.done)))
+        let Kept { steps, several_long } = &mut *kept;
+        steps.remove(&done.fragment);
+        if *several_long && length_of(&done) > self.room {
+            return;
+        }
+        let of_all = |steps: &BTreeMap<FragmentId, LastStep>| {
+            steps.values().fold(length_of(&done), |sum, last| sum.saturating_add(length_of(&last.done)))
         };
-        while of_all(&kept) > self.room
-            && let Some((&fragment, last)) = kept.iter().min_by_key(|(_, last)| last.done.version)
+        while of_all(steps) > self.room
+            && let Some((&fragment, last)) = steps.iter().min_by_key(|(_, last)| last.done.version)
         {
             // Fragments that this process steps are one version apart at most in most schemes. One that is further behind may
             // have gone to another process, and would have the room for ever.
             if last.done.version.saturating_add(1) >= done.version {
                 return;
             }
-            kept.remove(&fragment);
+            steps.remove(&fragment);
         }
-        kept.insert(done.fragment, LastStep { done, weights, state });
+        steps.insert(done.fragment, LastStep { done, weights, state });
     }
 
-    fn kept(&self) -> MutexGuard<'_, BTreeMap<FragmentId, LastStep>> {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Bytes of weights and momentum.
+fn length_of(done: &OuterStepDone) -> u64 {
+    done.weights.bytes.saturating_add(done.momentum.bytes)
 }
 
 #[cfg(test)]
@@ -133,7 +150,7 @@ mod tests {
     }
 
     fn is_kept(last: &LastSteps, done: &OuterStepDone) -> bool {
-        last.kept().get(&done.fragment).is_some_and(|last| last.done == *done)
+        last.kept().steps.get(&done.fragment).is_some_and(|last| last.done == *done)
     }
 
     #[test]
@@ -200,9 +217,15 @@ mod tests {
         assert_eq!(found(), [false, true, false]);
         assert!(last.take(&order_after(&short)).is_none());
         assert_eq!(found(), [false, true, false], "a short step leaves it");
+        let after_long = step(1, 2, 3 * BYTES);
+        assert!(last.take(&order_after(&long)).is_some());
+        keep(&last, &after_long);
+        assert!(is_kept(&last, &after_long));
         assert!(last.take(&order_after(&other)).is_none());
-        assert_eq!(found(), [false; 3]);
+        assert!(!is_kept(&last, &after_long));
         keep(&last, &other);
-        assert!(last.take(&order_after(&other)).is_some());
+        assert!(!is_kept(&last, &other), "the step of the other long fragment would drop it");
+        keep(&last, &short);
+        assert_eq!(found(), [true, false, false]);
     }
 }

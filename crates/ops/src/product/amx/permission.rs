@@ -146,6 +146,7 @@ mod tests {
 
     // Also where the processor has no tiles: a refusal by the filter comes before the system's own answer.
     #[test]
+    #[cfg_attr(miri, ignore = "Miri makes no such calls")]
     fn a_process_that_is_refused_learns_the_reason_of_the_system() {
         let thread = std::thread::spawn(|| {
             refuse_permissions().unwrap();
