@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 
 use dipaco_tests::fixtures::{corpus, pages};
 use dipaco_tests::http::{get, post};
@@ -237,13 +238,18 @@ fn a_killed_seed_goes_on_with_its_settings() {
             let _ = run.dipaco("seed --set seed_model.steps=2").succeeded();
             long += " --restart";
         }
-        let checkpoints = || -> BTreeSet<_> {
-            let entries = fs::read_dir(run.file("store/seed")).into_iter().flatten().flatten();
-            entries.map(|entry| entry.file_name()).collect()
+        // The files of the snapshots: those of another seed go when the manifest names the new one.
+        let files = |folder: PathBuf| {
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).collect::<BTreeSet<_>>()
         };
-        let before = checkpoints();
+        let snapshots = || files(run.file("store/seed")).into_iter().flat_map(files).collect::<BTreeSet<_>>();
+        let before = snapshots();
         let mut process = Process::start(run.command(&long));
-        process.until("its first checkpoint", || !checkpoints().is_subset(&before));
+        process.until("its first checkpoint", || {
+            let now = snapshots();
+            !now.is_empty() && now.is_disjoint(&before)
+        });
         process.signal(Signal::KILL);
         let _ = process.finish().killed();
         assert_eq!(run.dipaco("seed --json").succeeded().json()["step"], 250);
