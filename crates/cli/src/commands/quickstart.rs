@@ -127,9 +127,7 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
     let unsaved = unsaved.begun()?;
     quickstart.prepare(options, text)?;
     quickstart.config = vocabulary::with_vocabulary(&quickstart.run, &quickstart.config)?;
-    let manifest = runtime::run(async { Ok(dipaco_pipeline::store::manifest(&quickstart.run).await?) })?;
-    let begins = commands::seed::begins(manifest.as_ref(), false);
-    let unsaved = if begins { unsaved.accepted()? } else { unsaved };
+    let unsaved = commands::seed::saved_if_it_begins(unsaved, false)?;
     quickstart.seed_and_route()?;
     unsaved.save()?;
     quickstart.train(options.workers)?;

@@ -8,7 +8,7 @@ use dipaco_config::RunConfig;
 use dipaco_pipeline::import::PretrainedModel;
 use dipaco_pipeline::vocabulary::with_vocabulary;
 use dipaco_pipeline::{PipelineError, RunDirectory};
-use dipaco_store::{RunManifest, SeedRecord};
+use dipaco_store::SeedRecord;
 use dipaco_telemetry::{Progress, human};
 use dipaco_train::SeedSummary;
 
@@ -60,10 +60,9 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
         unsaved.save()?;
         return report(&summary, &format!("is that of {}", from.display()), options.json);
     }
-    let manifest = runtime::run(async { Ok(dipaco_pipeline::store::manifest(&unsaved.run).await?) })?;
     // With --import it has replaced another seed already.
     let restart = options.restart && options.import.is_none();
-    let unsaved = if begins(manifest.as_ref(), restart) { unsaved.accepted()? } else { unsaved };
+    let unsaved = saved_if_it_begins(unsaved, restart)?;
     let how = dipaco_pipeline::seed::SeedHow { restart, device: options.device.open()? };
     let summary = runtime::run(async {
         Ok(dipaco_pipeline::seed::seed(&unsaved.run, &config, how, progress, interrupt.flag()).await?)
@@ -74,13 +73,15 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
     if summary.finished { Ok(()) } else { Err(CliError::Interrupted) }
 }
 
-/// True if pretraining begins with its first step: the run has no seed yet, or imported weights as they are, or its seed gives way, and
-/// no path descends from it. Settings are then saved at once, because the first snapshot has them.
-pub(super) fn begins(manifest: Option<&RunManifest>, restart: bool) -> bool {
-    manifest.is_none_or(|run| {
+/// A run whose pretraining follows. Its settings are saved at once if pretraining begins with its first step, because the first
+/// snapshot has them: the run has no seed yet, or imported weights as they are, or its seed gives way, and no path descends from it.
+pub(super) fn saved_if_it_begins(unsaved: UnsavedRun, restart: bool) -> Result<UnsavedRun, CliError> {
+    let manifest = runtime::run(async { Ok(dipaco_pipeline::store::manifest(&unsaved.run).await?) })?;
+    let begins = manifest.is_none_or(|run| {
         let is_untrained = restart || run.seed.as_ref().is_none_or(SeedRecord::is_imported_as_is);
         is_untrained && run.training.is_none() && run.extension.is_none()
-    })
+    });
+    if begins { Ok(unsaved.accepted()?) } else { Ok(unsaved) }
 }
 
 /// Copies the seed of the run in `from`. It is finished, and this command takes no step.
