@@ -44,6 +44,9 @@ impl Tiling {
     const VECTOR: Self = Self { rows: 12, panel: 48, tall: 192, depth: 256 };
     /// The same where sums that leave the registers cost more than columns of B that leave the first-level cache.
     const WHOLE_DEPTH: Self = Self { tall: 48, depth: usize::MAX, ..Self::VECTOR };
+    /// Of the kernels that compute a tile in quarters, and so read a panel of B four times: it stays in the second-level cache,
+    /// with as many rows of A as have room beside it.
+    const QUARTERS: Self = Self { tall: 96, depth: 512, ..Self::VECTOR };
     /// Of the kernels that keep 32 × 32 sums in tiles.
     const TILES: Self = Self { rows: amx::BLOCK, panel: 64, tall: 256, depth: usize::MAX };
 
@@ -89,16 +92,19 @@ struct GroupKernel {
     kernel: Kernel,
     tiling: Tiling,
     left: LeftOrder,
+    /// Whether operands whose groups lie far apart are read in place. Such groups share a few sets of a cache, and do not stay
+    /// there for a kernel that reads them again.
+    apart: bool,
     session: Option<Session>,
 }
 
 impl GroupKernel {
     const fn vector(kernel: Kernel) -> Self {
-        Self { kernel, tiling: Tiling::VECTOR, left: LeftOrder::Lanes, session: None }
+        Self { kernel, tiling: Tiling::VECTOR, left: LeftOrder::Lanes, apart: true, session: None }
     }
 
     const fn tiles(kernel: Kernel, session: Option<Session>) -> Self {
-        Self { kernel, tiling: Tiling::TILES, left: LeftOrder::Rows, session }
+        Self { kernel, tiling: Tiling::TILES, left: LeftOrder::Rows, apart: true, session }
     }
 }
 
@@ -131,7 +137,7 @@ impl Kernels {
             single: GroupKernel::vector(x86::avx512),
             halves: x86::avx512_halves,
             pair: None,
-            transpose: x86::transpose,
+            transpose: x86::transpose_512,
         };
         match set {
             // These processors have slow vector products of pairs, and sums that go to the last-level cache cost them most.
@@ -142,9 +148,16 @@ impl Kernels {
             },
             KernelSet::Avx512Bf16 => Self { pair: Some(GroupKernel::vector(x86::avx512_bf16)), ..wide },
             KernelSet::Avx512 => wide,
-            KernelSet::Avx2 => {
-                Self { single: GroupKernel::vector(x86::avx2), halves: x86::avx2_halves, ..PORTABLE }
-            }
+            KernelSet::Avx2 => Self {
+                single: GroupKernel {
+                    tiling: Tiling::QUARTERS,
+                    apart: false,
+                    ..GroupKernel::vector(x86::avx2)
+                },
+                halves: x86::avx2_halves,
+                pair: None,
+                transpose: x86::transpose_256,
+            },
             KernelSet::NeonBf16 | KernelSet::Neon | KernelSet::Portable => PORTABLE,
             KernelSet::AmxModel => Self::AMX_MODEL,
         }
@@ -203,6 +216,11 @@ pub(super) fn kernel(group: Group, halves: bool) -> Kernel {
 /// How a packed left operand of these groups lies in memory.
 pub(super) fn left_order(group: Group) -> LeftOrder {
     group_kernel(group).left
+}
+
+/// Whether operands whose groups lie far apart are read in place.
+pub(super) fn reads_apart(group: Group) -> bool {
+    group_kernel(group).apart
 }
 
 /// Begins the session of the kernel for these groups, if it has one.

@@ -1,5 +1,6 @@
 //! The operands of a product, as the kernels read them.
 
+use super::kernel::reads_apart;
 use super::pack::pack;
 use super::{Group, LeftRows, Matrix, NR, Order, left_len, pack_left};
 use crate::element::{Element, Precision};
@@ -49,13 +50,14 @@ impl<'a> Rhs<'a> {
     }
 
     /// A matrix that is read in place. `None` when the kernels can't read it so: when it is bf16 or [`Order::Columns`],
-    /// or when its last panel would reach over the end.
+    /// or when its last panel would reach over the end; and when they are faster on a copy.
     pub(super) fn direct<E: Element>(group: Group, matrix: Matrix<'a, E>) -> Option<Self> {
         let Matrix { data, order, stride, depth, lanes } = matrix;
         if group != Group::Single
             || E::PRECISION != Precision::F32
             || order != Order::Rows
             || !lanes.is_multiple_of(NR)
+            || !reads_apart(group)
         {
             return None;
         }
@@ -118,14 +120,15 @@ impl<'a> Lhs<'a> {
     }
 
     /// The transpose Aᵀ of a matrix of [`Order::Rows`], read in place: its lanes are the rows of the operand. `None`
-    /// unless it is f32.
+    /// unless it is f32, and when the kernels are faster on a copy.
     pub(super) fn transposed<E: Element>(matrix: Matrix<'a, E>) -> Option<Self> {
-        if Group::of::<E>() != Group::Single || E::PRECISION != Precision::F32 {
+        let group = Group::of::<E>();
+        if group != Group::Single || E::PRECISION != Precision::F32 || !reads_apart(group) {
             return None;
         }
         let data: &[u32] = bytemuck::try_cast_slice(matrix.data).ok()?;
         let Matrix { stride, depth, lanes, .. } = matrix;
-        Some(Self { data, group: Group::Single, row: 1, step: stride, rows: lanes, groups: depth })
+        Some(Self { data, group, row: 1, step: stride, rows: lanes, groups: depth })
     }
 
     /// The first `rows` rows.

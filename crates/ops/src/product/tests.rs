@@ -195,8 +195,12 @@ fn small(i: u32) -> bf16 {
 fn blocks_are_transposed() {
     let block: [[u32; 16]; 16] = std::array::from_fn(|i| std::array::from_fn(|j| (16 * i + j) as u32));
     let expected: [[u32; 16]; 16] = std::array::from_fn(|i| std::array::from_fn(|j| (16 * j + i) as u32));
-    let (mut found, mut portable) = (block, block);
-    kernel::transpose(&mut found);
-    transpose_portable(&mut portable);
-    assert_eq!((found, portable), (expected, expected));
+    for set in crate::kernel_set::available() {
+        let mut found = block;
+        with_set(Some(set), || kernel::transpose(&mut found));
+        assert_eq!(found, expected, "{set}");
+    }
+    let mut found = block;
+    transpose_portable(&mut found);
+    assert_eq!(found, expected);
 }

@@ -298,6 +298,12 @@ unsafe fn quarter<const ROWS: usize, const HALVES: bool>(tile: &Tile, first: usi
     unsafe {
         let (mut a, mut b) = (tile.a.add(first * tile.a_row), tile.b);
         for _ in 0..tile.groups {
+            // A group of bf16 is one line, so both quarters read the same.
+            let line = if HALVES { 0 } else { column };
+            _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD * tile.b_step + line).cast());
+            if tile.a_step != 1 {
+                _mm_prefetch::<_MM_HINT_T0>(a.wrapping_add(AHEAD * tile.a_step).cast());
+            }
             let (low, high) = (columns_256::<HALVES>(b, column), columns_256::<HALVES>(b, column + 8));
             unrolled!(ROWS, i => {
                 let value = _mm256_set1_ps(f32::from_bits(*a.add(i * tile.a_row)));
@@ -325,7 +331,7 @@ unsafe fn quarter<const ROWS: usize, const HALVES: bool>(tile: &Tile, first: usi
 /// # Safety
 /// Needs AVX-512 F.
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn transpose(block: &mut [[u32; 16]; 16]) {
+pub(super) unsafe fn transpose_512(block: &mut [[u32; 16]; 16]) {
     let mut rows = [_mm512_setzero_si512(); 16];
     for (register, row) in rows.iter_mut().zip(&*block) {
         // SAFETY: a row is 16 groups.
@@ -359,6 +365,41 @@ pub(super) unsafe fn transpose(block: &mut [[u32; 16]; 16]) {
         for (quarter, register) in columns.into_iter().enumerate() {
             // SAFETY: a row is 16 groups.
             unsafe { _mm512_storeu_si512(block[4 * quarter + column].as_mut_ptr().cast(), register) };
+        }
+    }
+}
+
+/// Transposes 16 × 16 groups with AVX2, a quarter of 8 × 8 at a time.
+///
+/// # Safety
+/// Needs AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn transpose_256(block: &mut [[u32; 16]; 16]) {
+    let from = *block;
+    for row in [0, 8] {
+        for column in [0, 8] {
+            // SAFETY: each row of the quarter is 8 groups.
+            let rows: [__m256; 8] = std::array::from_fn(|i| unsafe {
+                _mm256_loadu_ps(from[row + i].as_ptr().add(column).cast())
+            });
+            // First pairs of rows are interleaved, then fours: each half of a register then holds a column of four rows.
+            let pairs: [__m256; 8] = std::array::from_fn(|i| {
+                let (a, b) = (rows[i / 2 * 2], rows[i / 2 * 2 + 1]);
+                if i % 2 == 0 { _mm256_unpacklo_ps(a, b) } else { _mm256_unpackhi_ps(a, b) }
+            });
+            let fours: [__m256; 8] = std::array::from_fn(|i| {
+                let (a, b) = (pairs[i / 4 * 4 + i % 4 / 2], pairs[i / 4 * 4 + 2 + i % 4 / 2]);
+                if i % 2 == 0 { _mm256_shuffle_ps::<0x44>(a, b) } else { _mm256_shuffle_ps::<0xee>(a, b) }
+            });
+            for i in 0..4 {
+                let low = _mm256_permute2f128_ps::<0x20>(fours[i], fours[4 + i]);
+                let high = _mm256_permute2f128_ps::<0x31>(fours[i], fours[4 + i]);
+                // SAFETY: each row of the quarter is 8 groups.
+                unsafe {
+                    _mm256_storeu_ps(block[column + i].as_mut_ptr().add(row).cast(), low);
+                    _mm256_storeu_ps(block[column + 4 + i].as_mut_ptr().add(row).cast(), high);
+                }
+            }
         }
     }
 }
