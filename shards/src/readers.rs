@@ -336,7 +336,8 @@ pub struct Refused {
 }
 
 impl Refusals {
-    pub(crate) fn add(&mut self, reason: Refusal, file: &InputFile, line: u64) {
+    /// Counts a refusal in a line of a file.
+    pub fn add(&mut self, reason: Refusal, file: &InputFile, line: u64) {
         self.0
             .entry(reason)
             .or_insert_with(|| Refused { count: 0, first: format!("{}:{line}", file.path.display()) })
@@ -346,6 +347,13 @@ impl Refusals {
     /// Number of refusals for all reasons together.
     pub fn count(&self) -> u64 {
         self.0.values().map(|refused| refused.count).sum()
+    }
+
+    /// Count, reason and first place of each reason, as a message shows them.
+    pub fn shown(&self) -> impl Iterator<Item = String> {
+        self.0
+            .iter()
+            .map(|(reason, refused)| format!("{} × {reason}, first at {}", refused.count, refused.first))
     }
 }
 

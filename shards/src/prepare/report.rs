@@ -164,12 +164,7 @@ impl PrepareReport {
             .take(3)
             .map(|(file, damage)| format!("{}: {damage}", file.path.display()))
             .collect();
-        reasons.extend(
-            self.refused
-                .0
-                .iter()
-                .map(|(reason, refused)| format!("{} × {reason}, first at {}", refused.count, refused.first)),
-        );
+        reasons.extend(self.refused.shown());
         reasons.extend(
             self.skipped_files.iter().map(|(reason, count)| format!("{count} files skipped: {reason}")),
         );

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::{Origin, Resolved};
 use dipaco_pipeline::prepare::FileProgress;
-use dipaco_shards::{PrepareProgress, ReadRecord, ReadSettings, list_inputs, read_documents};
+use dipaco_shards::{PrepareProgress, ReadRecord, ReadSettings, Refusals, list_inputs, read_documents};
 use dipaco_telemetry::{Progress, human};
 
 use crate::error::CliError;
@@ -16,6 +16,8 @@ use crate::error::CliError;
 const FEWEST_DOCUMENTS: f64 = 8.0;
 /// Largest share that is held out for the sake of [`FEWEST_DOCUMENTS`]. The rest is enough to train on.
 const LARGEST_SHARE: f64 = 0.25;
+/// Damaged files that an error names at most.
+const MOST_DAMAGED: usize = 3;
 
 /// Adapts the built-in `prepare.validation_fraction` to the user's `text`. About `most` bytes of a large one are held out: every
 /// model of the comparison scores all of them. About [`FEWEST_DOCUMENTS`] are held out of one with few or long documents. A
@@ -36,7 +38,10 @@ pub(super) fn adapt(
     let size = TextSize::measure(text, &prepare.reading(), progress, cancel)?;
     if size.is_whole && size.documents == 1 {
         return Err(CliError::Usage {
-            message: "the text is one document, and validation needs another one".to_owned(),
+            message: std::iter::once("the text is one document, and validation needs another one".to_owned())
+                .chain(size.not_read)
+                .collect::<Vec<_>>()
+                .join("; "),
             remedy: "give more text, or name other text with --validation".to_owned(),
         });
     }
@@ -55,10 +60,12 @@ pub(super) fn adapt(
 }
 
 /// The size of a text in files and folders.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct TextSize {
     documents: u64,
     bytes: u64,
+    /// Lines and parts of files that are no documents, and why.
+    not_read: Vec<String>,
     /// False if the text has parts that can't be measured.
     is_whole: bool,
 }
@@ -75,14 +82,17 @@ impl TextSize {
         // A pipe has no length, and nobody can read it twice.
         let has_pipe = list.files.iter().any(|file| file.bytes == 0 && !file.path.is_file());
         let mut size = Self { is_whole: !has_pipe, ..Self::default() };
+        let mut refusals = Refusals::default();
         let watcher = FileProgress::new(progress);
         watcher.begin("measure the text", list.bytes());
         for file in list.files.iter().filter(|file| file.bytes > 0) {
-            // The preparation reads the file too, and reports its damage.
-            read_documents(file, settings, &watcher, &mut |record| {
-                if let ReadRecord::Document { text, .. } = record {
-                    size.documents += 1;
-                    size.bytes += text.len() as u64;
+            let end = read_documents(file, settings, &watcher, &mut |record| {
+                match record {
+                    ReadRecord::Document { text, .. } => {
+                        size.documents += 1;
+                        size.bytes += text.len() as u64;
+                    }
+                    ReadRecord::Refused { reason, line } => refusals.add(reason, file, line),
                 }
                 if cancel.load(Ordering::Relaxed) {
                     ControlFlow::Break(())
@@ -93,14 +103,18 @@ impl TextSize {
             if cancel.load(Ordering::Relaxed) {
                 return Err(CliError::Interrupted);
             }
+            if size.not_read.len() < MOST_DAMAGED {
+                size.not_read.extend(end.damage.map(|damage| format!("{}: {damage}", file.path.display())));
+            }
         }
+        size.not_read.extend(refusals.shown());
         watcher.end();
         Ok(size)
     }
 
     /// The fraction of the documents to hold out: `share`, less if that is more than `most` bytes, and more if that is fewer than
     /// [`FEWEST_DOCUMENTS`]. The documents of a text with unknown parts may be many.
-    fn held_out(self, share: f64, most: u64) -> f64 {
+    fn held_out(&self, share: f64, most: u64) -> f64 {
         let fraction = share.min(most as f64 / self.bytes as f64);
         if !self.is_whole || self.documents == 0 {
             return fraction;
@@ -115,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_text_that_is_not_measured_whole_gives_no_more_than_the_share() {
-        let size = |is_whole| TextSize { documents: 10, bytes: 1000, is_whole };
+        let size = |is_whole| TextSize { documents: 10, bytes: 1000, is_whole, not_read: Vec::new() };
         let held_out = |size: TextSize| size.held_out(0.05, 120_000);
         assert_eq!((held_out(size(true)), held_out(size(false))), (0.25, 0.05));
         assert_eq!(held_out(TextSize::default()), 0.05, "a pipe alone");

@@ -91,10 +91,10 @@ fn a_text_of_few_and_long_documents_gives_validation_text_too() {
     let folder = tempfile::tempdir().unwrap();
     let (text, model) = (folder.path().join("text.jsonl"), pretrained_model());
     let line = format!("{{\"text\": \"{}\"}}\n", "word ".repeat(20_000));
+    let options = || Words::parse_from(["quickstart", "--data", text.to_str().unwrap()]).options;
     let begun = |documents: usize, run: &str, model: Option<&PretrainedModel>| {
         std::fs::write(&text, line.repeat(documents)).unwrap();
-        let options = Words::parse_from(["quickstart", "--data", text.to_str().unwrap()]).options;
-        configured(&options, &folder.path().join(run), model)
+        configured(&options(), &folder.path().join(run), model)
     };
     let fraction =
         |documents, run, model| begun(documents, run, model).unwrap().1.prepare.validation_fraction;
@@ -105,4 +105,10 @@ fn a_text_of_few_and_long_documents_gives_validation_text_too() {
     let refused = begun(1, "one", None).err().unwrap();
     assert!(refused.to_string().contains("the text is one document"), "{refused}");
     assert!(!folder.path().join("one").exists(), "a refused text begins no run");
+    std::fs::write(&text, format!("{line}no JSON\n")).unwrap();
+    let refused = configured(&options(), &folder.path().join("lines"), None).err().unwrap().to_string();
+    assert!(
+        refused.contains("; 1 × invalid JSON, first at") && refused.ends_with("text.jsonl:2"),
+        "{refused}"
+    );
 }
