@@ -8,7 +8,11 @@ set -euo pipefail
 
 # Called by cargo in place of rustc for the workspace's packages: adds the sanitizer, which is an unstable option.
 case "${1-}" in
-  *rustc) RUSTC_BOOTSTRAP=1 exec "$@" -Zsanitizer=address ;;
+  *rustc)
+    # An answer to cargo that names the sanitizer would have the C code of dependencies instrumented, and ordinary programs with
+    # the same dependencies could not be linked any more.
+    case "$*" in *--print*) exec "$@" ;; esac
+    RUSTC_BOOTSTRAP=1 exec "$@" -Zsanitizer=address ;;
 esac
 
 cd "$(dirname "$0")/.."
