@@ -16,7 +16,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "train.inner_steps",
         "steps",
-        "H, inner steps of a path per round. More steps need less communication and let paths drift further apart.",
+        "H, inner steps of a path per round. More steps need less communication and let paths drift further apart \
+         (docs/results/short-runs.md, \"Inner steps of a round\").",
     ),
     key(
         "train.paths_per_round",
