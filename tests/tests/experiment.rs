@@ -424,11 +424,15 @@ fn a_cell_that_was_trained_without_the_wanted_measurements_is_named() {
 fn paths_that_rest_in_a_round_take_no_steps_in_it() {
     let bench = Bench::new();
     fs::write(bench.file(), format!("{EXPERIMENT}configuration.train.paths_per_round = 2\n")).unwrap();
-    let listed = bench.run("--dry-run --seed 1").succeeded().stdout;
-    let row = listed.lines().find(|line| line.contains("2 × 2")).unwrap();
-    let columns: Vec<&str> = row.split_whitespace().collect();
+    let listed = bench.run("--dry-run --seed 1 --json").succeeded().json();
+    let cells = listed[0]["cells"].as_array().unwrap();
+    let cell = cells.iter().find(|cell| cell["paths"] == 4).unwrap();
     // Two of four paths take five steps of 256 tokens in each of two rounds.
-    assert!(columns.windows(2).any(|pair| pair == ["5", "5.1k"]), "{row}");
+    assert_eq!(
+        (&cell["inner_steps"], &cell["tokens"]),
+        (&serde_json::json!(5), &serde_json::json!(5120)),
+        "{listed}"
+    );
 }
 
 #[test]

@@ -87,7 +87,8 @@ fn the_environment_goes_before_the_file_and_arguments_before_both() {
     let row = |key: &str| text.lines().find(|line| line.starts_with(key)).unwrap().to_owned();
     assert!(row("train.rounds ").contains("environment variable DIPACO__TRAIN__ROUNDS"), "{text}");
     assert!(row("train.batch ").ends_with("--set train.batch=3"), "{text}");
-    assert!(row("train.inner_steps ").contains("tiny.toml:"), "{text}");
+    assert!(row("run.name ").contains("tiny.toml:"), "{text}");
+    assert!(!text.contains("train.inner_steps"), "the file has the default: {text}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use dipaco_topology::PathId;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::score::Score;
 use crate::{EvalError, Ranking};
@@ -19,7 +19,8 @@ pub struct Evaluation {
     pub tokens_counted: u64,
     /// Sum of `-ln p` of the counted tokens, in nats.
     pub nll_sum: f64,
-    /// `exp(nll_sum / tokens_counted)`.
+    /// `exp(nll_sum / tokens_counted)`; infinite above a mean of 709 nats.
+    #[serde(deserialize_with = "infinite_if_null")]
     pub perplexity: f64,
     /// `nll_sum` in bits, divided by the bytes of the counted tokens; `None` without token lengths. Unlike the
     /// perplexity it can be compared between tokenizers.
@@ -286,6 +287,11 @@ impl DomainEvaluation {
         let share = |(path, documents)| (path, documents as f64 / self.documents.max(1) as f64);
         paths.into_iter().filter(|&(_, documents)| documents > 0).take(most).map(share).collect()
     }
+}
+
+/// Reads `null` as infinity, which the writer stores as `null` because JSON has none.
+fn infinite_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
 }
 
 fn decimals(number: Option<f64>, decimals: usize) -> String {

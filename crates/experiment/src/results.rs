@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::ExperimentError;
 use crate::sweep::SweepResult;
@@ -131,7 +131,8 @@ pub struct Measurement {
     /// Name of the evaluation, or empty.
     #[serde(default)]
     pub evaluation: String,
-    /// Perplexity: e to the mean cross entropy of the counted tokens.
+    /// Perplexity: e to the mean cross entropy of the counted tokens; infinite for a model that diverged.
+    #[serde(deserialize_with = "infinite_if_null")]
     pub perplexity: f64,
     /// Cross entropy in bits per byte of text, which can be compared between tokenizers.
     #[serde(default)]
@@ -179,6 +180,11 @@ pub struct DomainMeasurement {
     pub documents: u64,
     /// Cross entropy in bits per byte of text.
     pub bits_per_byte: f64,
+}
+
+/// Reads `null` as infinity, which the writer stores as `null` because JSON has none.
+fn infinite_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
 }
 
 impl Results {

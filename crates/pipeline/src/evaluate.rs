@@ -26,6 +26,8 @@ use crate::scored_path::ScoringDevice;
 use crate::transformer_router;
 use crate::weights::Weights;
 
+pub use check::check_validation_text;
+
 /// Temperature of the router's squared distances in an ensemble, where nobody gives another.
 pub const ENSEMBLE_TEMPERATURE: f64 = 0.1;
 

@@ -84,6 +84,12 @@ pub enum FitError {
         "the measured runs do not tell the quantities apart, because these change together: measure other sizes"
     )]
     Together,
+    /// The law rests on one size, so nothing tells its error.
+    #[error(
+        "only the run of {0} tells the quantities apart, so nothing shows how far off the law is: measure one more size that differs \
+         from the others as this one does"
+    )]
+    Alone(RunSize),
     /// A loss that has no logarithm.
     #[error("a measured loss is {0}, and a loss is a number above 0")]
     Loss(f64),
@@ -167,7 +173,7 @@ impl MeasuredLaw {
     /// Fits the law. A quantity that is the same in all runs has no exponent.
     ///
     /// # Errors
-    /// When there are too few sizes, when quantities change together, or when a loss is not above 0.
+    /// When there are too few sizes, when quantities change together or would without one of the sizes, or when a loss is not above 0.
     pub fn fit(runs: &[MeasuredRun]) -> Result<Self, FitError> {
         if let Some(run) = runs.iter().find(|run| !(run.loss.is_finite() && run.loss > 0.0)) {
             return Err(FitError::Loss(run.loss));
@@ -189,8 +195,7 @@ impl MeasuredLaw {
         let mut error: f64 = 0.0;
         for &left_out in &sizes {
             let (own, others): (Vec<_>, Vec<_>) = runs.iter().copied().partition(|run| run.size == left_out);
-            // A size may be the only one that tells two quantities apart.
-            let Some(law) = Coefficients::of(&others, differs) else { continue };
+            let law = Coefficients::of(&others, differs).ok_or(FitError::Alone(left_out))?;
             let measured = own.iter().map(|run| run.loss.ln()).sum::<f64>() / own.len() as f64;
             error = error.max((law.log_loss(left_out) - measured).abs().exp_m1());
         }

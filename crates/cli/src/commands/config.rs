@@ -81,8 +81,12 @@ fn show(options: &ShowOptions) -> Result<(), CliError> {
     }
     if options.changed {
         let mut table = Table::new(&[("key", Align::Left), ("value", Align::Left), ("from", Align::Left)]);
+        let default = RunConfig::default();
         for (key, origin) in &resolved.origins {
-            table.row([key.clone(), resolved.config.value(key).unwrap_or_default(), origin.to_string()]);
+            let value = resolved.config.value(key);
+            if value != default.value(key) {
+                table.row([key.clone(), value.unwrap_or_default(), origin.to_string()]);
+            }
         }
         return output::print(&table.to_string());
     }

@@ -8,6 +8,7 @@ use dipaco_experiment::{Cell, Experiment, ExperimentTable, Results, Selection, S
 use dipaco_model::{parameters, path_specs};
 use dipaco_telemetry::{Align, Progress, human};
 use dipaco_topology::Topology;
+use serde::Serialize;
 
 use crate::device::DeviceOptions;
 use crate::error::CliError;
@@ -82,7 +83,7 @@ pub(crate) struct RunExperiment {
     /// List the cells and train nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Print the tables as JSON.
+    /// Print the tables, or with --dry-run the cells, as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -122,7 +123,9 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
         experiments.push((experiment, selection));
     }
     if options.dry_run {
-        return experiments.iter().try_for_each(|(experiment, selection)| plan(experiment, selection));
+        let plans =
+            experiments.iter().map(|(experiment, selection)| ExperimentPlan::of(experiment, selection));
+        return print_plans(&plans.collect::<Result<Vec<_>, _>>()?, options.json);
     }
     check_inputs(options)?;
     let setup = ExperimentOptions {
@@ -189,37 +192,83 @@ fn selection(experiment: &Experiment, options: &RunExperiment) -> Result<Selecti
     Ok(Selection { seeds: options.seeds.clone(), ..selected })
 }
 
-/// Lists the selected cells of an experiment, those of its sweeps first.
-fn plan(experiment: &Experiment, selection: &Selection) -> Result<(), CliError> {
-    let (sweeps, own) = (selection.sweeps(experiment)?, selection.cells(experiment)?);
-    let cells: Vec<&Cell> = sweeps.iter().flat_map(Sweep::cells).chain(&own).collect();
-    let mut table = dipaco_telemetry::Table::new(&[
-        ("cell", Align::Left),
-        ("paths", Align::Right),
-        ("parameters of a path", Align::Right),
-        ("inner steps", Align::Right),
-        ("tokens in all", Align::Right),
-        ("evaluations", Align::Left),
-    ]);
-    for cell in &cells {
+/// The selected cells of an experiment, those of its sweeps first.
+#[derive(Serialize)]
+struct ExperimentPlan {
+    name: String,
+    title: String,
+    cells: Vec<PlannedCell>,
+}
+
+/// What a cell amounts to.
+#[derive(Serialize)]
+struct PlannedCell {
+    cell: String,
+    paths: u32,
+    path_parameters: usize,
+    /// Inner steps of a path: the mean of the paths if they rest in some rounds.
+    inner_steps: u64,
+    /// Tokens of the inner steps of all paths, with padding.
+    tokens: u64,
+    evaluations: Vec<String>,
+}
+
+impl ExperimentPlan {
+    fn of(experiment: &Experiment, selection: &Selection) -> Result<Self, CliError> {
+        let (sweeps, own) = (selection.sweeps(experiment)?, selection.cells(experiment)?);
+        let cells = sweeps.iter().flat_map(Sweep::cells).chain(&own).map(PlannedCell::of);
+        Ok(Self {
+            name: experiment.name().to_owned(),
+            title: experiment.title().to_owned(),
+            cells: cells.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl PlannedCell {
+    fn of(cell: &Cell) -> Result<Self, CliError> {
         let config = vocabulary::expected(&cell.config)?.config;
         let topology = Topology::new(&config.topology, config.model.blocks).map_err(PipelineError::from)?;
         let (train, trained) = (&config.train, topology.trained_paths().len() as u64);
-        // With `train.paths_per_round` a path rests in some rounds: the mean of the paths.
         let rounds_of_paths = train.paths_per_round.rounds_of_paths(trained, train.rounds);
         let steps = rounds_of_paths.saturating_mul(train.inner_steps);
-        let tokens = steps.saturating_mul(train.batch as u64 * train.sequence_tokens as u64);
-        let evaluations: Vec<&str> = cell.evaluations.iter().map(|it| it.name.as_str()).collect();
-        table.row([
-            cell.label(),
-            topology.paths().to_string(),
-            human::count(parameters(&path_specs(&config.model)) as f64),
-            (steps / trained.max(1)).to_string(),
-            human::count(tokens as f64),
-            evaluations.join(", "),
-        ]);
+        Ok(Self {
+            cell: cell.label(),
+            paths: topology.paths(),
+            path_parameters: parameters(&path_specs(&config.model)),
+            inner_steps: steps / trained.max(1),
+            tokens: steps.saturating_mul(train.batch as u64 * train.sequence_tokens as u64),
+            evaluations: cell.evaluations.iter().map(|evaluation| evaluation.name.clone()).collect(),
+        })
     }
-    output::print(&format!("{}: {} cells\n\n{table}\n", experiment.title(), cells.len()))
+}
+
+fn print_plans(plans: &[ExperimentPlan], json: bool) -> Result<(), CliError> {
+    if json {
+        return output::print_json(&plans);
+    }
+    for plan in plans {
+        let mut table = dipaco_telemetry::Table::new(&[
+            ("cell", Align::Left),
+            ("paths", Align::Right),
+            ("parameters of a path", Align::Right),
+            ("inner steps", Align::Right),
+            ("tokens in all", Align::Right),
+            ("evaluations", Align::Left),
+        ]);
+        for cell in &plan.cells {
+            table.row([
+                cell.cell.clone(),
+                cell.paths.to_string(),
+                human::count(cell.path_parameters as f64),
+                cell.inner_steps.to_string(),
+                human::count(cell.tokens as f64),
+                cell.evaluations.join(", "),
+            ]);
+        }
+        output::print(&format!("{}: {} cells\n\n{table}\n", plan.title, plan.cells.len()))?;
+    }
+    Ok(())
 }
 
 fn show(options: &TableOptions) -> Result<(), CliError> {

@@ -1,5 +1,6 @@
 //! `dipaco plot`: charts of runs and of experiments.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -55,10 +56,8 @@ pub(crate) fn run(options: &PlotOptions) -> Result<(), CliError> {
     let mut runs: Vec<(RunDirectory, RunCurves)> = Vec::new();
     for folder in &options.run {
         let mut curves = open(folder)?;
-        // Two runs of one name are curves apart by their folders.
-        if runs.iter().any(|(_, other)| other.name == curves.1.name) {
-            curves.1.name = format!("{} ({})", curves.1.name, stem(folder));
-        }
+        let taken = |name: &str| runs.iter().any(|(_, other)| other.name == name);
+        curves.1.name = free_name(&curves.1.name, folder, taken);
         charts.extend(of_cell(&curves.0, &curves.1.name)?);
         runs.push(curves);
     }
@@ -87,12 +86,31 @@ pub(crate) fn run(options: &PlotOptions) -> Result<(), CliError> {
             remedy: remedy.into(),
         });
     }
+    let mut names = BTreeSet::new();
+    for chart in &mut charts {
+        chart.name = numbered(&chart.name, |name| names.contains(name));
+        names.insert(chart.name.clone());
+    }
     let files = charts.iter().map(|chart| Ok(chart.write(&out)?)).collect::<Result<Vec<_>, CliError>>()?;
     if options.json {
         return output::print_json(&files);
     }
     let names: Vec<String> = files.iter().map(|file| format!("{}\n", file.display())).collect();
     output::print(&names.concat())
+}
+
+/// The name of a run, or the first of these that is free: with the name of its folder, with a number after it.
+fn free_name(name: &str, folder: &Path, taken: impl Fn(&str) -> bool) -> String {
+    if !taken(name) {
+        return name.to_owned();
+    }
+    numbered(&format!("{name} ({})", stem(folder)), taken)
+}
+
+/// The name, or the first of `name-2`, `name-3`… that is free.
+fn numbered(name: &str, taken: impl Fn(&str) -> bool) -> String {
+    let others = (2u64..).map(|number| format!("{name}-{number}"));
+    std::iter::once(name.to_owned()).chain(others).find(|name| !taken(name)).unwrap_or_default()
 }
 
 fn open(folder: &Path) -> Result<(RunDirectory, RunCurves), CliError> {
@@ -123,4 +141,20 @@ fn read_json(file: &Path) -> Result<serde_json::Value, CliError> {
 /// The last part of a path, without its ending.
 fn stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_and_pictures_of_one_name_are_told_apart() {
+        let taken = ["tiny", "tiny (run)", "tiny (run)-2", "domains-eval"];
+        let free =
+            |name: &str, folder: &str| free_name(name, Path::new(folder), |name| taken.contains(&name));
+        assert_eq!(free("small", "a/run"), "small");
+        assert_eq!(free("tiny", "a/other"), "tiny (other)");
+        assert_eq!(free("tiny", "c/run"), "tiny (run)-3");
+        assert_eq!(numbered("domains-eval", |name| taken.contains(&name)), "domains-eval-2");
+    }
 }

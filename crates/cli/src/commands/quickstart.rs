@@ -1,13 +1,13 @@
 //! `dipaco quickstart`: from text to a served model.
 
 mod crate_text;
+mod dense;
 mod held_out;
 mod pretrained;
 mod prompts;
 #[cfg(test)]
 mod tests;
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -15,17 +15,17 @@ use std::time::Instant;
 use clap::Args;
 use dipaco_config::{RunConfig, Sources};
 use dipaco_eval::Comparison;
-use dipaco_optim::NesterovConfig;
-use dipaco_sync::Rescale;
+use dipaco_server::ServeConfig;
 use dipaco_telemetry::{Progress, human};
-use dipaco_topology::{PathId, TopologyConfig};
+use dipaco_topology::PathId;
 
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::run_options::{UnsavedRun, check_changed};
 use crate::{commands, output, runtime};
-use dipaco_pipeline::evaluate::{EvaluatedRun, Subject, evaluate};
+use dense::DenseRun;
+use dipaco_pipeline::evaluate::{EvaluatedRun, Subject, check_validation_text, evaluate};
 use dipaco_pipeline::import::PretrainedModel;
 use dipaco_pipeline::prepare::check_inputs;
 use dipaco_pipeline::train::{TrainOptions, train};
@@ -86,13 +86,6 @@ struct Quickstart<'a> {
     progress: &'a Progress,
     interrupt: Interrupt,
     begun: Instant,
-}
-
-/// The run of the dense model.
-#[derive(Clone)]
-struct Dense {
-    run: RunDirectory,
-    config: RunConfig,
 }
 
 pub(crate) fn run(options: &QuickstartOptions, progress: &Progress) -> Result<(), CliError> {
@@ -225,7 +218,8 @@ impl Quickstart<'_> {
             &flag,
         )?;
         self.progress.line(&dipaco_pipeline::prepare::summary(&report));
-        Ok(())
+        // Every step but the comparison at the end could do without.
+        Ok(check_validation_text(&self.run, &self.config.evaluation)?)
     }
 
     fn seed_and_route(&self) -> Result<(), CliError> {
@@ -297,30 +291,25 @@ impl Quickstart<'_> {
     }
 
     /// Trains the dense model to compare with: the same seed, size and number of steps, without routing. It is a run of its
-    /// own with one path and an outer step of rate 1 without momentum. Its text is that of the quickstart's run.
-    fn dense(&self) -> Result<Dense, CliError> {
+    /// own, with the text of the quickstart's run.
+    fn dense(&self) -> Result<DenseRun, CliError> {
         let steps = u64::from(self.config.train.rounds) * self.config.train.inner_steps;
         self.say(&format!("training the dense model to compare with: the seed, {steps} steps on all text"))?;
-        let mut config = self.config.clone();
-        config.run.name += "-dense";
-        config.run.store = None;
-        config.topology = TopologyConfig::dense(config.model.blocks);
-        config.outer.nesterov = NesterovConfig { learning_rate: 1.0, momentum: 0.0 };
-        config.outer.rescale = Rescale::NONE;
+        let config = dense::config(&self.config);
         let run = RunDirectory::new(self.run.root().join("dense")).with_places(&config.run);
         save_config(&run, &config)?;
         if config.run.data.is_none() {
-            link_text(&run)?;
+            dense::link_text(&run)?;
         }
         runtime::run(async { Ok(dipaco_pipeline::seed::adopt(&run, &config, &self.run).await?) })?;
         self.route(&run, &config)?;
         self.train_run(&run, &config, 1)?;
-        Ok(Dense { run, config })
+        Ok(DenseRun { run, config })
     }
 
-    fn evaluate(&self, dense: &Dense) -> Result<Comparison, CliError> {
+    fn evaluate(&self, dense: &DenseRun) -> Result<Comparison, CliError> {
         self.say("evaluating: perplexity on validation text, the first 32 tokens read and not counted")?;
-        let Dense { run: dense_run, config: dense_config } = dense.clone();
+        let DenseRun { run: dense_run, config: dense_config } = dense.clone();
         let (run, config, progress) = (self.run.clone(), self.config.clone(), self.progress.clone());
         let (flag, device) = (self.interrupt.flag(), self.device);
         runtime::run(async {
@@ -358,7 +347,9 @@ impl Quickstart<'_> {
             let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
             let listener = commands::serve::listen(address).await?;
             let bound = listener.local_addr().map_err(|source| CliError::Listen { address, source })?;
-            let (serve, loading) = (config.serve.clone(), dipaco_server::LoadProgress::default());
+            // Nobody else can reach this server, and the prompts carry no key.
+            let serve = ServeConfig { api_keys: None, ..config.serve.clone() };
+            let loading = dipaco_server::LoadProgress::default();
             let state =
                 dipaco_pipeline::serve::open(&run, &config, serve, Version::Current, &loading).await?;
             let stop = tokio_util::sync::CancellationToken::new();
@@ -380,17 +371,6 @@ impl Quickstart<'_> {
             ))?;
         }
         Ok(())
-    }
-}
-
-/// Gives a run in the folder of another run the text of that run. The link is relative, so both can be moved together.
-fn link_text(run: &RunDirectory) -> Result<(), CliError> {
-    let link = run.data();
-    match std::os::unix::fs::symlink("../data", &link) {
-        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
-            Err(CliError::Io { action: "create", path: link, source })
-        }
-        _ => Ok(()),
     }
 }
 

@@ -68,7 +68,11 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
         Ok(dipaco_pipeline::seed::seed(&unsaved.run, &config, how, progress, interrupt.flag()).await?)
     })?;
     unsaved.save()?;
-    let done = if summary.new_steps == 0 { "was there already" } else { "is done" };
+    let done = match (summary.finished, summary.new_steps) {
+        (false, _) => "is not finished",
+        (true, 0) => "was there already",
+        (true, _) => "is done",
+    };
     report(&summary, done, options.json)?;
     if summary.finished { Ok(()) } else { Err(CliError::Interrupted) }
 }

@@ -2,14 +2,35 @@
 
 use std::sync::Arc;
 
-use dipaco_eval::{EvalError, RerouteBy, RouteUnit, check_ranking};
+use dipaco_eval::{EvalError, EvaluationConfig, RerouteBy, RouteUnit, check_ranking};
 use dipaco_routing::{Router, TextRouter};
 
 use super::{EvaluatedRun, Evaluator, Subject, shards};
 use crate::error::PipelineError;
 use crate::prepared::token_file;
 use crate::route::router;
+use crate::run_directory::RunDirectory;
 use crate::transformer_router;
+
+/// Checks that the validation text of a run has a token to count, so that a command knows it before it trains.
+///
+/// # Errors
+/// When the run is not prepared or has no validation text, when its token file is damaged, or when no document is longer than the
+/// tokens that are read and not counted.
+pub fn check_validation_text(run: &RunDirectory, evaluation: &EvaluationConfig) -> Result<(), PipelineError> {
+    let text = token_file(run, &run.validation_tokens())?;
+    let (documents, prefix_tokens) = (text.documents(), evaluation.prefix_tokens);
+    // The first token of a document has no context, so it is never counted.
+    let uncounted = prefix_tokens.max(1) as u64;
+    let counts = |document| {
+        let range = text.document_range(document);
+        range.end - range.start > uncounted
+    };
+    if (0..documents).any(counts) {
+        return Ok(());
+    }
+    Err(EvalError::NothingToCount { documents, prefix_tokens }.into())
+}
 
 impl Evaluator<'_> {
     /// Checks that a model can be evaluated. A command that evaluates several models calls it for all of them first, so that

@@ -115,5 +115,9 @@ fn too_few_runs_are_refused() {
     let grown = |power: u32| run(4u64.pow(power), 400 * 4u64.pow(power), 90.0 - f64::from(power));
     let together: Vec<_> = (0..6).map(grown).collect();
     assert_eq!(MeasuredLaw::fit(&together), Err(FitError::Together));
+    // One size has more paths than the others: the exponent of the paths would rest on it, and no other size could show its error.
+    let mut alone: Vec<_> = (1..5).map(|length| run(1, 400 * length, 100.0 - length as f64)).collect();
+    alone.push(run(16, 400, 50.0));
+    assert_eq!(MeasuredLaw::fit(&alone), Err(FitError::Alone(alone[4].size)));
     assert_eq!(MeasuredLaw::fit(&[run(1, 400, 1.0)]), Err(FitError::Loss(0.0)));
 }

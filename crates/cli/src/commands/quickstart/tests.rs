@@ -43,14 +43,14 @@ fn the_run_has_the_places_of_its_configuration_when_it_begins_and_when_it_goes_o
 fn a_linked_text_goes_along_with_its_folder() {
     let folder = tempfile::tempdir().unwrap();
     let (root, moved) = (folder.path().join("run"), folder.path().join("moved"));
-    let dense = |root: &PathBuf| RunDirectory::new(root.join("dense"));
-    std::fs::create_dir_all(dense(&root).root()).unwrap();
+    let of_dense = |root: &PathBuf| RunDirectory::new(root.join("dense"));
+    std::fs::create_dir_all(of_dense(&root).root()).unwrap();
     std::fs::create_dir(root.join("data")).unwrap();
     std::fs::write(RunDirectory::new(&root).tokenizer(), "tokens").unwrap();
-    link_text(&dense(&root)).unwrap();
-    link_text(&dense(&root)).unwrap();
+    dense::link_text(&of_dense(&root)).unwrap();
+    dense::link_text(&of_dense(&root)).unwrap();
     std::fs::rename(&root, &moved).unwrap();
-    assert_eq!(std::fs::read_to_string(dense(&moved).tokenizer()).unwrap(), "tokens");
+    assert_eq!(std::fs::read_to_string(of_dense(&moved).tokenizer()).unwrap(), "tokens");
 }
 
 #[test]

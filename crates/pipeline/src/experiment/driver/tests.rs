@@ -109,6 +109,31 @@ fn the_ranking_of_an_evaluation_is_in_the_results() {
 }
 
 #[test]
+fn a_cell_that_diverged_is_read_again() {
+    let temporary = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut folder = opened(options(temporary.path()), &runtime);
+    let experiment = Experiment::parse(SWEPT, Path::new("swept.toml")).unwrap();
+    let sweep = experiment.sweeps().unwrap().remove(0);
+    for (cell, perplexity) in sweep.cells().zip([f64::INFINITY, 9.0]) {
+        cell::tests::finished_before(&mut folder, cell, &evaluation(perplexity));
+    }
+    let outcome = run(&mut folder, &experiment, &Selection::default()).unwrap();
+    assert_eq!(outcome.failed, 0);
+    let chosen = outcome.results.sweeps[0].chosen.as_ref();
+    assert_eq!(chosen.and_then(|value| value.as_float()), Some(1.0));
+
+    let plain = "name = 'plain'\nconfiguration.prepare.vocab_size = 280\n[[runs]]\nname = '2x2'\n";
+    let experiment = Experiment::parse(plain, Path::new("plain.toml")).unwrap();
+    let cell = experiment.cells().unwrap().remove(0);
+    cell::tests::finished_before(&mut folder, &cell, &evaluation(f64::INFINITY));
+    let outcome = run(&mut folder, &experiment, &Selection::default()).unwrap();
+    assert_eq!(outcome.failed, 0);
+    let read = Results::load(&results_file(folder.out(), "plain")).unwrap();
+    assert_eq!(read.cells[0].measurements[0].perplexity, f64::INFINITY);
+}
+
+#[test]
 fn label_files_are_read_before_the_first_cell() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let plain = "name = 'labelled'\nconfiguration.prepare.vocab_size = 280\n[[runs]]\nname = '2x2'\n";
