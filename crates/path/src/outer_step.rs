@@ -143,6 +143,13 @@ impl OuterState {
         self.parts().all(|part| first_not_finite(part).is_none())
     }
 
+    /// Forgets the rounding error of earlier steps, so that a step of [`Merged::Nothing`] leaves the weights as they are.
+    pub fn forget_rounding(&mut self) {
+        if let Some(residual) = &mut self.residual {
+            residual.fill(0.0);
+        }
+    }
+
     /// Takes step `number`, from 1, of synchronous training: changes the global weights of the fragment with these tensors in
     /// place. `gradient` is the mean of the paths' gradients, one value for each weight.
     pub fn synchronous_step(
@@ -239,6 +246,26 @@ mod tests {
         let file = Arc::new(state.clone()).encode(outer, fragment).unwrap().concat();
         let read = ModuleWeights::from_safetensors(&file, OuterState::specs(outer, fragment)).unwrap();
         OuterState::decode(outer, fragment, read.values)
+    }
+
+    #[test]
+    fn a_step_of_nothing_without_earlier_rounding_leaves_even_the_largest_weights_as_they_are() {
+        let outer = outer(Compression::E3m0, 0);
+        // The residual rounds up to 2^125, and the sum of these powers of two and another 2^125 is no finite number.
+        let (largest, residual) = (2f32.powi(127) + 2f32.powi(126) + 2f32.powi(125), 0.35e38);
+        let begin = || {
+            (
+                vec![largest, 0.0],
+                OuterState { residual: Some(vec![residual, 0.0]), ..OuterState::start(&outer, 2) },
+            )
+        };
+        let (mut weights, mut state) = begin();
+        state.step(&outer, &mut weights, &Merged::Nothing).unwrap();
+        assert!(!weights[0].is_finite());
+        let (mut weights, mut state) = begin();
+        state.forget_rounding();
+        state.step(&outer, &mut weights, &Merged::Nothing).unwrap();
+        assert_eq!(weights, [largest, 0.0]);
     }
 
     #[test]

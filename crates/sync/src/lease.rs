@@ -80,6 +80,8 @@ pub struct Lease {
     /// True if the worker has more paths than it keeps states of. It would drop the state before the path's next lease, so
     /// the lease must upload it.
     pub crowded: bool,
+    /// Time at which the lease was granted.
+    pub granted: Duration,
     /// Time at which the lease became current, or was granted.
     pub since: Duration,
     /// Time since then in which the coordinator did not run.

@@ -205,6 +205,7 @@ mod tests {
             numerics: String::new(),
             hands_over: fence.is_multiple_of(3).then(|| ProcessId::local("another")),
             crowded: false,
+            granted: Duration::ZERO,
             since: Duration::ZERO,
             postponed: Duration::ZERO,
             deadline: Duration::from_secs(end),

@@ -1,6 +1,7 @@
 //! Measured speeds of workers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use crate::ProcessId;
 
@@ -76,6 +77,18 @@ impl Speeds {
             (Some(median), Some(fastest)) => fastest.min(FASTEST * median),
             _ => 1.0,
         }
+    }
+
+    /// Time that these inner steps take at least: with [`FASTEST`] times the median speed. Zero without a measured worker.
+    pub(crate) fn least_time(&self, steps: f64) -> Duration {
+        let seconds = self.median().map_or(0.0, |median| steps / (FASTEST * median));
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+
+    /// The median speed, for a limit on the workers with `token`. `None` while another token is the only measured one: what it
+    /// states must not end the leases of others, because no other token would ever be measured.
+    pub(crate) fn median_for(&self, token: &str) -> Option<f64> {
+        self.median().filter(|_| self.of_tokens.len() > 1 || self.of_tokens.contains_key(token))
     }
 
     /// The median speed of the tokens, the lower one of an even number; `None` without a measured worker.
@@ -198,6 +211,18 @@ mod tests {
         }
         assert_eq!((speeds.median(), speeds.fastest()), (Some(1.0), 2.0));
         assert_eq!(speeds.of_tokens.len(), 2, "tokens without measured workers take no room");
+    }
+
+    #[test]
+    fn the_only_measured_token_limits_no_other() {
+        let mut speeds = Speeds::default();
+        assert_eq!(speeds.median_for("liar"), None);
+        speeds.note(&worker("liar", "w"), 1e300);
+        assert_eq!((speeds.median_for("liar"), speeds.median_for("honest")), (Some(1e300), None));
+        speeds.note(&worker("honest", "w"), 2.0);
+        for token in ["liar", "honest", "new"] {
+            assert_eq!(speeds.median_for(token), Some(2.0));
+        }
     }
 
     #[test]

@@ -354,7 +354,10 @@ impl Synchronizer {
             None => {
                 // Every reader would stop at such weights, and so would each restart of this step.
                 tracing::error!(%fragment, version, "an outer step makes weights that are not finite; its contributions are left out");
-                let unchanged = self.apply(self.inputs(&order).await?, Merged::Nothing, version).await?;
+                let mut inputs = self.inputs(&order).await?;
+                // What earlier steps have rounded away may be too much for weights that are nearly too large.
+                inputs.state.forget_rounding();
+                let unchanged = self.apply(inputs, Merged::Nothing, version).await?;
                 unchanged.ok_or(SynchronizerError::NotFinite { fragment })?
             }
         };

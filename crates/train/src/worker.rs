@@ -42,7 +42,8 @@
 //!   n−1. Leases of other paths go on.
 //!
 //! One future each stands for "lease n−1 uploads" and "lease n+1 is prefetched". The code that waits for training polls both.
-//! Dropping them is safe at any time: requests may be repeated, and a lease without heartbeats ends at its deadline.
+//! Lease n may have to repeat steps before it trains. Lease n+1 is not asked for then, and the upload alone is polled.
+//! Dropping the futures is safe at any time: requests may be repeated, and a lease without heartbeats ends at its deadline.
 
 mod background;
 mod cached_fragments;
@@ -55,6 +56,7 @@ mod heartbeat;
 mod kept_states;
 mod next_lease;
 mod observer;
+mod partial_downloads;
 mod prefetch;
 mod shard_cache;
 mod start_state;
@@ -76,7 +78,7 @@ use crate::client::{
     ClientError, GOODBYE_TIMEOUT, Identity, LONG_CALL_TIMEOUT, LeaseKey, Moved, Session, TokenSource,
     Transfer, expect_done, instance,
 };
-use background::{Background, nothing};
+use background::{Background, beside, nothing};
 use carry_out::CarriedOut;
 use dipaco_path::{Layout, MomentSpecs, PathError, TrainDevice, TrainerMemory, numerics};
 use dipaco_protocol::{Request, Response};
@@ -84,6 +86,7 @@ pub use error::WorkerError;
 use fragment_cache::FragmentCache;
 use kept_states::KeptStates;
 pub use observer::{LeaseMoment, LeaseObserver, LeaseStage};
+use partial_downloads::remove_partial_downloads;
 use prefetch::{Prefetch, PrefetchedLease};
 use shard_cache::ShardCache;
 use state_file::StateFolder;
@@ -131,13 +134,14 @@ pub struct WorkerSummary {
 /// When the coordinator refuses the worker or can't be reached for longer than the options allow, when a shard can't be
 /// read or downloaded, or when training diverges.
 pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<WorkerSummary, WorkerError> {
+    let clock = Clock::system();
     let identity = Identity {
         token: options.token.clone(),
         source: options.source.clone(),
         worker: options.name.clone(),
         instance: instance(),
         patience: options.patience,
-        clock: Clock::system(),
+        clock: clock.clone(),
         numerics: numerics(&options.device)?,
         server: None,
     };
@@ -154,6 +158,7 @@ pub async fn work(options: WorkerOptions, cancel: CancellationToken) -> Result<W
     let transfer = Arc::new(Transfer::new(session.clone(), options.bandwidth));
     let weights =
         FragmentCache::new(transfer.clone(), layout, options.cache.clone(), options.weights_in_memory);
+    remove_partial_downloads(options.cache.clone(), clock.now()).await;
     let shards = ShardCache::new(transfer.clone(), options.shards, options.cache);
     let mut worker = Worker {
         prefetch: Arc::new(Prefetch { session, transfer, weights, shards, observer: options.observer }),
@@ -301,16 +306,8 @@ impl Worker {
         uploading: &mut Background<()>,
     ) -> Result<Option<PrefetchedLease>, WorkerError> {
         let held = self.states.leases();
-        let asking = self.prefetch.lease(&held);
-        tokio::pin!(asking);
-        tokio::select! {
-            // The caller goes on with `uploading`, which is polled during the lease.
-            prefetched = &mut asking => return prefetched,
-            // The coordinator may hold its answer back until this upload is complete, so the question stays open.
-            uploaded = &mut *uploading => uploaded?,
-        }
-        // A completed future must not be polled again.
-        *uploading = nothing();
-        asking.await
+        // The coordinator may hold its answer back until this upload is complete. If the answer comes first, the caller
+        // drives the upload during the lease.
+        beside(uploading, self.prefetch.lease(&held)).await
     }
 }

@@ -4,13 +4,19 @@
 mod support;
 
 use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, SystemTime};
 
 use dipaco_codec::Compression;
 use dipaco_protocol::{LeaseResult, Request, Response};
 use dipaco_store::StoreError;
+use dipaco_sync::Fence;
 use dipaco_telemetry::Events;
 use dipaco_train::client::{TokenPlace, TokenSource};
-use dipaco_train::{CoordinatorError, TrainError, WorkerOptions, coordinate, take_over, work};
+use dipaco_train::{
+    CoordinatorError, LeaseMoment, LeaseObserver, LeaseStage, TrainError, WorkerOptions, coordinate,
+    take_over, work,
+};
 use tokio_util::sync::CancellationToken;
 
 use support::{Puppet, Run, config};
@@ -102,6 +108,82 @@ async fn the_lease_of_a_worker_that_vanished_is_repeated() {
     );
     assert!(log.lines().any(|line| line.contains("lease_expired") && line.contains(&expired)), "{log}");
     assert_eq!(run.bits().await, undisturbed().await);
+}
+
+/// The stages that a worker's leases have reached.
+#[derive(Default)]
+struct Stages {
+    reached: Mutex<Vec<(Fence, LeaseStage)>>,
+    changed: Condvar,
+}
+
+/// How often the worker's lease with this number has reached a stage. A repetition also reaches those of a training.
+fn times(reached: &[(Fence, LeaseStage)], number: usize, stage: LeaseStage) -> usize {
+    let granted = reached.iter().filter(|(_, stage)| *stage == LeaseStage::Granted).nth(number);
+    granted.map_or(0, |&(fence, _)| reached.iter().filter(|moment| **moment == (fence, stage)).count())
+}
+
+impl Stages {
+    /// Lets the first lease end when the second one is prefetched, so that nothing waits for its upload. Lets the repetition
+    /// of the second lease wait for the completion of the first.
+    fn observe(&self, moment: LeaseMoment) {
+        let mut reached = self.reached.lock().unwrap();
+        reached.push((moment.lease.fence, moment.stage));
+        self.changed.notify_all();
+        let (number, stage) = match moment.stage {
+            // The first time is that of a repetition.
+            LeaseStage::Trained if times(&reached, 0, LeaseStage::Trained) == 2 => (1, LeaseStage::Fetched),
+            LeaseStage::Loaded if times(&reached, 1, LeaseStage::Loaded) == 1 => (0, LeaseStage::Completed),
+            _ => return,
+        };
+        let limit = Duration::from_secs(30);
+        let waited =
+            self.changed.wait_timeout_while(reached, limit, |it| times(it, number, stage) == 0).unwrap().1;
+        assert!(!waited.timed_out(), "lease {number} has not reached the stage {stage:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_is_completed_while_its_worker_repeats_steps_of_another_path() {
+    let mut config = config();
+    (config.train.rounds, config.train.state_every, config.train.held_paths) = (2, 100, 4);
+    let run = Run::seeded(config).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let vanishing = Puppet::welcome(&token, "worker").await;
+    for _ in 0..4 {
+        let lease = vanishing.lease().await;
+        vanishing.carry_out(&run, &lease, 0.001).await;
+    }
+    drop(vanishing);
+    let stages = Arc::new(Stages::default());
+    let observing = stages.clone();
+    let observer = Some(LeaseObserver::new(move |moment| observing.observe(moment)));
+    // Under the same name: the coordinator waits no more for the states of the vanished worker.
+    let options = WorkerOptions { observer, ..run.worker(&token, "worker") };
+    let summary = work(options, CancellationToken::new()).await.unwrap();
+    assert_eq!((summary.leases, summary.lost), (4, 0));
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    let reached = stages.reached.lock().unwrap();
+    assert_eq!([0, 1].map(|number| times(&reached, number, LeaseStage::Loaded)), [2, 2], "{reached:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_removes_the_unfinished_downloads_of_a_killed_worker() {
+    let mut config = config();
+    config.train.rounds = 1;
+    let run = Run::seeded(config).await;
+    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let options = run.worker(&token, "worker");
+    let [unfinished, other] = [format!(".{}.h5a1B2c3.tmp", run.shards[0].hash), ".notes.tmp".to_owned()]
+        .map(|name| options.cache.join(name));
+    std::fs::create_dir_all(&options.cache).unwrap();
+    for file in [&unfinished, &other] {
+        let two_hours_ago = SystemTime::now() - Duration::from_secs(7200);
+        std::fs::File::create(file).unwrap().set_modified(two_hours_ago).unwrap();
+    }
+    work(options, CancellationToken::new()).await.unwrap();
+    assert!(coordinator.await.unwrap().unwrap().finished);
+    assert_eq!([unfinished, other].map(|file| file.exists()), [false, true]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -33,7 +33,7 @@ impl RunState {
         let deadline = now.saturating_add(silence);
         let granted = [self.leases.get(path), self.leases.following(path)].into_iter().flatten();
         let steps = granted.map(|lease| lease.to - lease.from).max().unwrap_or(0).saturating_add(repeated);
-        let longest = standstill.saturating_add(self.longest(steps));
+        let longest = standstill.saturating_add(self.longest(steps, &claim.worker.token));
         let stands_still = now.saturating_add(standstill);
         if !self.leases.renew(claim, taken.min(steps), deadline, stands_still, longest) {
             return Err(self.lost(path, claim.key.fence));
@@ -132,9 +132,10 @@ impl RunState {
         self.holders.postpone(now, by);
     }
 
-    /// The longest time of this many inner steps; no limit before the first measurement.
-    fn longest(&self, steps: u64) -> Duration {
-        let Some(median) = self.speeds.median() else { return Duration::MAX };
+    /// The longest time of this many inner steps of a worker with `token`; no limit before two tokens, or this one, have been
+    /// measured.
+    fn longest(&self, steps: u64, token: &str) -> Duration {
+        let Some(median) = self.speeds.median_for(token) else { return Duration::MAX };
         Duration::try_from_secs_f64(SLOWEST * steps as f64 / median).unwrap_or(Duration::MAX)
     }
 

@@ -91,6 +91,7 @@ impl RunState {
             numerics: request.numerics.to_owned(),
             hands_over,
             crowded,
+            granted: now,
             since: now,
             postponed: Duration::ZERO,
             deadline: now.saturating_add(silence),

@@ -110,7 +110,9 @@ impl RunState {
         let possible = self.places.in_phase(fragment.module) + at_end;
         let needed = (quorum.learners as usize).clamp(1, possible.max(1));
         let window = self.grace.window();
-        let round = self.grace.fastest(quorum.throttle * self.plan.schedule.inner_steps() as f64);
+        let steps = quorum.throttle * self.plan.schedule.inner_steps() as f64;
+        // Workers state their seconds themselves: an impossible speed on one path must not end the throttle.
+        let round = self.grace.fastest(steps).max(self.speeds.least_time(steps));
         let earliest = self.stepped_at.get(&fragment).map_or(Duration::ZERO, |&at| at.saturating_add(round));
         let since = self.quorums.begin(fragment, now);
         if there.len() < needed {

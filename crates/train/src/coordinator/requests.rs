@@ -302,7 +302,7 @@ impl CoordinatorRequests {
         self.progress.moved_on(reached);
     }
 
-    /// Drops the incomplete uploads of a lease that has ended.
+    /// Drops the incomplete uploads of a lease that has ended, and of earlier leases of its worker on the path.
     fn drop_ended_uploads(&self, worker: &ProcessId, path: PathId, fence: Fence) {
         self.intake.uploads.drop_lease(worker, path, fence);
     }

@@ -302,11 +302,12 @@ impl Uploads {
         idle.min_by_key(|(_, progress)| progress.last)
     }
 
-    /// Drops the uploads of a lease, which has ended.
+    /// Drops the uploads of a lease, which has ended, and of the earlier leases of its worker on the path. A lease that follows
+    /// another one may end before that one is complete, and then both have ended.
     pub fn drop_lease(&self, worker: &ProcessId, path: PathId, fence: Fence) {
         let lease = HeldLease { worker: worker.clone(), path, fence };
         // The files are closed while nobody waits for the lock.
-        let ended = self.uploads().remove(&lease);
+        let ended = self.uploads().remove_up_to(lease);
         drop(ended);
     }
 

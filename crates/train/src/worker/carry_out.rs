@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::background::{Background, nothing};
+use super::background::{Background, beside};
 use super::completion::{Completion, GradientUpload};
 use super::gradients::upload_gradients;
 use super::next_lease::NextLease;
@@ -38,11 +38,11 @@ impl Worker {
     pub(super) async fn carry_out(
         &mut self,
         prefetched: PrefetchedLease,
-        previous: Background<()>,
+        mut previous: Background<()>,
     ) -> Result<CarriedOut, WorkerError> {
         let PrefetchedLease { active, state, heartbeat, took } = prefetched;
         self.prefetch_time = took;
-        let mut state = self.start_state(&active, state).await?;
+        let mut state = self.start_state(&active, state, &mut previous).await?;
         let trained_token = CancellationToken::new();
         let mut next_lease = self.ask_next_lease(&active, trained_token.clone());
         let weights = self.lease_weights(&active, &mut state).await?;
@@ -55,25 +55,16 @@ impl Worker {
             return Err(reason
                 .map_or_else(WorkerError::training_cancelled, |reason| WorkerError::LeaseLost { reason }));
         };
-        let Completion { state, file, uploading } =
+        let Completion { state, file, mut uploading } =
             self.complete(&active, trained, gradients, heartbeat).await?;
-        let mut uploading = Some(uploading);
-        let next = loop {
-            tokio::select! {
-                // The next lease is here. The upload goes on while that lease trains.
-                next = next_lease.take() => break next?,
-                // The coordinator may not grant another lease before this one is complete, so the upload must advance here.
-                uploaded = advance(&mut uploading), if uploading.is_some() => {
-                    uploaded?;
-                    uploading = None;
-                }
-            }
-        };
+        // The coordinator may not grant another lease before this one is complete, so the upload must advance here. If the
+        // next lease comes first, the upload goes on while that lease trains.
+        let next = beside(&mut uploading, next_lease.take()).await?;
         if active.lease.trains() {
             self.states.insert(active.key(), state, file);
         }
         self.settle(active.lease.path, next.as_ref()).await;
-        let uploading = self.tolerate_loss(&active, uploading.unwrap_or_else(nothing), next.as_ref());
+        let uploading = self.tolerate_loss(&active, uploading, next.as_ref());
         Ok(CarriedOut { next, uploading })
     }
 
@@ -197,13 +188,5 @@ impl Worker {
                 completed => completed,
             }
         })
-    }
-}
-
-/// Drives an upload that may have ended.
-async fn advance(uploading: &mut Option<Background<()>>) -> Result<(), WorkerError> {
-    match uploading {
-        Some(uploading) => uploading.await,
-        None => Ok(()),
     }
 }

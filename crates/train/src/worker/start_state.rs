@@ -4,6 +4,7 @@ use dipaco_path::{GlobalFragment, MomentSpecs, PathError, PathState, PathWeights
 use dipaco_protocol::{CompletedLease, FragmentWeights, GrantedLease, WorkerPlan};
 use dipaco_topology::PathId;
 
+use super::background::{Background, beside, failure};
 use super::prefetch::{ActiveLease, PrefetchedState};
 use super::training::{TrainingSpan, TrainingStart};
 use super::{Worker, WorkerError};
@@ -26,14 +27,15 @@ impl Worker {
         Ok(PathWeights::new(self.prefetch.session.plan(), path, &globals, state, begins_phase)?)
     }
 
-    /// The state with which a lease begins.
+    /// The state with which a lease begins. Drives `previous`, the upload of the lease before, meanwhile.
     pub(super) async fn start_state(
         &mut self,
         active: &ActiveLease,
         prefetched: PrefetchedState,
+        previous: &mut Background<()>,
     ) -> Result<PathState, WorkerError> {
         let GrantedLease { path, from, phase_step, .. } = active.lease;
-        let mut state = self.last_state(active, prefetched).await?;
+        let mut state = self.last_state(active, prefetched, previous).await?;
         let schedule = self.prefetch.session.plan().schedule().map_err(PathError::from)?;
         state.rest(&schedule, path, from, phase_step);
         Ok(state)
@@ -45,6 +47,7 @@ impl Worker {
         &mut self,
         active: &ActiveLease,
         prefetched: PrefetchedState,
+        previous: &mut Background<()>,
     ) -> Result<PathState, WorkerError> {
         let lease = &active.lease;
         match self.states.take(lease.path, prefetched.left_by).await {
@@ -62,17 +65,17 @@ impl Worker {
         let mut state = match prefetched.stored {
             Some(stored) => blocking(move || decoded_state(session.plan(), &stored)).await??,
             // The prefetch counted on a kept state that has left since, or the path has no stored state.
-            None => self.stored_state(lease).await?,
+            None => beside(previous, self.stored_state(lease)).await?,
         };
         if !lease.replay.is_empty() {
             let (path, steps) = (lease.path, lease.from - state.step.min(lease.from));
             tracing::info!(%path, steps, "the path is taken over; the steps since its last stored state are repeated");
         }
         for completed in &lease.replay {
-            state = self.repeat(active, completed, state).await?;
+            state = self.repeat(active, completed, state, previous).await?;
         }
         // The repeated leases have put older versions of the weights into the cache.
-        self.prefetch.weights.fetch(&lease.weights).await?;
+        beside(previous, self.prefetch.weights.fetch(&lease.weights)).await?;
         Ok(state)
     }
 
@@ -82,9 +85,10 @@ impl Worker {
         active: &ActiveLease,
         completed: &CompletedLease,
         mut state: PathState,
+        previous: &mut Background<()>,
     ) -> Result<PathState, WorkerError> {
         let lease = &active.lease;
-        self.prefetch.weights.fetch(&completed.weights).await?;
+        beside(previous, self.prefetch.weights.fetch(&completed.weights)).await?;
         let schedule = self.prefetch.session.plan().schedule().map_err(PathError::from)?;
         state.rest(&schedule, lease.path, completed.from, lease.phase_step);
         let begins_phase = completed.from == lease.phase_step;
@@ -93,6 +97,12 @@ impl Worker {
         let mut training = self.training(active, span, TrainingStart { weights, state }, drop);
         let trained = tokio::select! {
             trained = &mut training => trained?,
+            // As during the lease's own training: the thread ends before the error is told.
+            error = failure(previous) => {
+                active.watch.cancel();
+                training.await?;
+                return Err(error);
+            }
             // The user asks to stop. The thread ends after its current step.
             () = self.cancel.cancelled() => {
                 active.watch.cancel();

@@ -269,6 +269,22 @@ fn a_lease_takes_at_most_a_hundred_times_the_usual_time() {
 }
 
 #[test]
+fn the_first_token_that_completes_a_lease_does_not_end_the_leases_of_others() {
+    let mut rounds = impatient(2);
+    let (liar, honest) = (of_token("liar", "worker"), of_token("honest", "worker"));
+    let lied = lease(rounds.grant(at(0), &request(&liar, &[])));
+    let own = lease(rounds.grant(at(0), &request(&honest, &[])));
+    let done = |seconds| LeaseOutcome { seconds, ..LeaseOutcome::default() };
+    assert!(matches!(rounds.commit(at(0), &lied.claim(), &done(1e-300)), Commit::Accepted(_)));
+    // Each step of the honest worker takes 50 seconds, and its lease longer than a standstill of 100.
+    for step in 1..=STEPS {
+        assert!(rounds.heartbeat(at(50 * step), &own.claim(), step, 0).is_ok());
+        assert!(rounds.expire(at(50 * step + 1)).is_empty());
+    }
+    assert!(matches!(rounds.commit(at(501), &own.claim(), &done(500.0)), Commit::Accepted(_)));
+}
+
+#[test]
 fn a_worker_whose_lease_was_silent_holds_nothing_until_it_asks_again() {
     let mut rounds = start(2);
     let liar = ProcessId::local("liar");

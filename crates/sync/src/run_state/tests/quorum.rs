@@ -164,6 +164,27 @@ fn a_throttle_lets_an_outer_step_gather_whom_the_quorum_does_not_wait_for() {
 }
 
 #[test]
+fn a_worker_that_states_an_impossible_speed_does_not_end_the_throttle() {
+    let quorum =
+        Quorum { learners: 1, grace: Duration::ZERO, grace_share: 0.0, throttle: 0.9, dynamic_steps: false };
+    let limits = LeaseLimits::of_silence(at(1000));
+    let schedule = Schedule::new(STEPS, 1, 0, vec![20]).unwrap();
+    let mut rounds = begin(RunPlan { schedule, scheme: Scheme::Quorum(quorum), phase: 0, limits });
+    let shared = fragment(0, 0, 0);
+    let workers = ["honest", "liar"].map(|token| ProcessId { token: token.into(), ..ProcessId::local("w") });
+    let [honest, lied] = workers.each_ref().map(|worker| lease(rounds.grant(at(0), &request(worker, &[]))));
+    let done = |seconds| LeaseOutcome { seconds, ..LeaseOutcome::default() };
+    rounds.commit(at(160), &honest.claim(), &done(160.0));
+    assert!(step_all(&mut rounds, at(160)).iter().any(|step| step.fragment == shared));
+    rounds.commit(at(161), &lied.claim(), &done(1e-300));
+    // Nine steps at 16 times the honest speed take nine seconds.
+    for (now, is_due) in [(161, false), (168, false), (169, true)] {
+        let due = step_all(&mut rounds, at(now));
+        assert_eq!(due.iter().any(|step| step.fragment == shared), is_due, "{now}");
+    }
+}
+
+#[test]
 fn a_worker_that_states_an_impossible_speed_does_not_shorten_the_leases_of_others() {
     let mut rounds = quorum(1, 0, true);
     let workers = ["honest", "liar", "other"].map(ProcessId::local);

@@ -1,6 +1,7 @@
 //! Answers to requests with results of leases.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dipaco_ledger::{
     FailureDecision, LeaseCompletion, Ledger, QuarantineRecord, Recording, ResultError, StoredResult,
@@ -173,7 +174,7 @@ impl CoordinatorRequests {
     ) -> Result<Answer, CoordinatorError> {
         let LeaseKey { path, fence, .. } = claim.key;
         let worker = &claim.worker.name;
-        let loss = report.loss.unwrap_or(f64::NAN);
+        let loss = possible_loss(report.loss);
         let completed = self.count(|ledger| {
             let completed = ledger.complete_lease(self.now(), claim, &report);
             if let Ok(LeaseCompletion::Accepted { lease, .. }) = &completed
@@ -206,7 +207,10 @@ impl CoordinatorRequests {
                 self.drop_ended_uploads(&claim.worker, path, fence);
                 self.progress.add_linked(report.linked_bytes);
                 let round = self.round(lease.from);
-                let [seconds, waited_seconds] = [report.seconds, report.waited_seconds].map(possible_time);
+                let now = self.now();
+                let seconds = possible_time(report.seconds, now.saturating_sub(lease.granted));
+                // A worker waits before the grant, too. A wait for an earlier coordinator is none under this one.
+                let waited_seconds = possible_time(report.waited_seconds, now);
                 self.note_progress();
                 if lease.task == LeaseTask::Train {
                     self.progress.add_time(seconds, waited_seconds);
@@ -231,9 +235,16 @@ impl CoordinatorRequests {
     }
 }
 
-/// The seconds that a peer reports; 0 if no time has so many.
-fn possible_time(seconds: f64) -> f64 {
-    if seconds.is_finite() { seconds.max(0.0) } else { 0.0 }
+/// The seconds that a peer reports, and at most those that have passed; 0 if no time has so many.
+fn possible_time(seconds: f64, passed: Duration) -> f64 {
+    if seconds.is_finite() { seconds.clamp(0.0, passed.as_secs_f64()) } else { 0.0 }
+}
+
+/// The mean training loss that a peer reports; NaN without one that a model can have. A cross entropy is not negative, and
+/// the loss of an inner step is an `f32`: the sum of such losses over all leases of a run is finite.
+fn possible_loss(loss: Option<f64>) -> f64 {
+    let possible = 0.0..=f64::from(f32::MAX);
+    loss.filter(|loss| possible.contains(loss)).unwrap_or(f64::NAN)
 }
 
 /// The answer to the worker of a result that does not count.
@@ -246,3 +257,6 @@ fn refusal(error: &ResultError) -> Response {
         _ => Response::Refused { reason },
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -69,9 +69,10 @@ impl LeaseUploads {
             .flat_map(|(_, results)| results.values())
     }
 
-    /// Takes the uploads of a lease out.
-    pub(super) fn remove(&mut self, lease: &HeldLease) -> Option<Results> {
-        self.leases.remove(lease)
+    /// Takes the uploads of a lease out, and those of the earlier leases of its worker on the path.
+    pub(super) fn remove_up_to(&mut self, last: HeldLease) -> Vec<Results> {
+        let first = HeldLease { fence: Fence(0), ..last.clone() };
+        self.leases.extract_if(first..=last, |_, _| true).map(|(_, results)| results).collect()
     }
 
     /// Takes the uploads of other leases than those that are out.
