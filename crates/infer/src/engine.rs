@@ -222,9 +222,10 @@ impl Engine {
         state.submissions += 1;
         let submission = state.submissions;
         let new = requests.into_iter().zip(chunks).zip(shares).zip(&sequences);
+        let mut routed = Vec::new();
         for (sequence, (((request, chunks), shares_prompt), &id)) in new.enumerate() {
             let kept = request.route_every.map(|_| Arc::clone(&generation));
-            state.unrouted.push_back(Unrouted::new(id, &request, chunks, most, Arc::clone(&generation)));
+            routed.extend(state.route(Unrouted::new(id, &request, chunks, most, Arc::clone(&generation))));
             let (events, place, routing) = (events.clone(), None, None);
             let job = Job {
                 request,
@@ -244,7 +245,11 @@ impl Engine {
         drop(state);
         let shared = Arc::clone(&self.shared);
         let fingerprint = generation.fingerprint();
-        Ok(Submission { events: receiver, arrived, deadline, unfinished, sequences, fingerprint, shared })
+        let submission =
+            Submission { events: receiver, arrived, deadline, unfinished, sequences, fingerprint, shared };
+        // These need no pass of the router, so they do not wait for the one that it is in.
+        routed.into_iter().for_each(|routed| self.shared.give_modules(routed));
+        Ok(submission)
     }
 
     /// Routes tokens without generating text. The thread that routes sequences does it, so there is one pass of the router at
@@ -276,6 +281,11 @@ impl Engine {
         let mut state = self.shared.lock();
         if state.closed {
             return Err(self.shared.stopped());
+        }
+        if let Some(known) = state.routes.get(&prefix) {
+            // Sending fails only when the caller is gone.
+            let _ = answer.send(Ok(known.clone()));
+            return Ok(route);
         }
         // Callers that went away leave their questions.
         state.questions.retain(|question| !question.answer.is_closed());

@@ -40,11 +40,13 @@ impl Job {
     pub(crate) fn summary(&self, outcome: Outcome) -> RequestSummary {
         let waited = self.arrived.elapsed();
         RequestSummary {
+            client: self.request.client,
             path: self.place.as_ref().map(|place| place.0).or(self.request.path),
             outcome,
             prompt_tokens: self.request.prompt.len(),
             shares_prompt: self.shares_prompt,
             cached_tokens: 0,
+            read_tokens: 0,
             reads_cache: self.request.prompt_log_probs.is_none(),
             generated_tokens: 0,
             reroutes: 0,

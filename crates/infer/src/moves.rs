@@ -42,7 +42,8 @@ impl SharedState {
             let Some(generation) = &running.job.generation else { continue };
             let tokens: Arc<[u32]> = self.scheduler.first_tokens(*id, *end).into();
             let asked = Asked::Chunk(tokens, Some(running.path));
-            self.unrouted.push_back(Unrouted { id: *id, asked, generation: Arc::clone(generation) });
+            let (client, generation) = (running.job.request.client, Arc::clone(generation));
+            self.unrouted.push_back(Unrouted { id: *id, client, asked, generation });
         }
     }
 

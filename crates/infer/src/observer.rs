@@ -26,6 +26,8 @@ pub enum Outcome {
 /// Summary of an admitted request after its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestSummary {
+    /// Number of the client.
+    pub client: u64,
     /// The path; `None` if the request ended before it was routed.
     pub path: Option<PathId>,
     /// Outcome.
@@ -36,6 +38,8 @@ pub struct RequestSummary {
     pub shares_prompt: bool,
     /// Number of tokens of the prompt whose keys and values, of all stages, came from the prefix cache.
     pub cached_tokens: usize,
+    /// Number of tokens of the prompt that steps have counted in [`StepSummary::prompt_tokens`].
+    pub read_tokens: usize,
     /// False if the request could not read the prefix cache, because it wants the scores of its prompt.
     pub reads_cache: bool,
     /// Number of generated tokens.
@@ -56,11 +60,22 @@ pub struct RequestSummary {
     pub total: Duration,
 }
 
+impl RequestSummary {
+    /// Number of tokens of the prompt that count as work of this sequence: none if the sequence before it reads them for both.
+    #[must_use]
+    pub fn own_prompt_tokens(&self) -> usize {
+        if self.shares_prompt && self.reads_cache { 0 } else { self.prompt_tokens }
+    }
+}
+
 /// Summary of a step of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepSummary {
     /// Number of tokens that ran, of prompts and continuations.
     pub tokens: usize,
+    /// Number of [own prompt tokens](RequestSummary::own_prompt_tokens) that are done since this step: it read them, or they
+    /// were in the prefix cache. Tokens that run again do not count again.
+    pub prompt_tokens: usize,
     /// Number of sequences that lost their pages and wait again.
     pub preempted: usize,
 }

@@ -112,7 +112,7 @@ pub struct GenerateRequest {
     /// W, the number of tokens after which the path is chosen anew, again and again (arXiv:2403.10616 §2.4.3); `None` keeps
     /// the first path.
     pub route_every: Option<usize>,
-    /// Number of the client. Clients get equal shares of a busy engine.
+    /// Number of the client. Clients get equal shares of a busy engine, and each reads its own pages of the prefix cache only.
     pub client: u64,
     /// Priority among the waiting sequences of the client: lower numbers get their places first.
     pub priority: i32,

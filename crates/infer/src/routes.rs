@@ -1,155 +1,57 @@
-//! Paths of admitted sequences: the thread that routes, and the routes that it remembers.
+//! Paths of admitted sequences: the thread that routes.
+//!
+//! A sequence whose path needs no pass of the router never waits for this thread. One pass answers all that wait with its
+//! texts.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dipaco_topology::PathId;
 
+use crate::passes::{Pass, Passes};
 use crate::running::failed;
 use crate::scheduler::SequenceId;
 use crate::shared::{Asked, Question, Routed, Shared, SharedState, Unrouted, guarded};
-use crate::{EngineError, FinishReason, Finished, GenerationEvent, Outcome, Route, ServedPath};
+use crate::{
+    BoxError, EngineError, FinishReason, Finished, GenerationEvent, Outcome, Route, RoutedModel,
+    RunModelError, ServedPath,
+};
 
-/// Sequences that are routed together.
-const MOST: usize = 64;
-
-/// Routes that are remembered.
-const REMEMBERED: usize = 4096;
-
-/// The routes of the prefixes that came last.
-#[derive(Default)]
-struct RouteCache {
-    routes: BTreeMap<Arc<[u32]>, Route>,
-    order: VecDeque<Arc<[u32]>>,
-}
-
-impl RouteCache {
-    fn insert(&mut self, prefix: Arc<[u32]>, route: Route) {
-        if self.routes.insert(Arc::clone(&prefix), route).is_none() {
-            self.order.push_back(prefix);
-        }
-    }
-
-    /// Forgets the oldest routes beyond [`REMEMBERED`]. Only between two passes: a pass needs all of its routes to its end.
-    fn forget(&mut self) {
-        let beyond = self.order.len().saturating_sub(REMEMBERED);
-        for oldest in self.order.drain(..beyond) {
-            self.routes.remove(&oldest);
-        }
-    }
-}
-
-/// A path that was found, and the router's decision if it was asked.
-type Found = Result<(PathId, Option<Route>), EngineError>;
-
-/// Finds the paths of admitted sequences until the engine ends.
+/// Finds the paths of sequences that need the router, until the engine ends.
 pub(crate) fn run(shared: &Shared) {
-    let mut cache = RouteCache::default();
-    while let Some((sequences, questions)) = shared.next_unrouted(MOST) {
-        let began = Instant::now();
-        let failures = route_new(shared, &mut cache, &sequences, &questions);
-        for Question { prefix, answer } in questions {
-            // Sending fails only when the caller is gone.
-            let _ = answer.send(known(&cache, &failures, &prefix));
+    let mut passes = Passes::default();
+    while let Some(pass) = shared.next_pass(&mut passes) {
+        match pass {
+            Pass::Prefixes(prefixes) => shared.route_prefixes(prefixes),
+            Pass::Chunk(tokens) => shared.route_chunk(&tokens),
         }
-        let found: Vec<Option<Found>> =
-            sequences.iter().map(|sequence| find(shared, &cache, &failures, sequence)).collect();
-        for (sequence, found) in sequences.into_iter().zip(found) {
-            let Unrouted { id, asked, generation } = sequence;
-            let Some(found) = found else { continue };
-            let took = (!matches!(asked, Asked::Pinned(_))).then(|| began.elapsed());
-            let last = if let Asked::Chunk(_, last) = asked { last } else { None };
-            match (found, last) {
-                (Ok((path, _)), Some(last)) if path == last => shared.stay(id),
-                (Ok((path, route)), last) => {
-                    if last.is_some() {
-                        shared.leave(id);
-                    }
-                    shared.give_modules(Routed { id, path, route, took, generation, overtaken: 0 });
-                }
-                (Err(error), _) => shared.fail(id, error),
-            }
-        }
-        cache.forget();
     }
 }
 
-/// Routes the prefixes that are not remembered, in one pass. Returns the errors of those that failed.
-fn route_new(
-    shared: &Shared,
-    cache: &mut RouteCache,
-    sequences: &[Unrouted],
-    questions: &[Question],
-) -> BTreeMap<Arc<[u32]>, EngineError> {
-    let of_sequences = sequences.iter().filter_map(|sequence| sequence.asked.prefix());
-    let new: BTreeSet<&Arc<[u32]>> =
-        of_sequences.chain(questions.iter().map(|question| &question.prefix)).collect();
-    let new: Vec<&Arc<[u32]>> =
-        new.into_iter().filter(|prefix| !cache.routes.contains_key(*prefix)).collect();
-    let mut failures = BTreeMap::new();
-    let mut add = |some: &[&Arc<[u32]>]| -> Result<(), EngineError> {
-        let prefixes: Vec<&[u32]> = some.iter().map(|prefix| &***prefix).collect();
-        let routes = guarded(|| shared.model.route(&prefixes).map_err(failed("routing the prompt")))?;
-        for (prefix, route) in some.iter().zip(routes) {
-            cache.insert(Arc::clone(prefix), route);
-        }
-        Ok(())
+/// The route of each prefix, in one pass if none fails.
+fn routes(model: &dyn RoutedModel, prefixes: &[&[u32]]) -> Vec<Result<Route, EngineError>> {
+    let pass = || -> Result<Vec<Route>, BoxError> {
+        let routes = model.route(prefixes)?;
+        let (given, asked) = (routes.len(), prefixes.len());
+        if given == asked { Ok(routes) } else { Err(RunModelError::Routes { given, asked }.into()) }
     };
-    if !new.is_empty() && add(&new).is_err() {
+    match guarded(|| pass().map_err(failed("routing the prompt"))) {
+        Ok(routes) => routes.into_iter().map(Ok).collect(),
+        Err(error) if prefixes.len() == 1 => vec![Err(error)],
         // One of them may be at fault: each gets a pass of its own.
-        for prefix in new {
-            if let Err(error) = add(&[prefix]) {
-                failures.insert(Arc::clone(prefix), error);
-            }
-        }
-    }
-    failures
-}
-
-/// The path of a sequence; `None` if the sequence has ended.
-fn find(
-    shared: &Shared,
-    cache: &RouteCache,
-    failures: &BTreeMap<Arc<[u32]>, EngineError>,
-    sequence: &Unrouted,
-) -> Option<Found> {
-    Some(match &sequence.asked {
-        Asked::Pinned(path) => Ok((*path, None)),
-        Asked::Chunk(tokens, _) => {
-            // Its caller may have gone away during the passes of the chunks before it.
-            if !shared.lock().scheduler.contains(sequence.id) {
-                return None;
-            }
-            let reroute = || shared.model.reroute(tokens).map_err(failed("choosing the path of a chunk"));
-            guarded(reroute).map(|path| (path, None))
-        }
-        Asked::Prefix(prefix) => known(cache, failures, prefix).map(|route| (route.path, Some(route))),
-    })
-}
-
-/// The route of a prefix that was in the last pass or is remembered.
-fn known(
-    cache: &RouteCache,
-    failures: &BTreeMap<Arc<[u32]>, EngineError>,
-    prefix: &Arc<[u32]>,
-) -> Result<Route, EngineError> {
-    match (cache.routes.get(prefix), failures.get(prefix)) {
-        (Some(route), _) => Ok(route.clone()),
-        (None, Some(error)) => Err(error.again()),
-        (None, None) => Err(EngineError::EmptyPrompt),
+        Err(_) => prefixes.iter().flat_map(|&prefix| routes(model, &[prefix])).collect(),
     }
 }
 
-impl Asked {
-    fn prefix(&self) -> Option<&Arc<[u32]>> {
-        if let Self::Prefix(prefix) = self { Some(prefix) } else { None }
-    }
+/// The same route, or the same failure, for another that waits for it.
+fn again(route: &Result<Route, EngineError>) -> Result<Route, EngineError> {
+    route.as_ref().cloned().map_err(EngineError::again)
 }
 
 impl Shared {
-    /// Waits for sequences without a path and for questions; `None` when the engine ends.
-    fn next_unrouted(&self, most: usize) -> Option<(Vec<Unrouted>, Vec<Question>)> {
+    /// Waits until somebody needs a pass of the router; `None` when the engine ends.
+    fn next_pass(&self, passes: &mut Passes) -> Option<Pass> {
         let mut state = self.lock();
         loop {
             if self.abort.is_cancelled() {
@@ -162,12 +64,79 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
-            let (sequences, questions) = (state.unrouted.len().min(most), state.questions.len().min(most));
-            if sequences + questions > 0 {
-                let sequences = state.unrouted.drain(..sequences).collect();
-                return Some((sequences, state.questions.drain(..questions).collect()));
+            if let Some(pass) = passes.next(&state.unrouted, &state.questions) {
+                return Some(pass);
             }
             state = self.wait(state);
+        }
+    }
+
+    /// Routes prefixes, for all that wait with them.
+    fn route_prefixes(&self, prefixes: BTreeSet<Arc<[u32]>>) {
+        let began = Instant::now();
+        let texts: Vec<&[u32]> = prefixes.iter().map(|prefix| &**prefix).collect();
+        let found = routes(self.model.as_ref(), &texts);
+        let took = began.elapsed();
+        let found: BTreeMap<Arc<[u32]>, Result<Route, EngineError>> =
+            prefixes.into_iter().zip(found).collect();
+        let mut state = self.lock();
+        for (prefix, route) in &found {
+            if let Ok(route) = route {
+                state.routes.insert(Arc::clone(prefix), route.clone());
+            }
+        }
+        let read = |asked: &Asked| asked.prefix().is_some_and(|prefix| found.contains_key(prefix));
+        let sequences = state.take_read(read);
+        let questions = std::mem::take(&mut state.questions).into_iter();
+        let (answered, rest): (VecDeque<_>, _) =
+            questions.partition(|question| found.contains_key(&question.prefix));
+        state.questions = rest;
+        drop(state);
+        for Question { prefix, answer } in answered {
+            if let Some(route) = found.get(&prefix) {
+                // Sending fails only when the caller is gone.
+                let _ = answer.send(again(route));
+            }
+        }
+        for sequence in sequences {
+            if let Some(route) = sequence.asked.prefix().and_then(|prefix| found.get(prefix)) {
+                let path = again(route).map(|route| (route.path, Some(route)));
+                self.give_path(sequence, path, took);
+            }
+        }
+    }
+
+    /// Chooses the path behind these tokens, for all that wait with them.
+    fn route_chunk(&self, tokens: &Arc<[u32]>) {
+        let began = Instant::now();
+        let reroute = || self.model.reroute(tokens).map_err(failed("choosing the path of a chunk"));
+        let found = guarded(reroute);
+        let took = began.elapsed();
+        let sequences = self.lock().take_read(|asked| asked.chunk() == Some(tokens));
+        for sequence in sequences {
+            let path = found.as_ref().map(|path| (*path, None)).map_err(EngineError::again);
+            self.give_path(sequence, path, took);
+        }
+    }
+
+    /// Gives a sequence the path that a pass found, with the decision of the router of prompts.
+    fn give_path(
+        &self,
+        sequence: Unrouted,
+        found: Result<(PathId, Option<Route>), EngineError>,
+        took: Duration,
+    ) {
+        let Unrouted { id, asked, generation, .. } = sequence;
+        let last = if let Asked::Chunk(_, last) = asked { last } else { None };
+        match (found, last) {
+            (Ok((path, _)), Some(last)) if path == last => self.stay(id),
+            (Ok((path, route)), last) => {
+                if last.is_some() {
+                    self.leave(id);
+                }
+                self.give_modules(Routed { id, path, route, took: Some(took), generation, overtaken: 0 });
+            }
+            (Err(error), _) => self.fail(id, error),
         }
     }
 
@@ -229,6 +198,30 @@ impl Shared {
 }
 
 impl SharedState {
+    /// The path of a new sequence, if it needs no pass of the router. Otherwise the sequence waits for one.
+    pub(crate) fn route(&mut self, sequence: Unrouted) -> Option<Routed> {
+        let known = match &sequence.asked {
+            Asked::Pinned(path) => Some((*path, None)),
+            Asked::Prefix(prefix) => self.routes.get(prefix).map(|route| (route.path, Some(route.clone()))),
+            Asked::Chunk(..) => None,
+        };
+        let Some((path, route)) = known else {
+            self.unrouted.push_back(sequence);
+            return None;
+        };
+        let Unrouted { id, generation, .. } = sequence;
+        let took = route.is_some().then_some(Duration::ZERO);
+        Some(Routed { id, path, route, took, generation, overtaken: 0 })
+    }
+
+    /// Takes out the sequences whose texts a pass has read.
+    fn take_read(&mut self, read: impl Fn(&Asked) -> bool) -> VecDeque<Unrouted> {
+        let unrouted = std::mem::take(&mut self.unrouted).into_iter();
+        let (taken, rest) = unrouted.partition(|sequence| read(&sequence.asked));
+        self.unrouted = rest;
+        taken
+    }
+
     /// Takes out what ended sequences wanted of the router, to be dropped outside of the lock: it may hold the last weights of
     /// a generation.
     pub(crate) fn take_ended(&mut self) -> VecDeque<Unrouted> {
@@ -236,30 +229,5 @@ impl SharedState {
         let (wanted, ended) = unrouted.partition(|sequence| self.scheduler.contains(sequence.id));
         self.unrouted = wanted;
         ended
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pass_keeps_the_oldest_route_until_its_end() {
-        let mut cache = RouteCache::default();
-        let prefix = |number: usize| -> Arc<[u32]> { [number as u32].into() };
-        let all = REMEMBERED + MOST;
-        for number in 0..all {
-            cache.insert(prefix(number), Route::new(PathId(number as u32), Vec::new()));
-        }
-        let path = |cache: &RouteCache, number| {
-            known(cache, &BTreeMap::new(), &prefix(number)).ok().map(|route| route.path.0)
-        };
-        assert_eq!(path(&cache, 0), Some(0));
-        cache.forget();
-        assert_eq!((cache.routes.len(), cache.order.len()), (REMEMBERED, REMEMBERED));
-        assert_eq!((path(&cache, MOST - 1), path(&cache, MOST)), (None, Some(MOST as u32)));
-        // Another answer for the same prefix takes no further place.
-        cache.insert(prefix(MOST), Route::new(PathId(7), Vec::new()));
-        assert_eq!((cache.order.len(), path(&cache, MOST)), (REMEMBERED, Some(7)));
     }
 }

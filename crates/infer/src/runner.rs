@@ -214,8 +214,9 @@ impl Shared {
         results: Vec<(SequenceId, Result<Next, EngineError>)>,
         all: &mut BTreeMap<SequenceId, Running>,
     ) {
-        let tokens = plan.rows.iter().map(|rows| rows.tokens.len()).sum();
-        self.observer.step(&StepSummary { tokens, preempted: plan.preempted.len() });
+        let read = plan.rows.iter().filter_map(|rows| Some(all.get_mut(&rows.id)?.count_prompt(rows)));
+        let (tokens, prompt_tokens) = (plan.tokens(), read.sum::<usize>());
+        self.observer.step(&StepSummary { tokens, prompt_tokens, preempted: plan.preempted.len() });
         let mut state = self.lock();
         // Removed before the step counts: the pages of a failed sequence may hold anything, so nobody may read them.
         for (id, _) in results.iter().filter(|(_, next)| next.is_err()) {

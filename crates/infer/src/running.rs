@@ -114,6 +114,14 @@ impl Running {
         }
     }
 
+    /// Counts the tokens of the prompt up to the end of planned rows. Returns how many were not counted before.
+    pub(crate) fn count_prompt(&mut self, rows: &PlannedRows) -> usize {
+        let end = rows.start + rows.tokens.len();
+        let new = end.min(self.summary.own_prompt_tokens()).saturating_sub(self.summary.read_tokens);
+        self.summary.read_tokens += new;
+        new
+    }
+
     /// The action of a step, for errors.
     pub(crate) fn action(&self) -> String {
         let Self { path, .. } = self;

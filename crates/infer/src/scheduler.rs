@@ -14,6 +14,7 @@ mod chunks;
 mod pace;
 mod pages;
 mod plan;
+mod queue;
 mod room;
 mod sequence;
 #[cfg(test)]
@@ -57,7 +58,7 @@ pub(crate) struct Scheduler {
     next: u64,
     /// Tokens that each client with sequences was served, and its number of sequences.
     clients: BTreeMap<u64, Client>,
-    /// Rows a second while sequences wait; `None` before it was measured.
+    /// Rows a second of full steps; `None` before one was measured.
     rate: Option<f64>,
     /// Mean fraction of `max_tokens` that sequences generate.
     used: f64,
@@ -113,29 +114,10 @@ impl Scheduler {
         if pages > self.pool.len() {
             return Err(EngineError::TooLarge { given: pages, limit: self.pool.len(), unit: "cache pages" });
         }
-        // Free places take sequences at once, so the queue can admit that many more.
-        let free = sequences.saturating_sub(self.load.running);
-        let Load { waiting, waiting_tokens, .. } = self.load;
-        let ahead = self.ahead();
-        let retry_after = Duration::from_secs_f64(ahead.unwrap_or(1.0).ceil().clamp(1.0, 60.0));
-        for (waiting, given, limit, unit) in [
-            (waiting, arrivals.len(), queued_sequences.saturating_add(free), SEQUENCES),
-            (waiting_tokens, tokens, queued_tokens, TOKENS),
-        ] {
-            if waiting + given > limit {
-                return Err(EngineError::Overloaded { waiting, limit, unit, retry_after });
-            }
-        }
-        // A sequence that can't begin before its deadline would only delay the others.
-        if let Some(ahead) = ahead.filter(|&ahead| waiting > 0 && ahead > left.as_secs_f64()) {
-            return Err(EngineError::Overloaded {
-                waiting: ahead as usize,
-                limit: left.as_secs() as usize,
-                unit: "seconds of work",
-                retry_after,
-            });
-        }
         let clients: BTreeSet<u64> = arrivals.iter().map(|arrival| arrival.client).collect();
+        for &client in &clients {
+            self.check_queue(client, &arrivals, left)?;
+        }
         let ids = arrivals.into_iter().map(|arrival| self.push(arrival)).collect();
         clients.into_iter().for_each(|client| self.order(client));
         Ok(ids)
@@ -170,16 +152,6 @@ impl Scheduler {
         };
         self.sequences.insert(id, sequence);
         id
-    }
-
-    /// Estimated seconds until all admitted sequences have ended; `None` before the rate was measured.
-    fn ahead(&self) -> Option<f64> {
-        let rate = self.rate?;
-        let work = |sequence: &Sequence| {
-            let expected = (sequence.max_tokens as f64 * self.used).ceil();
-            sequence.rows() as f64 + (expected - sequence.generated() as f64).max(0.0)
-        };
-        Some(self.sequences.values().map(work).sum::<f64>() / rate.max(1e-3))
     }
 
     /// The path of a waiting sequence is known. `modules` are numbers for the modules of the path's first stage, of its first
@@ -228,9 +200,9 @@ impl Scheduler {
 
     /// The rows of a plan ran and took this many seconds.
     pub(crate) fn done(&mut self, plan: &Plan, seconds: f64) {
-        let total: usize = plan.rows.iter().map(|rows| rows.tokens.len()).sum();
+        let total = plan.tokens();
         // Only the rate of full steps says how fast a queue gets shorter.
-        if self.load.waiting > 0 && seconds > 0.0 {
+        if plan.full && seconds > 0.0 {
             let rate = total as f64 / seconds;
             self.rate = Some(self.rate.map_or(rate, |old| old + NEW * (rate - old)));
         }
@@ -272,11 +244,15 @@ impl Scheduler {
         while budget > 0 && plan.preempted.is_empty() && self.running.len() < self.limits.sequences {
             let Some((id, prefix)) = self.next_waiting() else { break };
             if !self.start(id, prefix, &mut plan) {
+                plan.full = true;
                 break;
             }
             self.plan_rows(id, &mut plan, &mut budget);
         }
         plan.generating = self.generating(&plan);
+        plan.full |= !plan.preempted.is_empty()
+            || self.running.len() >= self.limits.sequences
+            || plan.tokens() >= self.limits.step_tokens;
         plan
     }
 

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::job::Job;
 use crate::reroute::Moves;
+use crate::route_cache::RouteCache;
 use crate::scheduler::{Chunks, Scheduler, SequenceId};
 use crate::versions::Versions;
 use crate::{
@@ -39,9 +40,11 @@ pub(crate) struct SharedState {
     pub(crate) scheduler: Scheduler,
     /// Sequences that have not left the queue.
     pub(crate) waiting: BTreeMap<SequenceId, Job>,
+    /// Sequences that wait for the router. They stay here until a pass has read their texts.
     pub(crate) unrouted: VecDeque<Unrouted>,
     /// Callers that ask for a route only.
     pub(crate) questions: VecDeque<Question>,
+    pub(crate) routes: RouteCache,
     /// Sequences that wait for their modules. The first one's are being loaded.
     pub(crate) unloaded: VecDeque<Routed>,
     /// Running sequences whose callers went away, with the reason.
@@ -61,6 +64,7 @@ impl SharedState {
             waiting: BTreeMap::new(),
             unrouted: VecDeque::new(),
             questions: VecDeque::new(),
+            routes: RouteCache::default(),
             unloaded: VecDeque::new(),
             cancelled: Vec::new(),
             moves: Moves::default(),
@@ -74,6 +78,7 @@ impl SharedState {
 /// A sequence without a path, or at the end of a chunk.
 pub(crate) struct Unrouted {
     pub(crate) id: SequenceId,
+    pub(crate) client: u64,
     pub(crate) asked: Asked,
     pub(crate) generation: Arc<dyn Generation>,
 }
@@ -122,7 +127,19 @@ impl Unrouted {
             Some(path) => Asked::Pinned(path),
             None => Asked::Prefix(request.prompt[..request.prompt.len().min(most)].into()),
         };
-        Self { id, asked, generation }
+        Self { id, client: request.client, asked, generation }
+    }
+}
+
+impl Asked {
+    /// The text for the router of prompts.
+    pub(crate) fn prefix(&self) -> Option<&Arc<[u32]>> {
+        if let Self::Prefix(prefix) = self { Some(prefix) } else { None }
+    }
+
+    /// The text for the router of chunks.
+    pub(crate) fn chunk(&self) -> Option<&Arc<[u32]>> {
+        if let Self::Chunk(tokens, _) = self { Some(tokens) } else { None }
     }
 }
 

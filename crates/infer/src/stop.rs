@@ -81,8 +81,9 @@ impl StopMatcher {
     /// Number of bytes at the end of the held text that could be the start of a stop text.
     fn possible_start(&self) -> usize {
         let longest = |stop: &String| {
-            let boundaries = stop.char_indices().map(|(at, _)| at).skip(1);
-            boundaries.filter(|&at| self.held.ends_with(&stop[..at])).last().unwrap_or(0)
+            // The longest first: it mostly fits, because the held text was the start of a stop text.
+            let mut lengths = (1..stop.len().min(self.held.len() + 1)).rev();
+            lengths.find(|&at| stop.is_char_boundary(at) && self.held.ends_with(&stop[..at])).unwrap_or(0)
         };
         self.stops.iter().map(longest).max().unwrap_or(0)
     }
@@ -134,6 +135,17 @@ mod tests {
         let mut matcher = StopMatcher::new(&stops);
         assert_eq!(matcher.pass("a"), "");
         assert_eq!(matcher.push("b"), Stop::Reached { before: String::new(), stop: "ab".into() });
+    }
+
+    #[test]
+    fn a_long_stop_text_costs_about_its_length_at_each_piece() {
+        // Comparing all its beginnings with the text would be some terabytes for each piece.
+        let most = "a".repeat(1 << 22);
+        let stop = format!("{most}b");
+        let mut matcher = StopMatcher::new(std::slice::from_ref(&stop));
+        assert_eq!(matcher.push(&most), Stop::Continue(String::new()));
+        assert_eq!(matcher.push("aaa"), Stop::Continue("aaa".into()));
+        assert_eq!(matcher.push("b"), Stop::Reached { before: String::new(), stop });
     }
 
     proptest! {

@@ -16,8 +16,8 @@ enum Version {
     Stages(Vec<ModuleKey>),
 }
 
-/// A number for the modules of each path and of its first stages. Sequences with one number share what the stages have left
-/// in pages.
+/// A number for the modules of each path and of its first stages. Sequences of one client with one number share what the
+/// stages have left in pages.
 #[derive(Default)]
 pub(crate) struct Versions {
     numbers: BTreeMap<Version, u32>,

@@ -378,10 +378,13 @@ async fn prompts_that_begin_alike_share_what_was_computed_and_scored_prompts_do_
     let scored = one(&engine, scored).await;
     assert_eq!((finished(&scored).cached_tokens, scored.scores.len()), (0, 54));
     // Another path has other keys and values.
-    let other = one(&engine, GenerateRequest { path: Some(PathId(1)), ..request }).await;
+    let other = one(&engine, GenerateRequest { path: Some(PathId(1)), ..request.clone() }).await;
     assert_eq!(finished(&other).cached_tokens, 0);
+    // Another client does not learn that somebody has sent the prompt.
+    let other = one(&engine, GenerateRequest { client: 1, ..request }).await;
+    assert_eq!((finished(&other).cached_tokens, other.tokens), (0, first.tokens));
     let cached: Vec<_> = seen.0.lock().unwrap().iter().map(|summary| summary.cached_tokens).collect();
-    assert_eq!(cached, [0, 48, 0, 0]);
+    assert_eq!(cached, [0, 48, 0, 0, 0]);
 }
 
 #[tokio::test]

@@ -203,6 +203,9 @@ async fn paths_with_one_first_module_read_a_prompt_through_it_once() {
     }
     // A path that ran before has all but the page of the last token.
     assert_eq!(answer(&warm, request(0, 64, 4)).await.0, [3, 19]);
+    // Another client finds no page, of this path or of one with the same first module.
+    let other = GenerateRequest { client: 1, ..request(0, 64, 4) };
+    assert_eq!(answer(&warm, other).await.0, [67; 2]);
     // Scores need all rows.
     let scored = GenerateRequest { prompt_log_probs: Some(0), ..request(1, 64, 4) };
     assert_eq!(answer(&warm, scored).await.0, [67; 2]);

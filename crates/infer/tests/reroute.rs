@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use dipaco_infer::{
     BoxError, Engine, EngineConfig, EngineError, GenerateRequest, GenerationEvent, ModuleCache, NoObserver,
-    RunModel, RunPaths, SamplingParams,
+    RunModel, RunPaths, SamplingParams, Submission,
 };
 use dipaco_model::{Device, Module, Path, TokenBatch, TokenRows};
 use dipaco_topology::PathId;
@@ -147,18 +147,34 @@ fn with_held_router() -> (Engine, Sender<()>, Receiver<u32>) {
     (engine(&Arc::new(model), &EngineConfig::default()), go, begun)
 }
 
+/// A request that needs one pass over a chunk: without scores the path of the last chunk is the first that is asked for.
+fn one_pass(number: u32) -> GenerateRequest {
+    GenerateRequest { prompt_log_probs: None, max_tokens: 1, ..request(number, 32) }
+}
+
+/// The token by which the router that is held names the request.
+fn first(number: u32) -> u32 {
+    request(number, 32).prompt[0]
+}
+
+/// A request whose path does not change.
+fn plain(path: Option<PathId>) -> GenerateRequest {
+    GenerateRequest { path, route_every: None, ..one_pass(0) }
+}
+
+/// Waits for the answer to requests for at most a minute.
+async fn in_time(mut submission: Submission) {
+    let all = async { while submission.next().await.unwrap().is_some() {} };
+    tokio::time::timeout(Duration::from_secs(60), all).await.unwrap();
+}
+
 #[tokio::test]
 async fn the_router_reads_no_chunk_of_a_caller_that_went_away() {
     let (engine, go, begun) = with_held_router();
-    // Without scores the path of the last chunk is the first that is asked for.
-    let ask = |number| {
-        let text = GenerateRequest { prompt_log_probs: None, max_tokens: 1, ..request(number, 32) };
-        engine.submit(vec![text], LONG).unwrap()
-    };
-    let first = |number| request(number, 32).prompt[0];
+    let ask = |number| engine.submit(vec![one_pass(number)], LONG).unwrap();
     let mut stay = vec![ask(0)];
     assert_eq!(begun.recv(), Ok(first(0)));
-    // Both wait for the first. Then the router takes them together.
+    // Both wait for the first.
     stay.push(ask(1));
     let gone = ask(2);
     go.send(()).unwrap();
@@ -166,10 +182,56 @@ async fn the_router_reads_no_chunk_of_a_caller_that_went_away() {
     drop(gone);
     stay.push(ask(3));
     (0..3).for_each(|_| go.send(()).unwrap());
-    for mut submission in stay {
-        while submission.next().await.unwrap().is_some() {}
+    for submission in stay {
+        in_time(submission).await;
     }
     assert_eq!(begun.try_iter().collect::<Vec<_>>(), [first(3)]);
+}
+
+#[tokio::test]
+async fn a_sequence_whose_path_is_known_waits_for_no_pass_of_another() {
+    let (engine, _go, begun) = with_held_router();
+    in_time(engine.submit(vec![plain(None)], LONG).unwrap()).await;
+    let _held = engine.submit(vec![one_pass(1)], LONG).unwrap();
+    assert_eq!(begun.recv(), Ok(first(1)));
+    for path in [Some(PathId(3)), None] {
+        in_time(engine.submit(vec![plain(path)], LONG).unwrap()).await;
+    }
+    let prompt = plain(None).prompt;
+    tokio::time::timeout(Duration::from_secs(60), engine.route(&prompt)).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_new_prompt_waits_for_one_chunk_of_others_at_most() {
+    let (engine, go, begun) = with_held_router();
+    let _held: Vec<_> = (1..4).map(|number| engine.submit(vec![one_pass(number)], LONG).unwrap()).collect();
+    assert_eq!(begun.recv(), Ok(first(1)));
+    let new = engine.submit(vec![plain(None)], LONG).unwrap();
+    go.send(()).unwrap();
+    in_time(new).await;
+}
+
+#[tokio::test]
+async fn the_chunks_of_one_client_do_not_hold_up_that_of_another() {
+    let (engine, go, begun) = with_held_router();
+    let ask =
+        |number, client| engine.submit(vec![GenerateRequest { client, ..one_pass(number) }], LONG).unwrap();
+    let mut all = vec![ask(0, 1)];
+    assert_eq!(begun.recv(), Ok(first(0)));
+    all.extend([ask(1, 1), ask(2, 1), ask(3, 2)]);
+    (0..4).for_each(|_| go.send(()).unwrap());
+    for submission in all {
+        in_time(submission).await;
+    }
+    assert_eq!(begun.try_iter().collect::<Vec<_>>(), [3, 1, 2].map(first));
+}
+
+#[tokio::test]
+async fn the_choices_of_a_prompt_cost_one_pass() {
+    let (engine, go, begun) = with_held_router();
+    (0..4).for_each(|_| go.send(()).unwrap());
+    in_time(engine.submit(vec![one_pass(1); 4], LONG).unwrap()).await;
+    assert_eq!(begun.try_iter().collect::<Vec<_>>(), [first(1)]);
 }
 
 #[tokio::test]

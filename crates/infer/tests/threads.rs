@@ -24,8 +24,9 @@ fn start(observer: Arc<dyn Observer>) -> (Engine, Arc<Fake>) {
     (Engine::start(model.clone(), Arc::new(Bytes), observer, &config).unwrap(), model)
 }
 
-fn submit(engine: &Engine) -> Result<Submission, EngineError> {
-    let request = GenerateRequest { path: Some(PathId(0)), ..GenerateRequest::new([97, 98]) };
+/// Submits a sequence. Without a path it needs the thread that routes.
+fn submit(engine: &Engine, path: Option<PathId>) -> Result<Submission, EngineError> {
+    let request = GenerateRequest { path, ..GenerateRequest::new([97, 98]) };
     engine.submit(vec![request], PATIENCE)
 }
 
@@ -41,17 +42,17 @@ async fn the_end_of_any_thread_ends_all_requests_at_once_and_is_known() {
         let (engine, model) = start(Arc::new(NoObserver));
         let mut load = engine.watch_load();
         model.gate.shut();
-        let running = submit(&engine).unwrap();
+        let running = submit(&engine, Some(PathId(0))).unwrap();
         load.wait_for(|load| load.running == 1).await.unwrap();
         assert!(engine.failure().is_none());
         model.broken.set(broken);
-        let waiting = submit(&engine).unwrap();
+        let waiting = submit(&engine, None).unwrap();
         if broken == "dipaco-engine" {
             model.gate.open();
         }
         let refused = async {
             engine.failed().await;
-            submit(&engine).map(drop)
+            submit(&engine, None).map(drop)
         };
         let ends = tokio::join!(end(running), end(waiting), refused);
         for found in [ends.0, ends.1, ends.2, engine.failure().map_or(Ok(()), Err)] {
@@ -84,7 +85,7 @@ async fn an_observer_that_panics_ends_no_request() {
     let seen = Arc::new(Panics::default());
     let (engine, _) = start(seen.clone());
     for _ in 0..2 {
-        assert!(end(submit(&engine).unwrap()).await.is_ok());
+        assert!(end(submit(&engine, Some(PathId(0))).unwrap()).await.is_ok());
     }
     assert!(engine.failure().is_none());
     assert_eq!(seen.0.load(Ordering::SeqCst), 2);

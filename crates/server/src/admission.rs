@@ -3,6 +3,10 @@
 //! A queue with a fixed number of places admits requests that end at their deadline, after they have used the model in
 //! vain. This file estimates instead when admitted work will be done. It learns the rate from the engine's observer.
 
+mod clients;
+#[cfg(test)]
+mod tests;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +15,9 @@ use dipaco_infer::{GenerateRequest, Observer, Outcome, RequestSummary, StepSumma
 
 use crate::Metrics;
 use crate::error::ApiError;
+
+use clients::Clients;
+pub(crate) use clients::Share;
 
 /// Length of a measurement of the rate.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -39,8 +46,10 @@ struct Work {
     sequences: usize,
     /// Their tokens: prompts and `max_tokens`.
     admitted: u64,
-    /// Tokens that they have generated.
-    generated: u64,
+    /// Tokens of them that are done: read, found in the prefix cache or generated.
+    completed: u64,
+    /// The admitted sequences of each client.
+    clients: Clients,
     /// Begin of the current measurement; `None` while nothing is admitted.
     since: Option<Instant>,
     /// Tokens done since then.
@@ -60,21 +69,29 @@ struct Work {
 /// The size of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
+    /// Number of the client.
+    pub(crate) client: u64,
     /// Number of sequences.
     pub(crate) sequences: usize,
-    /// The largest number of tokens of all its sequences: prompts and `max_tokens`.
+    /// The largest number of tokens of all its sequences: prompts and `max_tokens`. The choices of a prompt read it once.
     pub(crate) tokens: u64,
     /// The largest `max_tokens` of a sequence. Its tokens come one after the other.
     pub(crate) longest: usize,
 }
 
 impl Asked {
-    /// The size of a request of these sequences.
+    /// The size of a request of these sequences, all of one client.
     pub(crate) fn of(requests: &[GenerateRequest]) -> Self {
-        let tokens = |request: &GenerateRequest| (request.prompt.len() + request.max_tokens) as u64;
+        let all: usize = requests.iter().map(|request| request.prompt.len() + request.max_tokens).sum();
+        // As in `RequestSummary::own_prompt_tokens`.
+        let shares = |pair: &&[GenerateRequest]| {
+            Arc::ptr_eq(&pair[0].prompt, &pair[1].prompt) && pair[1].prompt_log_probs.is_none()
+        };
+        let shared: usize = requests.windows(2).filter(shares).map(|pair| pair[1].prompt.len()).sum();
         Self {
+            client: requests.first().map_or(0, |request| request.client),
             sequences: requests.len(),
-            tokens: requests.iter().map(tokens).sum(),
+            tokens: (all - shared) as u64,
             longest: requests.iter().map(|request| request.max_tokens).max().unwrap_or(0),
         }
     }
@@ -87,7 +104,8 @@ impl Admission {
             at_a_time: 1,
             sequences: 0,
             admitted: 0,
-            generated: 0,
+            completed: 0,
+            clients: Clients::default(),
             since: None,
             done: 0,
             saturated: false,
@@ -120,7 +138,12 @@ impl Admission {
 
     /// Takes back the admission of sequences that the engine refused.
     pub(crate) fn take_back(&self, asked: Asked) {
-        self.lock().release(asked.sequences, asked.tokens, 0);
+        self.lock().release(asked, 0);
+    }
+
+    /// The admitted work of a client, among that of others.
+    pub(crate) fn share(&self, client: u64) -> Share {
+        self.lock().clients.share(client)
     }
 
     fn lock(&self) -> MutexGuard<'_, Work> {
@@ -154,12 +177,14 @@ impl Observer for Observers {
 
 impl Observer for Admission {
     fn step(&self, step: &StepSummary) {
-        self.lock().progress(step.tokens as u64, Instant::now());
+        let mut work = self.lock();
+        work.completed += step.prompt_tokens as u64;
+        work.progress(step.tokens as u64, Instant::now());
     }
 
     fn token(&self, interval: Duration) {
         let mut work = self.lock();
-        work.generated += 1;
+        work.completed += 1;
         work.intervals.0 += interval.as_secs_f64();
         work.intervals.1 += 1;
     }
@@ -167,23 +192,30 @@ impl Observer for Admission {
     fn finished(&self, summary: &RequestSummary) {
         let mut work = self.lock();
         // The engine reports a token from the second on.
-        let counted = summary.generated_tokens.saturating_sub(1);
+        let completed = summary.read_tokens + summary.generated_tokens.saturating_sub(1);
         if summary.max_tokens > 0 && matches!(summary.outcome, Outcome::Stop | Outcome::Length) {
             let used = summary.generated_tokens as f64 / summary.max_tokens as f64;
             work.used += ENDED * (used - work.used);
         }
-        work.release(1, (summary.prompt_tokens + summary.max_tokens) as u64, counted as u64);
+        let tokens = (summary.own_prompt_tokens() + summary.max_tokens) as u64;
+        let ended = Asked { client: summary.client, sequences: 1, tokens, longest: summary.max_tokens };
+        work.release(ended, completed as u64);
     }
 }
 
 impl Work {
     fn check(&self, asked: Asked, deadline: Duration) -> Result<(), ApiError> {
         let Some(rate) = self.rate else { return Ok(()) };
-        let before = self.admitted.saturating_sub(self.generated);
+        let before = self.admitted.saturating_sub(self.completed);
         // A request alone may try: its deadline, not the load, decides.
         if before == 0 {
             return Ok(());
         }
+        // Free places go to the least served client, so each of the others gets about as much before the end of this request
+        // as its own client.
+        let Share { tokens, clients, .. } = self.clients.share(asked.client);
+        let shared = tokens.saturating_add(asked.tokens).saturating_mul(clients as u64);
+        let before = before.min(shared.saturating_sub(asked.tokens));
         // The sequences before it leave their places, and then its tokens come one by one, beside those of others.
         let own = asked.longest as f64 * self.used * self.interval;
         let needs = (before + asked.tokens) as f64 / rate + own;
@@ -208,6 +240,7 @@ impl Work {
     fn admit(&mut self, asked: Asked, now: Instant) {
         self.sequences += asked.sequences;
         self.admitted += asked.tokens;
+        self.clients.add(asked);
         if self.since.is_none() {
             self.measure_from(now);
         }
@@ -246,10 +279,12 @@ impl Work {
         self.measure_from(now);
     }
 
-    fn release(&mut self, sequences: usize, tokens: u64, generated: u64) {
-        self.sequences = self.sequences.saturating_sub(sequences);
-        self.admitted = self.admitted.saturating_sub(tokens);
-        self.generated = self.generated.saturating_sub(generated);
+    /// Takes admitted sequences out, of whose tokens so many are completed.
+    fn release(&mut self, asked: Asked, completed: u64) {
+        self.sequences = self.sequences.saturating_sub(asked.sequences);
+        self.admitted = self.admitted.saturating_sub(asked.tokens);
+        self.completed = self.completed.saturating_sub(completed);
+        self.clients.take(asked);
         self.saturated &= self.is_saturated();
         if self.sequences == 0 {
             self.since = None;
@@ -258,102 +293,5 @@ impl Work {
 
     fn is_saturated(&self) -> bool {
         self.sequences >= self.at_a_time
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn two_places() -> Work {
-        let admission = Admission::new();
-        admission.set_places(2);
-        admission.work.into_inner().unwrap()
-    }
-
-    fn asked(sequences: usize, tokens: u64) -> Asked {
-        Asked { sequences, tokens, longest: 0 }
-    }
-
-    /// A saturated engine of two places that does 100 tokens per second.
-    fn saturated(start: Instant) -> Work {
-        let mut work = two_places();
-        work.admit(asked(4, 4000), start);
-        for tenth in 1..=20 {
-            work.generated += 10;
-            work.progress(10, start + Duration::from_millis(100 * tenth));
-        }
-        work
-    }
-
-    #[test]
-    fn work_that_would_come_too_late_is_refused_with_the_time_to_wait() {
-        let mut work = saturated(Instant::now());
-        assert_eq!(work.rate, Some(100.0));
-        // 3,800 tokens are left, so 1,200 more end after 50 s, four fifths of the request's time.
-        let time = Duration::from_millis(62_500);
-        assert_eq!(work.check(asked(1, 1200), time), Ok(()));
-        let error = work.check(asked(1, 1300), time).unwrap_err();
-        assert_eq!(
-            (error.status.as_u16(), error.code, error.retry_after),
-            (429, Some("overloaded"), Some(1))
-        );
-        assert_eq!(work.check(asked(1, 1), Duration::from_secs(10)).unwrap_err().retry_after, Some(31));
-        // Sequences that end early give their room back.
-        work.release(3, 3000, 150);
-        assert_eq!(work.check(asked(1, 1300), time), Ok(()));
-        // Alone, a request is never refused.
-        work.release(1, 1000, 50);
-        assert_eq!(work.check(asked(1, 1_000_000), Duration::ZERO), Ok(()));
-    }
-
-    #[test]
-    fn a_long_answer_needs_the_time_of_its_tokens_one_after_the_other() {
-        let start = Instant::now();
-        let mut work = saturated(start);
-        work.release(3, 3900, 190);
-        // A token of a sequence comes every fifth of a second, whatever the sequences do together.
-        work.intervals = (0.2 * 50.0, 50);
-        work.progress(100, start + Duration::from_secs(4));
-        assert!((work.interval - 0.2).abs() < 1e-9, "{}", work.interval);
-        let asked = Asked { sequences: 1, tokens: 100, longest: 100 };
-        // 190 tokens at 100 a second, and 100 tokens at 5 a second.
-        assert_eq!(work.check(asked, Duration::from_secs(28)), Ok(()));
-        assert!(work.check(asked, Duration::from_secs(27)).is_err());
-        // Sequences usually end after half of their tokens.
-        work.used = 0.5;
-        assert_eq!(work.check(asked, Duration::from_secs(15)), Ok(()));
-    }
-
-    #[test]
-    fn the_first_rate_is_known_soon_after_all_places_are_taken() {
-        let start = Instant::now();
-        let mut work = two_places();
-        work.admit(asked(1, 1000), start);
-        work.progress(1, start + Duration::from_secs(10));
-        work.admit(asked(5, 5000), start + Duration::from_secs(10));
-        // This step began before the others came.
-        work.progress(1, start + Duration::from_millis(10_100));
-        assert_eq!(work.check(asked(1, 1000), Duration::from_secs(1)), Ok(()));
-        for step in 1..=5 {
-            work.progress(20, start + Duration::from_millis(10_100 + 50 * step));
-        }
-        assert_eq!(work.rate, Some(400.0));
-        assert_eq!(work.check(asked(1, 1000), Duration::from_secs(1)).unwrap_err().status, 429);
-    }
-
-    #[test]
-    fn one_sequence_says_nothing_about_the_rate_of_a_full_engine() {
-        let start = Instant::now();
-        let mut work = two_places();
-        work.admit(asked(1, 1000), start);
-        work.progress(10, start + Duration::from_secs(1));
-        work.progress(10, start + Duration::from_secs(2));
-        assert_eq!(work.rate, None);
-        let mut work = saturated(start);
-        work.release(3, 3000, 0);
-        let at = start + Duration::from_secs(4);
-        work.progress(1, at);
-        assert_eq!(work.rate, Some(100.0), "a slow sequence alone does not lower it");
     }
 }

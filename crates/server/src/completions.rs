@@ -18,7 +18,7 @@ use dipaco_infer::{EngineError, GenerateRequest, Submission};
 use dipaco_topology::PathId;
 
 use crate::ServerState;
-use crate::admission::Asked;
+use crate::admission::{Asked, Share};
 use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -142,8 +142,10 @@ async fn accept(
     let deadline = Deadline::of(state, headers, began)?;
     let count = completion.prompts.len().saturating_mul(completion.n);
     check_choices(state, completion, count)?;
-    check_queue(state, count)?;
-    state.admission.check(completion.least(state.engine.model().context()), deadline.left())?;
+    let client = state.keys.keys().client(headers);
+    check_queue(state, client, count)?;
+    let least = completion.least(client, state.engine.model().context());
+    state.admission.check(least, deadline.left())?;
 
     let prompts = deadline.bound(token_ids(state, completion)).await?;
     let seeds = match completion.sampling.seed {
@@ -151,7 +153,6 @@ async fn accept(
         // Equal prompts of a request without a seed get different texts.
         None => prompts.iter().map(|_| state.random.seed()).collect(),
     };
-    let client = state.keys.keys().client(headers);
     let Sequences { requests, choices } = sequences(state, completion, &prompts, &seeds, client)?;
     let asked = Asked::of(&requests);
     let left = deadline.left();
@@ -201,17 +202,21 @@ fn check_answer(
     Ok(())
 }
 
-/// Refuses a request at once while the queue is full. The engine would refuse it after its prompts are tokenized.
-fn check_queue(state: &ServerState, count: usize) -> Result<(), ApiError> {
+/// Refuses a request at once while the queue is full and its client has its share of it. The engine would refuse it after its
+/// prompts are tokenized.
+fn check_queue(state: &ServerState, client: u64, count: usize) -> Result<(), ApiError> {
     let (load, slots) = (state.engine.load(), state.engine.slots());
     let (limit, free) = (state.config.queued_requests, slots.saturating_sub(load.running));
     // A request that never fits is refused by the engine with another status.
     let fits_when_empty = count <= limit.saturating_add(slots);
-    if fits_when_empty && load.waiting.saturating_add(count) > limit.saturating_add(free) {
+    let full = load.waiting.saturating_add(count) > limit.saturating_add(free);
+    let Share { sequences, clients, .. } = state.admission.share(client);
+    // Those that run may all be the client's. The engine knows, and refuses what passes here.
+    let waiting = sequences.saturating_sub(load.running);
+    let limit = limit.div_ceil(clients).saturating_add(free);
+    if fits_when_empty && full && waiting.saturating_add(count) > limit {
         let retry_after = Duration::from_secs(1);
-        return Err(
-            EngineError::Overloaded { waiting: load.waiting, limit, unit: "sequences", retry_after }.into()
-        );
+        return Err(EngineError::Overloaded { waiting, limit, unit: "sequences", retry_after }.into());
     }
     Ok(())
 }

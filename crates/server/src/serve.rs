@@ -9,6 +9,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -26,6 +27,9 @@ const METRICS_CONNECTIONS: usize = 64;
 
 /// Pause after a failed `accept`. The usual cause is a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Pause before the next look at a client that has sent bytes which nobody reads yet.
+const UNREAD_PAUSE: Duration = Duration::from_millis(50);
 
 /// Answers on `listener` until `shutdown` is cancelled and the running requests have ended.
 ///
@@ -136,33 +140,59 @@ async fn accept(
 }
 
 /// Answers the requests of one connection.
-async fn connection(stream: TcpStream, app: Router, timeout: Duration, shutdown: CancellationToken) {
+async fn connection(mut stream: TcpStream, app: Router, timeout: Duration, shutdown: CancellationToken) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "can't set TCP_NODELAY on a connection: its streams may stutter");
     }
-    let used = AtomicBool::new(false);
+    let (used, answer_waits) = (AtomicBool::new(false), AtomicBool::new(false));
     let app = TowerToHyperService::new(app);
     let service = service_fn(|request| {
         used.store(true, Ordering::Relaxed);
         app.call(request)
     });
+    let (reading, writing) = stream.split();
+    let socket: &TcpStream = reading.as_ref();
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(timeout)
-        .serve_connection(TokioIo::new(WriteLimit::new(stream, timeout)), service);
+        .serve_connection(TokioIo::new(WriteLimit::new(socket, writing, timeout, &answer_waits)), service);
     let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = shutdown.cancelled() => {
-            // A graceful shutdown would wait for the first request of a connection that has sent none.
-            if !used.load(Ordering::Relaxed) {
-                return;
+    let answered = async {
+        tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = shutdown.cancelled() => {
+                // A graceful shutdown would wait for the first request of a connection that has sent none.
+                if !used.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                connection.as_mut().graceful_shutdown();
+                connection.await
             }
-            connection.as_mut().graceful_shutdown();
-            connection.await
         }
     };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection ended with an error");
+    tokio::select! {
+        // What needs no wait is answered, also to a client that has already gone.
+        biased;
+        ended = answered => {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection ended with an error");
+            }
+        }
+        () = client_leaves(socket, &answer_waits) => tracing::debug!("a client left before its answer"),
+    }
+}
+
+/// Waits until the client has closed the connection, or only its sending side, and takes all of the answer that is there.
+///
+/// hyper ends such a connection too, but it does not look while it holds bytes behind a request.
+async fn client_leaves(socket: &TcpStream, answer_waits: &AtomicBool) {
+    while let Ok(ready) = socket.ready(Interest::READABLE).await {
+        if ready.is_read_closed() && !answer_waits.load(Ordering::Relaxed) {
+            return;
+        }
+        // Unread bytes would end the next wait at once. There are none if hyper has read them since.
+        if !ready.is_empty() {
+            tokio::time::sleep(UNREAD_PAUSE).await;
+        }
     }
 }

@@ -7,8 +7,12 @@ mod chat;
 mod client;
 #[path = "../../infer/tests/support/fake.rs"]
 mod fake;
+#[path = "completions/leaving.rs"]
+mod leaving;
 #[path = "completions/prompt_log_probs.rs"]
 mod prompt_log_probs;
+#[path = "completions/shares.rs"]
+mod shares;
 #[path = "completions/streams.rs"]
 mod streams;
 

@@ -2,6 +2,8 @@
 //!
 //! Pages of all stages are read where they are. Of another page, a sequence copies what the stages that it shares have left,
 //! because the later stages write keys and values of their own. They go on from the border behind the shared stages.
+//!
+//! Each client has a cache of its own in the common pages.
 
 use dipaco_model::PAGE_TOKENS;
 
@@ -18,7 +20,8 @@ impl Scheduler {
             return false;
         }
         self.running.iter().map(|id| &self.sequences[id]).any(|leader| {
-            leader.roots.last() == waiting.roots.last()
+            leader.client == waiting.client
+                && leader.roots.last() == waiting.roots.last()
                 && leader.computed < end
                 && leader.tokens.get(..end) == waiting.tokens.get(..end)
         })
@@ -75,7 +78,7 @@ impl Scheduler {
 impl PagePool {
     /// The page with a page's tokens of a sequence behind a content.
     fn page_of(&self, sequence: &Sequence, index: usize, before: Content) -> Option<(u32, Content)> {
-        self.find(before, sequence.page(index)?)
+        self.find(sequence.client, before, sequence.page(index)?)
     }
 
     /// Records the contents of a sequence's full pages.
@@ -86,7 +89,7 @@ impl PagePool {
             for index in contents.len()..sequence.computed / PAGE_TOKENS {
                 let before = contents.last().unwrap_or(root);
                 let Some(tokens) = sequence.page(index) else { break };
-                contents.push(self.publish(sequence.pages[index], *before, tokens));
+                contents.push(self.publish(sequence.pages[index], sequence.client, *before, tokens));
             }
         }
         sequence.contents = contents;

@@ -5,12 +5,14 @@ use std::collections::btree_map::{BTreeMap, Entry};
 
 use dipaco_model::PAGE_TOKENS;
 
-/// What the first stages of a path have left in a full page: the content before it, and its tokens.
+/// What the first stages of a path have left in a full page: the client, the content before it, and its tokens.
+///
+/// A client finds its own contents only, so the cache does not tell it the texts of others.
 ///
 /// The content before the first page of a sequence is the number of the modules of these stages, so equal contents are the
 /// keys and values of equal tokens under equal weights. A page has a content for each number of stages that paths may have
 /// in common. Contents are compared whole. Nothing depends on a hash.
-type Key = (Content, [u32; PAGE_TOKENS]);
+type Key = (u64, Content, [u32; PAGE_TOKENS]);
 
 /// Number of a content. No two contents get the same number, and a forgotten content gets a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,9 +74,14 @@ impl PagePool {
         Some(number)
     }
 
-    /// The full page with this content.
-    pub(crate) fn find(&self, before: Content, tokens: &[u32; PAGE_TOKENS]) -> Option<(u32, Content)> {
-        self.index.get(&(before, *tokens)).copied()
+    /// The full page of a client with this content.
+    pub(crate) fn find(
+        &self,
+        client: u64,
+        before: Content,
+        tokens: &[u32; PAGE_TOKENS],
+    ) -> Option<(u32, Content)> {
+        self.index.get(&(client, before, *tokens)).copied()
     }
 
     /// Adds a holder to a page.
@@ -97,10 +104,16 @@ impl PagePool {
         }
     }
 
-    /// Records a content of a full page, for other sequences. If another page has this content already, this one stays
-    /// without. Returns the content's number.
-    pub(crate) fn publish(&mut self, number: u32, before: Content, tokens: &[u32; PAGE_TOKENS]) -> Content {
-        let key = (before, *tokens);
+    /// Records a content of a full page, for other sequences of the client. If another page has this content already, this
+    /// one stays without. Returns the content's number.
+    pub(crate) fn publish(
+        &mut self,
+        number: u32,
+        client: u64,
+        before: Content,
+        tokens: &[u32; PAGE_TOKENS],
+    ) -> Content {
+        let key = (client, before, *tokens);
         match self.index.entry(key) {
             Entry::Occupied(other) => other.get().1,
             Entry::Vacant(place) => {

@@ -69,10 +69,19 @@ pub(crate) struct Plan {
     pub(crate) rows: Vec<PlannedRows>,
     /// Number of rows of sequences that generate.
     pub(crate) generating: usize,
+    /// True if the step had room for no other sequence: all places are taken, or it has all its tokens, or pages ran out.
+    pub(crate) full: bool,
     /// Sequences that leave the queue, with the number of tokens that the prefix cache has for them.
     pub(crate) started: Vec<(SequenceId, usize)>,
     /// Sequences that lost their pages and wait again.
     pub(crate) preempted: Vec<SequenceId>,
     /// Sequences at the end of a chunk, with the number of tokens that choose the path of the next one.
     pub(crate) at_end: Vec<(SequenceId, usize)>,
+}
+
+impl Plan {
+    /// Number of tokens that run.
+    pub(crate) fn tokens(&self) -> usize {
+        self.rows.iter().map(|rows| rows.tokens.len()).sum()
+    }
 }

@@ -1,5 +1,8 @@
 //! The scheduler in virtual time.
 
+mod clients;
+mod queue;
+
 use proptest::prelude::*;
 
 use super::*;

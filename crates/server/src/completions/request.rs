@@ -114,17 +114,19 @@ impl CompletionRequest {
         Self::of_prompts(prompts(prompt)?, fields)
     }
 
-    /// The smallest size that the request can have, known before its texts are tokenized.
-    pub(crate) fn least(&self, context: usize) -> Asked {
+    /// The smallest size that the request of a client can have, known before its texts are tokenized.
+    pub(crate) fn least(&self, client: u64, context: usize) -> Asked {
         // A request that no context holds is refused with another status.
         let longest = self.max_tokens.unwrap_or(1).min(context);
+        // The choices of a prompt may read it once.
+        let answers = longest.saturating_mul(self.n);
         let of_prompt = |prompt: &Prompt| match prompt {
-            Prompt::Tokens(ids) if self.truncate.is_none() => ids.len().min(context) + longest,
-            Prompt::Tokens(_) | Prompt::Text(_) | Prompt::Chat { .. } => 1 + longest,
+            Prompt::Tokens(ids) if self.truncate.is_none() => ids.len().min(context).saturating_add(answers),
+            Prompt::Tokens(_) | Prompt::Text(_) | Prompt::Chat { .. } => answers.saturating_add(1),
         };
         let tokens = self.prompts.iter().map(of_prompt).fold(0, usize::saturating_add);
         let sequences = self.prompts.len().saturating_mul(self.n);
-        Asked { sequences, tokens: tokens.saturating_mul(self.n) as u64, longest }
+        Asked { client, sequences, tokens: tokens as u64, longest }
     }
 
     /// Reads a request whose prompts are known.
