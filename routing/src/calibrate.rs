@@ -21,7 +21,8 @@ pub(crate) fn stride(rows: usize, paths: usize) -> usize {
     (rows * paths).div_ceil(MOST).max(1)
 }
 
-/// The shares (P) of documents with `sizes` (P), none below `least` of an equal share before they are scaled to sum to 1.
+/// The shares (P) of documents with `sizes` (P), none below `least` of an equal share before they are scaled to sum to 1. So the
+/// smallest is more than `least / (1 + least)` of an equal share.
 pub(crate) fn wanted_shares(sizes: &[u64], least: f64) -> Vec<f64> {
     let total = sizes.iter().sum::<u64>() as f64;
     let floor = least / sizes.len() as f64;

@@ -93,10 +93,11 @@ pub struct RouterConfig {
     /// Share of the training documents that is reserved for the router: no path trains on them, and all paths score them
     /// to fit a discriminative router ([`crate::is_router_document`]); default 0, below 1. The paper takes 0.005 (arXiv:2403.10616 §2.4.2).
     pub router_share: f64,
-    /// Least share of the documents that the calibrated router gives each path, as a part of an equal share; default 0.1.
+    /// Least share of the documents that the calibrated router gives each path, as a part of an equal share; default 0.1. The
+    /// shares of all paths are then scaled to sum to 1, so that a path may get less, but more than half of it.
     /// Without it some paths may get no text to train on: with product k-means the nearest centroids of a path may never
-    /// occur together, and with a discriminative router a path may be best for no reserved document. 0 permits empty paths;
-    /// 1, the maximum, demands equal shares.
+    /// occur together, and with a discriminative router a path may be best for no reserved document. 0 permits empty paths,
+    /// and 1 is the maximum.
     pub least_share: f64,
     /// True, the default, gives k-means clusters near each other to paths that share a module. Otherwise the numbers of the
     /// clusters, which mean nothing, decide which paths share modules.

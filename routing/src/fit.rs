@@ -164,12 +164,14 @@ pub fn fit_points(
     let small = sizes.iter().filter(|&&size| (size as f64) < floor).count();
     // Without small paths all biases stay 0: every cell is then a plain nearest-centroid cell.
     if small > 0 {
+        let wanted = calibrate::wanted_shares(&sizes, config.least_share);
+        let least = wanted.iter().copied().fold(1.0, f64::min) * documents as f64;
         tracing::info!(
             paths = small,
-            least = floor.ceil(),
+            least = least.ceil(),
             "paths get too little text from centroids alone; biases enlarge their cells (routing.least_share)"
         );
-        router = router_with(&least_biases(&router, points, &sizes)?)?;
+        router = router_with(&least_biases(&router, points, &wanted)?)?;
         sizes = histogram(choices(&router, points)?.into_iter(), paths);
     }
     warn_of_dominance(&sizes);
@@ -239,17 +241,16 @@ fn cluster_parts(
     Ok(all)
 }
 
-/// Biases (P), the largest 0, that give each path at least `least_share` of an equal share of `points` (N, D) and take as
-/// little as possible from the others. `router` has no biases yet; `sizes` (P) are its documents of each path.
-fn least_biases(router: &Router, points: &[f32], sizes: &[u64]) -> Result<Vec<f32>, RoutingError> {
+/// Biases (P), the largest 0, that give each path its share in `wanted` (P) of `points` (N, D). `router` has no biases yet.
+fn least_biases(router: &Router, points: &[f32], wanted: &[f64]) -> Result<Vec<f32>, RoutingError> {
     let (dimension, fitted) = (router.dimension(), router.fitted_on());
-    let stride = calibrate::stride(points.len() / dimension, sizes.len());
+    let stride = calibrate::stride(points.len() / dimension, wanted.len());
     // In units of the mean squared distance, so that one softness suits every seed model.
     let unit = if fitted.loss > 0.0 { fitted.loss } else { 1.0 };
     let rows: Result<Vec<Vec<f64>>, RoutingError> =
         points.par_chunks_exact(dimension).step_by(stride).map(|point| router.distances(point)).collect();
     let logits: Vec<f32> = rows?.into_iter().flatten().map(|distance| (-distance / unit) as f32).collect();
-    let biases = calibrate::calibrate(&logits, &calibrate::wanted_shares(sizes, fitted.config.least_share));
+    let biases = calibrate::calibrate(&logits, wanted);
     // Only differences of biases matter. Biases of 0 or less keep the distance less the bias a squared distance.
     let largest = biases.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     Ok(biases.into_iter().map(|bias| ((bias - largest) * unit) as f32).collect())

@@ -57,25 +57,25 @@ impl PathData {
     ///
     /// # Errors
     /// When the data can't be read, or the device fails.
-    pub fn held_out_loss(&self, trainer: &mut Trainer, batch: usize) -> Result<Option<f64>, PathError> {
+    pub fn held_out_loss(&self, trainer: &mut Trainer) -> Result<Option<f64>, PathError> {
         let Some(sampler) = &self.held_out else { return Ok(None) };
-        mean_loss(trainer, sampler, self.sequences, batch, self.prefix)
+        mean_loss(trainer, sampler, self.sequences, self.prefix)
     }
 }
 
 /// Mean loss over the first `sequences` sequences of a sampler, in nats per token; `None` if they hold no target. The first
-/// `prefix` tokens of a sequence are read and not counted.
+/// `prefix` tokens of a sequence are read and not counted. It reads as many sequences at once as a step does, so it needs no more
+/// memory.
 pub fn mean_loss(
     trainer: &mut Trainer,
     sampler: &Sampler,
     sequences: u64,
-    batch: usize,
     prefix: usize,
 ) -> Result<Option<f64>, PathError> {
     let (mut sum, mut counted) = (0.0, 0u64);
     let mut position = 0;
     while position < sequences {
-        let rows = usize::try_from(sequences - position).unwrap_or(usize::MAX).min(batch);
+        let rows = usize::try_from(sequences - position).unwrap_or(usize::MAX).min(trainer.at_once());
         let drawn = sampler.batch(position, rows)?;
         let log_probs = trainer.token_log_probs(&drawn)?;
         // The target of position t is token t + 1.

@@ -164,7 +164,7 @@ pub fn train_lease(
     let topology = &weights.topology;
     let mut trainer = Trainer::reusing(memory, device, &plan.model, topology, &views, state, config)?;
     drop(local);
-    let held_out_loss = if global { data.held_out_loss(&mut trainer, plan.train.batch)? } else { None };
+    let held_out_loss = if global { data.held_out_loss(&mut trainer)? } else { None };
     let mut report = LeaseReport { held_out_loss, ..LeaseReport::default() };
     watch.reached(TrainingStage::Loaded);
     let begun = Instant::now();

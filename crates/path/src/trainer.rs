@@ -152,6 +152,11 @@ impl Trainer {
         self.compute.token_log_probs(batch)
     }
 
+    /// Sequences that a step reads at once, at least 1.
+    pub(crate) fn at_once(&self) -> usize {
+        self.config.at_once().max(1)
+    }
+
     /// Takes one step of the optimizer on a batch, and moves the position behind it.
     ///
     /// # Errors

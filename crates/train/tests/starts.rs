@@ -243,13 +243,13 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
 }
 
 #[test]
-fn the_held_out_loss_does_not_count_the_prefix() {
+fn the_held_out_loss_does_not_count_the_prefix_and_reads_as_many_sequences_at_once_as_a_step() {
     let folder = tempfile::tempdir().unwrap();
     let file = tokens(&folder.path().join("shard.h5"), 1, 200);
     let mut config = config();
     config.topology = TopologyConfig::grid(1, vec![dense_level()]);
     let weights = dipaco_model::init(&config.model, 1).unwrap();
-    let loss = |prefix: usize| {
+    let measured = |prefix: usize, micro_batch: usize| {
         let mut plan = WorkerPlan::new(&config);
         plan.uncounted_tokens = prefix;
         let inner = InnerConfig {
@@ -260,7 +260,7 @@ fn the_held_out_loss_does_not_count_the_prefix() {
             rested: 0,
             total_steps: 1,
             batch: 4,
-            micro_batch: 0,
+            micro_batch,
             sequence_tokens: plan.train.sequence_tokens,
             activation_checkpointing: false,
         };
@@ -271,8 +271,11 @@ fn the_held_out_loss_does_not_count_the_prefix() {
             Trainer::new(&TrainDevice::Cpu, &plan.model, &topology, &start, state, inner).unwrap();
         let opened = TokenSet::open(file.path()).unwrap();
         let data = PathData::new(opened, file.content_hash(), PathId(0), &plan).unwrap();
-        data.held_out_loss(&mut trainer, 4).unwrap()
+        let mut loss = None;
+        let memory = allocation_counter::measure(|| loss = data.held_out_loss(&mut trainer).unwrap());
+        (loss, memory.bytes_max)
     };
+    let loss = |prefix: usize| measured(prefix, 0).0;
     // Nothing predicts the first token of a sequence, so a prefix of one token leaves out nothing.
     assert!(loss(0).is_some());
     assert_eq!(loss(0), loss(1));
@@ -280,6 +283,9 @@ fn the_held_out_loss_does_not_count_the_prefix() {
     // A sequence of 16 inputs predicts 16 tokens: after a prefix of 16 one is left, after 17 none.
     assert!(loss(16).is_some());
     assert_eq!(loss(17), None);
+    let ((whole, of_batch), (parts, of_sequence)) = (measured(8, 0), measured(8, 1));
+    assert_eq!(whole, parts);
+    assert!(2 * of_sequence < of_batch, "{of_sequence} of {of_batch} bytes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

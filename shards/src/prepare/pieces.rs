@@ -24,6 +24,9 @@ pub(super) const FOLDER: &str = "pieces";
 /// Least size of a piece in stored bytes: a file of this size is its own piece, and smaller files are joined up to it,
 /// because each piece costs two files and a few syncs.
 const PIECE_BYTES: u64 = 2 << 20;
+/// A large text has larger pieces, at most about twice as many: a process has a memory map for each file of a token set, and Linux
+/// permits 65,530 of them.
+const PIECES: u64 = 8192;
 
 /// Version of the records; part of [`Piece::key`].
 const VERSION: u32 = 1;
@@ -38,29 +41,38 @@ impl Inputs {
             (self.validation.as_ref(), Split::AllValidation),
         ];
         for (list, split) in sets {
-            let Some(list) = list else { continue };
-            let mut files: Vec<InputFile> = Vec::new();
-            let mut close = |files: &mut Vec<InputFile>| {
-                if !files.is_empty() {
-                    let (number, count) = (pieces.len(), files.len());
-                    let files = InputList { files: std::mem::take(files), ..InputList::default() };
-                    pieces.push(Piece { number, first, files, split });
-                    first += count;
-                }
-            };
-            for file in &list.files {
-                if file.bytes >= PIECE_BYTES {
-                    close(&mut files);
-                }
-                files.push(file.clone());
-                if files.iter().map(|file| file.bytes).sum::<u64>() >= PIECE_BYTES {
-                    close(&mut files);
-                }
+            for files in list.into_iter().flat_map(groups) {
+                let (number, count) = (pieces.len(), files.len());
+                let files = InputList { files, ..InputList::default() };
+                pieces.push(Piece { number, first, files, split });
+                first += count;
             }
-            close(&mut files);
         }
         pieces
     }
+}
+
+/// The files of each piece of a list.
+fn groups(list: &InputList) -> Vec<Vec<InputFile>> {
+    let least = PIECE_BYTES.max(list.bytes().div_ceil(PIECES));
+    let mut groups = Vec::new();
+    let (mut files, mut bytes) = (Vec::new(), 0u64);
+    for file in &list.files {
+        if file.bytes >= least && !files.is_empty() {
+            groups.push(std::mem::take(&mut files));
+            bytes = 0;
+        }
+        files.push(file.clone());
+        bytes = bytes.saturating_add(file.bytes);
+        if bytes >= least {
+            groups.push(std::mem::take(&mut files));
+            bytes = 0;
+        }
+    }
+    if !files.is_empty() {
+        groups.push(files);
+    }
+    groups
 }
 
 /// Input files that are tokenised together.
@@ -243,4 +255,29 @@ pub(super) fn check_all_there(
         first: first.first_file(),
         parts: of,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of files in the pieces of files of these sizes.
+    fn counts(sizes: impl IntoIterator<Item = u64>) -> Vec<usize> {
+        let file = |(number, bytes): (usize, u64)| InputFile::new(format!("{number:06}.jsonl").into(), bytes);
+        let files = sizes.into_iter().enumerate().map(file).collect();
+        groups(&InputList { files, ..InputList::default() }).iter().map(Vec::len).collect()
+    }
+
+    #[test]
+    fn small_files_share_a_piece_and_a_large_text_has_a_bounded_number_of_pieces() {
+        assert_eq!(counts([100, 200, 3 << 20, 1 << 20, 1 << 20, 5]), [2, 1, 2, 1]);
+        assert!(counts([]).is_empty());
+        assert_eq!(counts(vec![4 << 20; 5000]), vec![1; 5000], "a text of 20 GB");
+        // 400 GB: ten files of 5 MB and more in each piece.
+        let many = counts(vec![5_000_000; 80_000]);
+        assert_eq!((many.len(), many.iter().sum::<usize>()), (8000, 80_000));
+        // Files of 60 MB between small ones.
+        let mixed = counts((0..14_000u64).map(|number| if number % 2 == 0 { 1_000_000 } else { 60_000_000 }));
+        assert_eq!((mixed.len(), 2 * PIECES), (14_000, 16_384));
+    }
 }

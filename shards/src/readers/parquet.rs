@@ -1,19 +1,19 @@
 //! The texts of a Parquet file: one document per row.
 
+mod pages;
+
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parquet::basic::Type;
-use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::{FileEnd, InputFile, ReadRecord, ReadSettings, Refusal, json};
-
-/// Rows that are decoded at once. Their texts are slices of a page in memory.
-const ROWS: usize = 256;
+use pages::CheckedPages;
 
 /// Reads a file, row group by row group and page by page, and passes its documents to `sink` until it breaks. A row counts
 /// as a line. The error is the damage; `sink` has received the documents before it.
@@ -53,13 +53,15 @@ fn read_groups(
         *group = Some(number);
         let wrong = |error: parquet::errors::ParquetError| error.to_string();
         let rows = reader.get_row_group(number).map_err(wrong)?;
-        let ColumnReader::ByteArrayColumnReader(texts) = rows.get_column_reader(column).map_err(wrong)?
-        else {
+        let described = rows.metadata().schema_descr().column(column);
+        let pages = rows.get_column_page_reader(column).map_err(wrong)?;
+        let pages = CheckedPages { pages, present: described.max_def_level() };
+        let ColumnReader::ByteArrayColumnReader(texts) = get_column_reader(described, Box::new(pages)) else {
             return Err(format!("column `{}` holds no texts here", settings.text_field));
         };
         let expected = u64::try_from(rows.metadata().num_rows()).map_err(|error| error.to_string())?;
         let before = end.lines;
-        if read_rows(texts, rows.metadata().column(column), settings, sink, end)?.is_break() {
+        if read_rows(texts, settings, sink, end)?.is_break() {
             return Ok(ControlFlow::Break(()));
         }
         let found = end.lines - before;
@@ -88,39 +90,29 @@ fn column_of(metadata: &ParquetMetaData, name: &str) -> Result<usize, String> {
 /// Reads the column of a row group.
 fn read_rows(
     mut texts: ColumnReaderImpl<ByteArrayType>,
-    chunk: &parquet::file::metadata::ColumnChunkMetaData,
     settings: &ReadSettings,
     sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
     end: &mut FileEnd,
 ) -> Result<ControlFlow<()>, String> {
-    let present = chunk.column_descr().max_def_level();
     let (mut levels, mut values): (Vec<i16>, Vec<ByteArray>) = (Vec::new(), Vec::new());
     loop {
         levels.clear();
         values.clear();
-        let (rows, ..) = texts
-            .read_records(ROWS, Some(&mut levels), None, &mut values)
-            .map_err(|error| error.to_string())?;
+        // In the encoding DELTA_BYTE_ARRAY each text is a copy, and can be as long as its page. So the library decodes
+        // one row at a time.
+        let (rows, ..) =
+            texts.read_records(1, Some(&mut levels), None, &mut values).map_err(|error| error.to_string())?;
         if rows == 0 {
             return Ok(ControlFlow::Continue(()));
         }
-        let mut values = values.iter();
-        for row in 0..rows {
-            // Without levels every row has a value.
-            let value = levels.get(row).is_none_or(|&level| level == present).then(|| values.next());
-            let text = match value {
-                None => Err(Refusal::NoText),
-                Some(None) => return Err("a row has no value".to_owned()),
-                Some(Some(bytes)) => text_of(bytes.data(), settings),
-            };
-            end.lines += 1;
-            let record = match text {
-                Ok(text) => ReadRecord::Document { text, line: end.lines },
-                Err(reason) => ReadRecord::Refused { reason, line: end.lines },
-            };
-            if sink(record).is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
+        end.lines += 1;
+        let text = values.first().map_or(Err(Refusal::NoText), |bytes| text_of(bytes.data(), settings));
+        let record = match text {
+            Ok(text) => ReadRecord::Document { text, line: end.lines },
+            Err(reason) => ReadRecord::Refused { reason, line: end.lines },
+        };
+        if sink(record).is_break() {
+            return Ok(ControlFlow::Break(()));
         }
     }
 }

@@ -160,13 +160,7 @@ impl Pretraining {
         let documents = 0..file.documents();
         let sampler = Sampler::new(file, documents, in_file_order)?;
         let sequences = sampler.sequences().min(seed.validation_sequences);
-        Ok(mean_loss(
-            &mut self.trainer,
-            &sampler,
-            sequences,
-            seed.batch,
-            self.config.evaluation.prefix_tokens,
-        )?)
+        Ok(mean_loss(&mut self.trainer, &sampler, sequences, self.config.evaluation.prefix_tokens)?)
     }
 
     /// Reports an inner step of so many seconds.
