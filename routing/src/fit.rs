@@ -160,22 +160,31 @@ pub fn fit_points(
     };
     let mut sizes = histogram(found.paths.into_iter(), paths);
     let mut router = router_with(&vec![0.0; paths as usize])?;
-    let floor = config.least_share * documents as f64 / f64::from(paths);
-    let small = sizes.iter().filter(|&&size| (size as f64) < floor).count();
     // Without small paths all biases stay 0: every cell is then a plain nearest-centroid cell.
-    if small > 0 {
-        let wanted = calibrate::wanted_shares(&sizes, config.least_share);
-        let least = wanted.iter().copied().fold(1.0, f64::min) * documents as f64;
-        tracing::info!(
-            paths = small,
-            least = least.ceil(),
-            "paths get too little text from centroids alone; biases enlarge their cells (routing.least_share)"
-        );
+    if let Some(wanted) = enlarged_shares(&sizes, config.least_share) {
         router = router_with(&least_biases(&router, points, &wanted)?)?;
         sizes = histogram(choices(&router, points)?.into_iter(), paths);
     }
     warn_of_dominance(&sizes);
     Ok(Fit { router: router.with_map(map, &numbers)?, sizes, iterations: found.iterations })
+}
+
+/// The shares (P) that paths of these sizes (P) are to have, if some have less than `least` of an equal share.
+fn enlarged_shares(sizes: &[u64], least: f64) -> Option<Vec<f64>> {
+    let documents = sizes.iter().sum::<u64>() as f64;
+    let floor = least * documents / sizes.len() as f64;
+    let small = sizes.iter().filter(|&&size| (size as f64) < floor).count();
+    if small == 0 {
+        return None;
+    }
+    let wanted = calibrate::wanted_shares(sizes, least);
+    let smallest = wanted.iter().copied().fold(1.0, f64::min) * documents;
+    tracing::info!(
+        paths = small,
+        least = smallest.ceil(),
+        "paths get too little text from centroids alone; biases enlarge their cells (routing.least_share)"
+    );
+    Some(wanted)
 }
 
 /// The paths that a router chooses for points (N, D).
