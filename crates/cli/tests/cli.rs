@@ -77,7 +77,7 @@ fn what_is_shown_can_be_used_as_a_file() {
 
 #[test]
 fn the_environment_goes_before_the_file_and_arguments_before_both() {
-    let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/tiny.toml");
+    let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/quickstart.toml");
     let output = dipaco(&["config", "show", "--changed", "--config", configs, "--set", "train.batch=3"])
         .env("DIPACO__TRAIN__ROUNDS", "4")
         .env("DIPACO__TRAIN__BATCH", "4")
@@ -87,8 +87,8 @@ fn the_environment_goes_before_the_file_and_arguments_before_both() {
     let row = |key: &str| text.lines().find(|line| line.starts_with(key)).unwrap().to_owned();
     assert!(row("train.rounds ").contains("environment variable DIPACO__TRAIN__ROUNDS"), "{text}");
     assert!(row("train.batch ").ends_with("--set train.batch=3"), "{text}");
-    assert!(row("run.name ").contains("tiny.toml:"), "{text}");
-    assert!(!text.contains("train.inner_steps"), "the file has the default: {text}");
+    assert!(row("train.inner_steps ").contains("quickstart.toml:"), "{text}");
+    assert!(!text.contains("model.blocks"), "the file has the default: {text}");
 }
 
 #[test]
