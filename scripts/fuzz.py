@@ -36,7 +36,7 @@ COUNTS = re.compile(
     re.M,
 )
 # A child process that HDF5 ended, or that stood still in it.
-ENDS = re.compile(r"^hdf5: case \d+ (?:hangs|ends its process).*", re.M)
+ENDS = re.compile(r"^hdf5: case (\d+) (?:hangs|ends its process)", re.M)
 # A campaign's line in the log: seconds of processors, and inputs.
 TURN = r"^{}: \d+ s, (\d+) s of processors, (\d+) inputs from"
 
@@ -93,18 +93,20 @@ def play(executable, package, test, seconds, skip):
     processor = usage.ru_utime + usage.ru_stime
     failed = child.returncode != 0 or "1 passed" not in output
     turns = list(COUNTS.finditer(output))
-    if not turns:
+    ends = [int(case) for case in ENDS.findall(output)]
+    if not turns and (failed or not ends):
         return f"{time.monotonic() - began:.0f} s, {processor:.0f} s of processors, ended early", output
     cases, inside, accepted = (sum(int(turn[count]) for turn in turns) for count in ("cases", "inside", "accepted"))
-    memory = max(int(turn["memory"]) for turn in turns) / 2**20
-    ends = len(ENDS.findall(output))
+    memory = max((int(turn["memory"]) for turn in turns), default=0) / 2**20
+    longest = max((turn["longest"] for turn in turns), key=milliseconds, default="0s")
+    # A child process that ended tells no counts: the inputs before that count as played, and a later turn begins behind them.
+    inputs = max([cases + len(ends), *(case + 1 - skip for case in ends)])
     line = (
-        f"{time.monotonic() - began:.0f} s, {processor:.0f} s of processors, {cases + ends} inputs from {skip} on, "
-        f"{100 * (inside + accepted) / max(cases, 1):.1f} % past the first checks, {memory:.2f} MiB, "
-        f"{max((turn['longest'] for turn in turns), key=milliseconds)}"
+        f"{time.monotonic() - began:.0f} s, {processor:.0f} s of processors, {inputs} inputs from {skip} on, "
+        f"{100 * (inside + accepted) / max(cases, 1):.1f} % past the first checks, {memory:.2f} MiB, {longest}"
     )
     if ends:
-        line += f", {ends} ends of a child process"
+        line += f", {len(ends)} ends of a child process"
     return line, output if failed else None
 
 
