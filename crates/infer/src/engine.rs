@@ -209,7 +209,7 @@ impl Engine {
             chunks,
         });
         let arrivals = arrivals.collect();
-        let same = |pair: &[GenerateRequest]| Arc::ptr_eq(&pair[0].prompt, &pair[1].prompt);
+        let same = |pair: &[GenerateRequest]| pair[1].shares_prompt_of(&pair[0]);
         let shares: Vec<bool> = std::iter::once(false).chain(requests.windows(2).map(same)).collect();
         let most = model.prefix_tokens();
         // All sequences use the weights of this moment, whenever they begin.

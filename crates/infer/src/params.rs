@@ -140,6 +140,12 @@ impl GenerateRequest {
         }
     }
 
+    /// True if this request has the prompt of the one before it in a submission, as the choices of one prompt have.
+    #[must_use]
+    pub fn shares_prompt_of(&self, before: &Self) -> bool {
+        Arc::ptr_eq(&before.prompt, &self.prompt)
+    }
+
     /// Checks the request before the model runs.
     ///
     /// # Errors

@@ -85,7 +85,7 @@ impl Asked {
         let all: usize = requests.iter().map(|request| request.prompt.len() + request.max_tokens).sum();
         // As in `RequestSummary::own_prompt_tokens`.
         let shares = |pair: &&[GenerateRequest]| {
-            Arc::ptr_eq(&pair[0].prompt, &pair[1].prompt) && pair[1].prompt_log_probs.is_none()
+            pair[1].shares_prompt_of(&pair[0]) && pair[1].prompt_log_probs.is_none()
         };
         let shared: usize = requests.windows(2).filter(shares).map(|pair| pair[1].prompt.len()).sum();
         Self {
