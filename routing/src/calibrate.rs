@@ -21,14 +21,29 @@ pub(crate) fn stride(rows: usize, paths: usize) -> usize {
     (rows * paths).div_ceil(MOST).max(1)
 }
 
-/// The shares (P) of documents with `sizes` (P), none below `least` of an equal share before they are scaled to sum to 1. So the
-/// smallest is more than `least / (1 + least)` of an equal share.
+/// The shares (P) of documents with `sizes` (P), none below `least` of an equal share. Small paths get exactly that, and the
+/// others divide the rest by their sizes. `least` is 0 to 1, and some size is not 0.
 pub(crate) fn wanted_shares(sizes: &[u64], least: f64) -> Vec<f64> {
-    let total = sizes.iter().sum::<u64>() as f64;
     let floor = least / sizes.len() as f64;
-    let shares: Vec<f64> = sizes.iter().map(|&size| (size as f64 / total).max(floor)).collect();
-    let sum: f64 = shares.iter().sum();
-    shares.into_iter().map(|share| share / sum).collect()
+    let mut raised = vec![false; sizes.len()];
+    // Each raised path leaves less to the others, of which some may then be below the floor as well.
+    loop {
+        let count = raised.iter().filter(|&&raised| raised).count();
+        let rest: u64 = sizes.iter().zip(&raised).filter(|&(_, &raised)| !raised).map(|(&size, _)| size).sum();
+        let share = |size: u64| size as f64 / rest as f64 * (1.0 - count as f64 * floor);
+        let small: Vec<usize> =
+            (0..sizes.len()).filter(|&path| !raised[path] && share(sizes[path]) < floor).collect();
+        if small.is_empty() {
+            return sizes
+                .iter()
+                .zip(&raised)
+                .map(|(&size, &raised)| if raised { floor } else { share(size) })
+                .collect();
+        }
+        for path in small {
+            raised[path] = true;
+        }
+    }
 }
 
 /// Biases (P) to add to the logits (N, P), row-major, so that path p has the largest sum in a share `wanted[p]` of the
@@ -167,6 +182,20 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
+
+    #[test]
+    fn no_wanted_share_is_below_the_least_one() {
+        // A quarter of an equal share is 0.0625. The first two are below it, and the third is when they are raised.
+        let shares = wanted_shares(&[0, 10, 630, 9360], 0.25);
+        assert_eq!(shares[..3], [0.0625; 3]);
+        assert!((shares[3] - 0.8125).abs() < 1e-12, "{shares:?}");
+        assert_eq!(wanted_shares(&[0, 7, 90, 3], 1.0), [0.25; 4]);
+        assert_eq!(wanted_shares(&[0, 1, 3], 0.0), [0.0, 0.25, 0.75]);
+        let shares = wanted_shares(&[40, 10, 50, 0], 0.4);
+        let expected = [0.36, 0.1, 0.45, 0.1];
+        assert!(shares.iter().zip(expected).all(|(share, wanted)| (share - wanted).abs() < 0.01), "{shares:?}");
+        assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-12, "{shares:?}");
+    }
 
     #[test]
     fn the_wanted_shares_are_met() {

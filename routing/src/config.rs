@@ -93,8 +93,8 @@ pub struct RouterConfig {
     /// Share of the training documents that is reserved for the router: no path trains on them, and all paths score them
     /// to fit a discriminative router ([`crate::is_router_document`]); default 0, below 1. The paper takes 0.005 (arXiv:2403.10616 §2.4.2).
     pub router_share: f64,
-    /// Least share of the documents that the calibrated router gives each path, as a part of an equal share; default 0.1. The
-    /// shares of all paths are then scaled to sum to 1, so that a path may get less, but more than half of it.
+    /// Least share of the documents that the calibrated router gives each path, as a part of an equal share; default 0.1.
+    /// The other paths divide the rest by their sizes. With 1 all paths get equally much.
     /// Without it some paths may get no text to train on: with product k-means the nearest centroids of a path may never
     /// occur together, and with a discriminative router a path may be best for no reserved document. 0 permits empty paths,
     /// and 1 is the maximum.

@@ -12,11 +12,7 @@ const DIGITS: usize = 20;
 
 /// The revision of all that turns a configuration into results: preparation, routing, training and evaluation. A change after
 /// which the same configuration has other results raises it, so that no cell of an earlier program passes for one of this.
-const REVISION: u32 = 1;
-
-/// The revision of the settings whose results alone have changed since [`REVISION`] was raised: routers of later phases, a decay
-/// that ends a schedule of the seed model or of the paths, and three or more fragments with an overlap of a whole round.
-const REVISION_OF_FEW: u32 = 2;
+const REVISION: u32 = 3;
 
 /// The key of a folder of prepared text, from the settings of preparation and the paths of the text. The folder itself holds
 /// hashes that detect changed text.
@@ -30,8 +26,7 @@ pub fn data_key(config: &RunConfig, inputs: &[PathBuf], validation: &[PathBuf]) 
 /// The key of a seed model. `data` is the content hash of the training text.
 #[must_use]
 pub fn seed_key(config: &RunConfig, data: &str) -> String {
-    let few = config.seed_model.schedule.decay_fraction.is_some();
-    key_of_revision(if few { REVISION_OF_FEW } else { REVISION }, &seed_config(config), &["seed", data])
+    key(&seed_config(config), &["seed", data])
 }
 
 /// The configuration of a run that only trains the seed model: the values that its weights depend on, and defaults for all
@@ -56,12 +51,7 @@ pub fn seed_config(config: &RunConfig) -> RunConfig {
 /// The key of a trained cell. `data` holds the content hashes of the files that it reads.
 #[must_use]
 pub fn cell_key(config: &RunConfig, data: &str) -> String {
-    let whole_round = !config.sync.eager && config.sync.overlap_steps >= config.train.inner_steps;
-    let few = !config.routing.phases.is_empty()
-        || config.seed_model.schedule.decay_fraction.is_some()
-        || config.train.schedule.decay_fraction.is_some()
-        || (whole_round && config.sync.fragments > 2);
-    key_of_revision(if few { REVISION_OF_FEW } else { REVISION }, &as_keyed(config), &["cell", data])
+    key(&as_keyed(config), &["cell", data])
 }
 
 /// The values that the weights of a cell depend on, and defaults for all other keys.
@@ -117,8 +107,6 @@ fn absolute(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use dipaco_config::PhaseConfig;
-
     use super::*;
 
     #[test]
@@ -133,22 +121,6 @@ mod tests {
             without_values.to_hex()[..DIGITS],
             "a value with its default is a part of the key"
         );
-    }
-
-    #[test]
-    fn settings_whose_results_have_changed_have_keys_of_their_own() {
-        let mut phases = RunConfig::default();
-        phases.routing.phases = vec![PhaseConfig::default()];
-        let mut whole_round = RunConfig::default();
-        (whole_round.sync.fragments, whole_round.sync.overlap_steps) = (3, whole_round.train.inner_steps);
-        let (mut decay, mut of_seed) = (RunConfig::default(), RunConfig::default());
-        decay.train.schedule.decay_fraction = Some(0.07);
-        of_seed.seed_model.schedule.decay_fraction = Some(0.07);
-        let earlier = |config: &RunConfig| key_of_revision(REVISION, &as_keyed(config), &["cell", "data"]);
-        for config in [phases, whole_round, decay, of_seed] {
-            assert_ne!(cell_key(&config, "data"), earlier(&config));
-        }
-        assert_eq!(cell_key(&RunConfig::default(), "data"), earlier(&RunConfig::default()));
     }
 
     #[test]

@@ -107,8 +107,8 @@ fn a_path_that_is_never_best_gets_the_least_share() {
     };
     let found = run(&features, 4, &targets, 4, config(0.2)).unwrap();
     assert_eq!(found.target_sizes[3], 0);
-    // A fifth of a quarter of 2,000 is 100; scaling all shares to sum to 1 lowers it.
-    assert!((80..=105).contains(&found.sizes[3]), "{:?}", found.sizes);
+    // A fifth of a quarter of 2,000 is 100.
+    assert!((95..=105).contains(&found.sizes[3]), "{:?}", found.sizes);
     let found = run(&features, 4, &targets, 4, config(0.0)).unwrap();
     assert_eq!(found.sizes[3], 0);
 }

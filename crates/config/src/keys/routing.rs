@@ -105,9 +105,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "routing.least_share",
         "share",
-        "Smallest share of the documents that calibration gives to a path, as a part of an equal share, 0 to 1. The shares of \
-         all paths are then scaled to sum to 1, so that a path may get less, but more than half of it. At 0 a path can end \
-         without text to train on: a combination of centroids that no document has, or a path that is hardly ever the best.",
+        "Smallest share of the documents that calibration gives to a path, as a part of an equal share, 0 to 1. The other \
+         paths divide the rest by their sizes, and with 1 all paths get equally much. At 0 a path can end without text to train on: a combination of centroids that no document has, or a path that is hardly ever the best.",
     ),
     key(
         "routing.arrange",
