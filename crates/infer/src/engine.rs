@@ -182,6 +182,15 @@ impl Engine {
         self.slots
     }
 
+    /// Refuses sequences of a client that [`Engine::submit`] would refuse now, whatever their prompts are. A caller that asks
+    /// first tokenizes no prompts in vain.
+    ///
+    /// # Errors
+    /// When the queue is full and the client has its share of it, or when even an empty queue has no room.
+    pub fn check_queue(&self, client: u64, sequences: usize) -> Result<(), EngineError> {
+        self.shared.lock().scheduler.check_queue(client, sequences, 0)
+    }
+
     /// Admits all of these sequences, or none of them. `deadline` is the time from now to the last token of all of them.
     ///
     /// # Errors

@@ -101,22 +101,16 @@ impl Scheduler {
         arrivals: Vec<Arrival>,
         left: Duration,
     ) -> Result<Vec<SequenceId>, EngineError> {
-        let Limits { sequences, queued_sequences, queued_tokens, .. } = self.limits;
-        let tokens: usize = arrivals.iter().map(|arrival| arrival.prompt.len()).sum();
-        let most = queued_sequences.saturating_add(sequences);
-        for (given, limit, unit) in [(arrivals.len(), most, SEQUENCES), (tokens, queued_tokens, TOKENS)] {
-            if given > limit {
-                return Err(EngineError::TooLarge { given, limit, unit });
-            }
-        }
         let longest = arrivals.iter().map(|arrival| arrival.prompt.len() + arrival.max_tokens).max();
         let pages = longest.unwrap_or(0).div_ceil(PAGE_TOKENS);
         if pages > self.pool.len() {
             return Err(EngineError::TooLarge { given: pages, limit: self.pool.len(), unit: "cache pages" });
         }
+        let tokens = arrivals.iter().map(|arrival| arrival.prompt.len()).sum();
         let clients: BTreeSet<u64> = arrivals.iter().map(|arrival| arrival.client).collect();
         for &client in &clients {
-            self.check_queue(client, &arrivals, left)?;
+            self.check_queue(client, arrivals.len(), tokens)?;
+            self.check_deadline(client, left)?;
         }
         let ids = arrivals.into_iter().map(|arrival| self.push(arrival)).collect();
         clients.into_iter().for_each(|client| self.order(client));

@@ -16,8 +16,7 @@ use dipaco_infer::{GenerateRequest, Observer, Outcome, RequestSummary, StepSumma
 use crate::Metrics;
 use crate::error::ApiError;
 
-use clients::Clients;
-pub(crate) use clients::Share;
+use clients::{Clients, Share};
 
 /// Length of a measurement of the rate.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -141,11 +140,6 @@ impl Admission {
         self.lock().release(asked, 0);
     }
 
-    /// The admitted work of a client, among that of others.
-    pub(crate) fn share(&self, client: u64) -> Share {
-        self.lock().clients.share(client)
-    }
-
     fn lock(&self) -> MutexGuard<'_, Work> {
         // No code under the lock panics halfway through a change.
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
@@ -213,7 +207,7 @@ impl Work {
         }
         // Free places go to the least served client, so each of the others gets about as much before the end of this request
         // as its own client.
-        let Share { tokens, clients, .. } = self.clients.share(asked.client);
+        let Share { tokens, clients } = self.clients.share(asked.client);
         let shared = tokens.saturating_add(asked.tokens).saturating_mul(clients as u64);
         let before = before.min(shared.saturating_sub(asked.tokens));
         // The sequences before it leave their places, and then its tokens come one by one, beside those of others.

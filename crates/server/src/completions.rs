@@ -8,7 +8,7 @@ mod response;
 mod stream;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Extension;
 use axum::extract::{Request, State};
@@ -18,7 +18,7 @@ use dipaco_infer::{EngineError, GenerateRequest, Submission};
 use dipaco_topology::PathId;
 
 use crate::ServerState;
-use crate::admission::{Asked, Share};
+use crate::admission::Asked;
 use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -143,7 +143,8 @@ async fn accept(
     let count = completion.prompts.len().saturating_mul(completion.n);
     check_choices(state, completion, count)?;
     let client = state.keys.keys().client(headers);
-    check_queue(state, client, count)?;
+    // The engine would refuse these when their prompts are tokenized.
+    state.engine.check_queue(client, count)?;
     let least = completion.least(client, state.engine.model().context());
     state.admission.check(least, deadline.left())?;
 
@@ -198,25 +199,6 @@ fn check_answer(
             state.config.max_answer_tokens
         );
         return Err(ApiError { code: Some("request_too_large"), ..ApiError::field("max_tokens", message) });
-    }
-    Ok(())
-}
-
-/// Refuses a request at once while the queue is full and its client has its share of it. The engine would refuse it after its
-/// prompts are tokenized.
-fn check_queue(state: &ServerState, client: u64, count: usize) -> Result<(), ApiError> {
-    let (load, slots) = (state.engine.load(), state.engine.slots());
-    let (limit, free) = (state.config.queued_requests, slots.saturating_sub(load.running));
-    // A request that never fits is refused by the engine with another status.
-    let fits_when_empty = count <= limit.saturating_add(slots);
-    let full = load.waiting.saturating_add(count) > limit.saturating_add(free);
-    let Share { sequences, clients, .. } = state.admission.share(client);
-    // Those that run may all be the client's. The engine knows, and refuses what passes here.
-    let waiting = sequences.saturating_sub(load.running);
-    let limit = limit.div_ceil(clients).saturating_add(free);
-    if fits_when_empty && full && waiting.saturating_add(count) > limit {
-        let retry_after = Duration::from_secs(1);
-        return Err(EngineError::Overloaded { waiting, limit, unit: "sequences", retry_after }.into());
     }
     Ok(())
 }

@@ -16,13 +16,11 @@ struct Client {
 
 /// The admitted work of one client, among that of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Share {
-    /// Number of its admitted sequences that have not ended.
-    pub(crate) sequences: usize,
-    /// Their tokens: prompts and `max_tokens`, also those that are done.
-    pub(crate) tokens: u64,
+pub(super) struct Share {
+    /// Tokens of its admitted sequences that have not ended: prompts and `max_tokens`, also those that are done.
+    pub(super) tokens: u64,
     /// Number of clients with such sequences, this one included even if it has none.
-    pub(crate) clients: usize,
+    pub(super) clients: usize,
 }
 
 impl Clients {
@@ -43,7 +41,7 @@ impl Clients {
 
     pub(super) fn share(&self, client: u64) -> Share {
         let own = self.0.get(&client);
-        let Client { sequences, tokens } = own.copied().unwrap_or_default();
-        Share { sequences, tokens, clients: self.0.len() + usize::from(own.is_none()) }
+        let tokens = own.map_or(0, |own| own.tokens);
+        Share { tokens, clients: self.0.len() + usize::from(own.is_none()) }
     }
 }

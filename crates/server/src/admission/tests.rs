@@ -137,7 +137,7 @@ fn prompts_that_are_read_or_cached_delay_nobody() {
     admission.finished(&ended(&request, false, 1000));
     let work = admission.lock();
     assert_eq!((work.sequences, work.admitted, work.completed), (0, 0, 0));
-    assert_eq!(work.clients.share(7), Share { sequences: 0, tokens: 0, clients: 1 });
+    assert_eq!(work.clients.share(7), Share { tokens: 0, clients: 1 });
 }
 
 #[test]

@@ -2,25 +2,38 @@
 
 use dipaco_server::{ApiKeys, ServeConfig};
 use serde_json::json;
+use tokio::io::BufReader;
+use tokio::net::TcpStream;
 
 use super::client::{JSON, Server, head};
 
+/// A server with one place, for two keys.
+async fn server(queued_requests: usize) -> Server {
+    let server = Server::start(ServeConfig { slots: 1, queued_requests, ..ServeConfig::default() }).await;
+    server.state.add_keys(&ApiKeys::from_text("busy\nother"));
+    server
+}
+
+/// Asks for a stream. Returns its connection, which holds the place of an admitted sequence, and the status.
+async fn ask(server: &Server, key: &str, prompt: &str) -> (BufReader<TcpStream>, String) {
+    let headers = format!("{JSON}authorization: Bearer {key}\r\n");
+    let body = json!({"prompt": prompt, "max_tokens": 1, "path": 0, "stream": true}).to_string();
+    let mut connection = server.begin("POST", "/v1/completions", &headers, body.as_bytes()).await;
+    // The head of a stream comes when the sequence is admitted and its path is known.
+    let head = head(&mut connection).await;
+    (connection, head.split(' ').nth(1).unwrap().to_owned())
+}
+
 #[tokio::test]
 async fn a_key_that_fills_the_queue_leaves_other_keys_their_shares() {
-    let config = ServeConfig { slots: 1, queued_requests: 4, ..ServeConfig::default() };
-    let server = Server::start(config).await;
-    server.state.add_keys(&ApiKeys::from_text("busy\nother"));
+    let server = server(4).await;
     let mut load = server.state.engine().watch_load();
     server.model.gate.shut();
-    let body = json!({"prompt": "a", "max_tokens": 1, "path": 0, "stream": true}).to_string();
-    // The head of a stream comes when the sequence is admitted and its path is known. The connections stay open.
     let mut connections = Vec::new();
     let mut status = async |key: &str| {
-        let headers = format!("{JSON}authorization: Bearer {key}\r\n");
-        let mut connection = server.begin("POST", "/v1/completions", &headers, body.as_bytes()).await;
-        let head = head(&mut connection).await;
+        let (connection, status) = ask(&server, key, "a").await;
         connections.push(connection);
-        head.split(' ').nth(1).unwrap().to_owned()
+        status
     };
     assert_eq!(status("busy").await, "200");
     load.wait_for(|load| load.running == 1).await.unwrap();
@@ -31,5 +44,26 @@ async fn a_key_that_fills_the_queue_leaves_other_keys_their_shares() {
         assert_eq!(status("other").await, expected, "each key has two of the four places");
     }
     assert_eq!(status("busy").await, "429");
+    server.model.gate.open();
+}
+
+#[tokio::test]
+async fn a_key_that_has_its_share_is_refused_before_its_prompt_is_tokenized() {
+    let server = server(2).await;
+    let mut load = server.state.engine().watch_load();
+    server.model.gate.shut();
+    let mut connections = Vec::new();
+    let mut status = async |key: &str, prompt: &str| {
+        let (connection, status) = ask(&server, key, prompt).await;
+        connections.push(connection);
+        status
+    };
+    assert_eq!(status("busy", "a").await, "200");
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    for key in ["busy", "busy", "other"] {
+        assert_eq!(status(key, "a").await, "200", "each key has one of the two places");
+    }
+    // This text is too long. That is known once it is tokenized, so another answer would mean that it was.
+    assert_eq!(status("other", "a".repeat(500).as_str()).await, "429");
     server.model.gate.open();
 }

@@ -58,6 +58,26 @@ fn a_client_that_fills_the_queue_leaves_the_others_their_shares() {
 }
 
 #[test]
+fn the_queue_refuses_the_same_sequences_before_their_prompts_are_known() {
+    let mut scheduler = Scheduler::new(Limits { queued_sequences: 4, ..limits(1, 16, 100) });
+    for _ in 0..5 {
+        admitted(&mut scheduler, 1).unwrap();
+    }
+    let mut refused = |client: u64, count: usize| {
+        let early = scheduler.check_queue(client, count, 0).err().map(|error| error.to_string());
+        let arrivals = vec![arrival(client, vec![1; 4], 4); count];
+        let error = scheduler.admit(arrivals, LONG).err().map(|error| error.to_string());
+        assert_eq!(early, error, "{count} sequences of client {client}");
+        early.unwrap_or_default()
+    };
+    assert!(refused(1, 1).contains("5 of at most 5 sequences"));
+    assert!(refused(2, 4).contains("0 of at most 3 sequences"));
+    assert!(refused(2, 6).contains("6 sequences, more than the limit of 5"));
+    assert_eq!(refused(2, 3), "");
+    assert!(refused(2, 1).contains("3 of at most 3 sequences"));
+}
+
+#[test]
 fn the_work_of_one_client_does_not_make_the_requests_of_another_look_late() {
     let mut scheduler = Scheduler::new(limits(1, 8, 100));
     for i in 0..20 {
