@@ -15,17 +15,19 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
     let (config, text) = (format!("{FIXTURES}/tiny.toml"), format!("{FIXTURES}/corpus"));
     let short = ["--set", "seed_model.steps=4", "--set", "train.rounds=2", "--set", "train.inner_steps=2"];
     let prepare = [&["prepare", "--config", &config, "--run", &run, &text][..], &short].concat();
-    let steps: [&[&str]; 5] = [
+    let steps: [&[&str]; 4] = [
         &prepare,
         &["seed", "--run", &run],
         &["route", "fit", "--run", &run],
         &["route", "assign", "--run", &run],
-        &["train", "--run", &run, "--workers", "1"],
     ];
     for words in steps {
         let (code, out, err) = dipaco(words);
         assert_eq!(code, 0, "{words:?}: {out}{err}");
     }
+    let (code, out, err) = dipaco(&["train", "--run", &run, "--workers", "1", "--stop-at-phase"]);
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(out.ends_with("found no boundary to stop at: routing.phases has no phase\n"), "{out}");
     for more in [&[][..], &["--resume"]] {
         let (code, out, err) = dipaco(&[&["train", "--run", &run, "--workers", "1"], more].concat());
         assert_eq!(code, 0, "{out}{err}");

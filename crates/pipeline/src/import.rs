@@ -224,6 +224,9 @@ pub struct ImportedModel {
     pub parameters: usize,
     /// True if the run has prepared text.
     pub prepared: bool,
+    /// True if the run had another seed before, or none.
+    #[serde(skip)]
+    pub new: bool,
     /// The run's configuration with the model's tokenizer.
     #[serde(skip)]
     pub config: RunConfig,
@@ -282,12 +285,14 @@ pub async fn import(
     let store = open_store(run).await?;
     let started = open_run(&store, || run_id(&config.run.name)).await?;
     let parameters = weights.values.len();
+    let before = started.manifest.seed.clone();
     // First the seed: it may be refused, and then nothing of the run has changed.
-    import_seed(&store, started, weights, config.seed_model.steps, restart).await?;
+    let seeded = import_seed(&store, started, weights, config.seed_model.steps, restart).await?;
+    let new = seeded.manifest.seed != before;
     for (file, bytes) in &model.copied {
         files::write(&run.imported().file(*file), bytes)?;
     }
-    Ok(ImportedModel { parameters, prepared, config })
+    Ok(ImportedModel { parameters, prepared, new, config })
 }
 
 #[cfg(test)]

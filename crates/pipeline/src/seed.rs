@@ -8,7 +8,7 @@ use dipaco_config::RunConfig;
 use dipaco_path::TrainDevice;
 use dipaco_store::RunStore;
 use dipaco_telemetry::{Events, Progress};
-use dipaco_train::{SeedOptions, SeedSummary, adopt_seed, open_run, train_seed};
+use dipaco_train::{SeedOptions, SeedSummary, adopt_seed, open_run, open_seed};
 
 use crate::error::PipelineError;
 use crate::imported_files::TOKENIZER;
@@ -25,17 +25,19 @@ pub struct SeedHow {
     pub device: TrainDevice,
 }
 
-/// Pretrains the seed or continues its pretraining. A finished seed is left as it is. `config` has its vocabulary.
+/// Pretrains the seed or continues its pretraining. A finished seed is left as it is. `config` has its vocabulary. `begins` is called
+/// before the first step of all, when nothing refuses the settings any more: the first snapshot has them.
 ///
 /// # Errors
 /// [`PipelineError::NotPrepared`] without prepared text; [`PipelineError::Train`] when the run has a seed of another
-/// configuration or text and `how.restart` is false, or when the store can't be written.
+/// configuration or text and `how.restart` is false, or when the store can't be written; the error of `begins`.
 pub async fn seed(
     run: &RunDirectory,
     config: &RunConfig,
     how: SeedHow,
     progress: &Progress,
     cancel: Arc<AtomicBool>,
+    begins: impl FnOnce() -> Result<(), PipelineError>,
 ) -> Result<SeedSummary, PipelineError> {
     let train = token_file(run, &run.train_tokens())?;
     let validation = run.validation_tokens();
@@ -46,7 +48,11 @@ pub async fn seed(
     let events = Arc::new(Events::create(&run.events())?);
     let SeedHow { restart, device } = how;
     let options = SeedOptions { config: config.clone(), store, train, validation, restart, device };
-    let (summary, _) = train_seed(options, started, events, progress, cancel).await?;
+    let opened = open_seed(options, started, events, progress, cancel).await?;
+    if opened.begins() {
+        begins()?;
+    }
+    let (summary, _) = opened.train().await?;
     Ok(summary)
 }
 

@@ -14,7 +14,7 @@ use dipaco_store::{RunManifest, RunStore, TrainingRecord};
 use dipaco_telemetry::{Events, Progress};
 use dipaco_topology::Topology;
 use dipaco_train::{
-    CoordinatorError, CoordinatorOptions, CoordinatorSummary, Revocations, coordinate, recover,
+    CoordinatorError, CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, coordinate, recover,
     rising_losses, small_shards, start_training, take_over, training_origin,
 };
 use tokio_util::sync::CancellationToken;
@@ -60,36 +60,34 @@ pub struct TrainOptions {
     pub tensorboard: Option<PathBuf>,
 }
 
-/// Trains until the run is complete or `cancel` is triggered. `config` has its vocabulary.
+/// Trains until the run is complete or `cancel` is triggered. `config` has its vocabulary. `accept` is called once, when nothing
+/// refuses the settings any more: in a training that begins when its record has them, and otherwise when the run is taken over.
 ///
 /// # Errors
 /// When the run is not routed, has begun and `resume` is false, or has other settings than it began with; when the store
-/// or a file of the run can't be written; when a worker process keeps failing.
+/// or a file of the run can't be written; when a worker process keeps failing; the error of `accept`.
 pub async fn train(
     run: &RunDirectory,
     config: &RunConfig,
     options: &TrainOptions,
     progress: &Progress,
     cancel: CancellationToken,
+    accept: impl Fn() -> Result<(), PipelineError>,
 ) -> Result<CoordinatorSummary, PipelineError> {
     let stop = cancel.clone();
     let store = open_store_of_long_work(run, move || stop.is_cancelled()).await?;
     let _lock = RunLock::for_training(run)?;
+    let saved = manifest_in(&store).await?;
     // Before the recovery, which reads all objects: a complete run keeps no checkpoint to go back to.
-    if let Some(saved) = manifest_in(&store).await?
-        && let Some(summary) = finished(&saved, config)?
-    {
+    if let Some(summary) = saved.as_ref().map_or(Ok(None), |saved| finished(saved, config))? {
+        accept()?;
         return Ok(summary);
     }
-    if options.resume
-        && let Some(rollback) = recover(&store, progress).await?
-    {
-        rollback::tell(run, &rollback);
+    let begins = saved.is_none_or(|saved| saved.training.is_none());
+    let started = start(run, config, &store, options.resume, progress).await?;
+    if begins {
+        accept()?;
     }
-    // Read again, because the run may have gone back to an earlier phase.
-    let phase = manifest_in(&store).await?.map_or(0, |saved| saved.phase());
-    let started = start_training(&store, config, shard_records(run, phase, config)?, options.resume).await?;
-    warn_of_settings(started.manifest.training.as_ref(), config);
     raise_open_files();
     let authority = Arc::new(authority(run, &started.manifest.run, SystemTime::now())?);
     let server = bind(run, &authority, config.train.max_workers, options.listen)?;
@@ -109,6 +107,9 @@ pub async fn train(
     let mut validation = Validation::begin(run, config, &store, rounds)?;
     // A coordinator that already runs goes on, with its address in the tokens, unless this one can take its place.
     let started = take_over(&store, started).await?;
+    if !begins {
+        accept()?;
+    }
     announce(run, &authority, &server, &options.advertise)?;
     let setup = CoordinatorOptions {
         config: config.clone(),
@@ -143,6 +144,24 @@ pub async fn train(
     let summary = result?;
     warn_of_rising_losses(&store, config).await?;
     Ok(summary)
+}
+
+/// Begins the training, or goes on with one that has begun, and warns of its settings.
+async fn start(
+    run: &RunDirectory,
+    config: &RunConfig,
+    store: &RunStore,
+    resume: bool,
+    progress: &Progress,
+) -> Result<OpenRun, PipelineError> {
+    if resume && let Some(rollback) = recover(store, progress).await? {
+        rollback::tell(run, &rollback);
+    }
+    // Read after the recovery, because the run may have gone back to an earlier phase.
+    let phase = manifest_in(store).await?.map_or(0, |saved| saved.phase());
+    let started = start_training(store, config, shard_records(run, phase, config)?, resume).await?;
+    warn_of_settings(started.manifest.training.as_ref(), config);
+    Ok(started)
 }
 
 fn start_workers(

@@ -95,8 +95,8 @@ impl Test {
     fn train_seed(&self, steps: u64, restart: bool) {
         let mut config = self.saved();
         config.seed_model.steps = steps;
-        let how = SeedHow { restart, ..SeedHow::default() };
-        let summary = block_on(seed(&self.run, &config, how, &Progress::hidden(), Arc::default())).unwrap();
+        let (how, progress) = (SeedHow { restart, ..SeedHow::default() }, Progress::hidden());
+        let summary = block_on(seed(&self.run, &config, how, &progress, Arc::default(), || Ok(()))).unwrap();
         assert!(summary.finished && summary.step == steps, "{summary:?}");
     }
 

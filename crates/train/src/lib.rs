@@ -43,7 +43,9 @@ pub use router::{
     RouterError, RouterStep, RouterTraining, TrainedRouter, rising_losses, score_header, shard_repeats,
     small_shards, train_router, write_scores,
 };
-pub use seed::{SeedError, SeedOptions, SeedSummary, adopt_seed, import_seed, train_seed};
+pub use seed::{
+    OpenedSeed, SeedError, SeedOptions, SeedSummary, adopt_seed, import_seed, open_seed, train_seed,
+};
 pub use synchronizer::{
     ObserveSynchronizer, SynchronizerError, SynchronizerOptions, SynchronizerSummary, synchronize,
 };

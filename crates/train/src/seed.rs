@@ -2,6 +2,7 @@
 
 mod error;
 mod import;
+mod opened_seed;
 mod pretraining;
 
 use std::collections::BTreeSet;
@@ -24,6 +25,8 @@ use crate::open_run::OpenRun;
 use crate::stored_modules::read_module;
 pub use error::SeedError;
 pub use import::import_seed;
+pub use opened_seed::OpenedSeed;
+use opened_seed::UnfinishedSeed;
 use pretraining::{Monitor, Pretraining, SeedSnapshot, SeedStart};
 
 /// Settings and inputs of pretraining.
@@ -68,11 +71,25 @@ pub struct SeedSummary {
 /// When the data or the store can't be used, training diverges, or the store holds another seed.
 pub async fn train_seed(
     options: SeedOptions,
-    mut run: OpenRun,
+    run: OpenRun,
     events: Arc<Events>,
     progress: &Progress,
     cancel: Arc<AtomicBool>,
 ) -> Result<(SeedSummary, OpenRun), SeedError> {
+    open_seed(options, run, events, progress, cancel).await?.train().await
+}
+
+/// The first half of [`train_seed`]: refuses whatever does not fit the seed of the run, and takes no step.
+///
+/// # Errors
+/// When the data or the store can't be used, or the store holds another seed.
+pub async fn open_seed(
+    options: SeedOptions,
+    mut run: OpenRun,
+    events: Arc<Events>,
+    progress: &Progress,
+    cancel: Arc<AtomicBool>,
+) -> Result<OpenedSeed, SeedError> {
     let begun = Instant::now();
     let steps = options.config.seed_model.steps;
     let before = run.manifest.seed.clone();
@@ -103,7 +120,7 @@ pub async fn train_seed(
                 seconds: begun.elapsed().as_secs_f64(),
             };
             import::plan_no_steps(&options.store, &mut run).await?;
-            return Ok((summary, run));
+            return Ok(OpenedSeed::complete(run, summary));
         }
     }
     let start = start(&options, saved, imported.as_ref()).await?;
@@ -113,34 +130,10 @@ pub async fn train_seed(
     }
     let task = progress.task("seed", Some(steps), ProgressUnit::Count("steps"));
     let monitor = Monitor { events, task: task.clone(), cancel };
-    let mut pretraining = Pretraining::new(&options, start, monitor)?;
-    let first = pretraining.step();
-    task.resume_at(first);
-    let mut validation_loss = None;
-    // A seed without steps is its initial weights, which are saved like all others.
-    let mut untrained = steps == 0;
-    while std::mem::take(&mut untrained) || pretraining.goes_on() {
-        // The thread owns the trainer while it computes, and returns it with the snapshot.
-        let computed = blocking(move || {
-            let snapshot = pretraining.train_to_snapshot()?;
-            Ok::<_, SeedError>((pretraining, snapshot))
-        });
-        let snapshot;
-        (pretraining, snapshot) = computed.await??;
-        validation_loss = snapshot.validation_loss;
-        save(&options.store, &mut run, &origin, steps, snapshot).await?;
-    }
-    task.finish();
-    let step = pretraining.step();
-    let summary = SeedSummary {
-        finished: step >= steps,
-        step,
-        new_steps: step - first,
-        validation_loss,
-        tokens: pretraining.tokens(),
-        seconds: begun.elapsed().as_secs_f64(),
-    };
-    Ok((summary, run))
+    let pretraining = Pretraining::new(&options, start, monitor)?;
+    task.resume_at(pretraining.step());
+    let seed = UnfinishedSeed { store: options.store, origin, steps, pretraining, task, begun };
+    Ok(OpenedSeed::unfinished(run, seed))
 }
 
 /// Weights and state to begin with: those of the interrupted seed, or imported or fresh weights.

@@ -117,11 +117,11 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
         quickstart.import(&model)?;
         unsaved.config = quickstart.config.clone();
     }
-    let unsaved = unsaved.begun()?;
     quickstart.prepare(options, text)?;
+    // Not before the text is accepted: its share of validation text is no setting of the user's.
+    let mut unsaved = unsaved.begun()?;
     quickstart.config = vocabulary::with_vocabulary(&quickstart.run, &quickstart.config)?;
-    let unsaved = commands::seed::saved_if_it_begins(unsaved, false)?;
-    quickstart.seed_and_route()?;
+    quickstart.seed_and_route(&mut unsaved)?;
     unsaved.save()?;
     quickstart.train(options.workers)?;
     let dense = quickstart.dense()?;
@@ -222,7 +222,7 @@ impl Quickstart<'_> {
         Ok(check_validation_text(&self.run, &self.config.evaluation)?)
     }
 
-    fn seed_and_route(&self) -> Result<(), CliError> {
+    fn seed_and_route(&self, unsaved: &mut UnsavedRun) -> Result<(), CliError> {
         let steps = self.config.seed_model.steps;
         let what = if self.run.imported().root().exists() {
             "adapting the model to the text; the result is the seed"
@@ -233,7 +233,8 @@ impl Quickstart<'_> {
         let flag = self.interrupt.flag();
         let how = dipaco_pipeline::seed::SeedHow { restart: false, device: self.device.open()? };
         let summary = runtime::run(async {
-            Ok(dipaco_pipeline::seed::seed(&self.run, &self.config, how, self.progress, flag.clone()).await?)
+            let (run, config, begins) = (&self.run, &self.config, || unsaved.accept());
+            Ok(dipaco_pipeline::seed::seed(run, config, how, self.progress, flag, begins).await?)
         })?;
         if !summary.finished {
             return Err(CliError::Interrupted);
@@ -282,11 +283,14 @@ impl Quickstart<'_> {
             tensorboard: None,
         };
         let token = self.interrupt.token();
-        let summary = runtime::run(async { Ok(train(run, config, &how, self.progress, token).await?) })?;
+        // This command has saved the settings when it has divided the text.
+        let accept = || Ok(());
+        let summary =
+            runtime::run(async { Ok(train(run, config, &how, self.progress, token, accept).await?) })?;
         if !summary.finished {
             return Err(CliError::Interrupted);
         }
-        self.progress.line(commands::train::describe(&summary, config).trim_end());
+        self.progress.line(commands::train::describe(&summary, config, false).trim_end());
         Ok(())
     }
 

@@ -8,7 +8,6 @@ use dipaco_config::RunConfig;
 use dipaco_pipeline::import::PretrainedModel;
 use dipaco_pipeline::vocabulary::with_vocabulary;
 use dipaco_pipeline::{PipelineError, RunDirectory};
-use dipaco_store::SeedRecord;
 use dipaco_telemetry::{Progress, human};
 use dipaco_train::SeedSummary;
 
@@ -54,7 +53,7 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
         Some(path) => import(options, path)?,
         None => Some(options.run.open_unsaved()?),
     };
-    let Some((unsaved, config)) = opened else { return Ok(()) };
+    let Some((mut unsaved, config)) = opened else { return Ok(()) };
     if let Some(from) = &options.from {
         let summary = adopt(&unsaved.run, &config, from)?;
         unsaved.save()?;
@@ -62,10 +61,11 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
     }
     // With --import it has replaced another seed already.
     let restart = options.restart && options.import.is_none();
-    let unsaved = saved_if_it_begins(unsaved, restart)?;
     let how = dipaco_pipeline::seed::SeedHow { restart, device: options.device.open()? };
+    let run = unsaved.run.clone();
     let summary = runtime::run(async {
-        Ok(dipaco_pipeline::seed::seed(&unsaved.run, &config, how, progress, interrupt.flag()).await?)
+        let begins = || unsaved.accept();
+        Ok(dipaco_pipeline::seed::seed(&run, &config, how, progress, interrupt.flag(), begins).await?)
     })?;
     unsaved.save()?;
     let done = match (summary.finished, summary.new_steps) {
@@ -75,17 +75,6 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
     };
     report(&summary, done, options.json)?;
     if summary.finished { Ok(()) } else { Err(CliError::Interrupted) }
-}
-
-/// A run whose pretraining follows. Its settings are saved at once if pretraining begins with its first step, because the first
-/// snapshot has them: the run has no seed yet, or imported weights as they are, or its seed gives way, and no path descends from it.
-pub(super) fn saved_if_it_begins(unsaved: UnsavedRun, restart: bool) -> Result<UnsavedRun, CliError> {
-    let manifest = runtime::run(async { Ok(dipaco_pipeline::store::manifest(&unsaved.run).await?) })?;
-    let begins = manifest.is_none_or(|run| {
-        let is_untrained = restart || run.seed.as_ref().is_none_or(SeedRecord::is_imported_as_is);
-        is_untrained && run.training.is_none() && run.extension.is_none()
-    });
-    if begins { Ok(unsaved.accepted()?) } else { Ok(unsaved) }
 }
 
 /// Copies the seed of the run in `from`. It is finished, and this command takes no step.
@@ -131,6 +120,10 @@ fn import(options: &SeedArguments, path: &Path) -> Result<Option<(UnsavedRun, Ru
         Ok(dipaco_pipeline::import::import(run, config, &model, options.restart).await?)
     })?;
     unsaved.config = imported.config.clone();
+    if imported.new {
+        // A step that follows may refuse them, but the weights in the store have this shape.
+        unsaved.accept()?;
+    }
     if imported.prepared {
         let sized = with_vocabulary(&unsaved.run, &unsaved.config)?;
         return Ok(Some((unsaved, sized)));

@@ -158,18 +158,19 @@ fn lead(run: &RunOptions, how: &TrainOptions, json: bool, progress: &Progress) -
     let (unsaved, config) = run.open_unsaved()?;
     let run = &unsaved.run;
     dipaco_pipeline::route::check_tokenizer(run)?;
-    unsaved.save()?;
-    let summary = runtime::run(async { Ok(train(run, &config, how, progress, interrupt.token()).await?) })?;
+    let accept = || unsaved.save();
+    let summary =
+        runtime::run(async { Ok(train(run, &config, how, progress, interrupt.token(), accept).await?) })?;
     if json {
         output::print_json(&summary)?;
     } else {
-        output::print(&describe(&summary, &config))?;
+        output::print(&describe(&summary, &config, how.stop_at_phase))?;
     }
     if summary.finished || summary.at_boundary { Ok(()) } else { Err(CliError::Interrupted) }
 }
 
-/// The result of a training, in words.
-pub(crate) fn describe(summary: &CoordinatorSummary, config: &RunConfig) -> String {
+/// The result of a training, in words. `stop_at_phase` is the user's wish.
+pub(crate) fn describe(summary: &CoordinatorSummary, config: &RunConfig, stop_at_phase: bool) -> String {
     if summary.finished && summary.new_rounds == 0.0 {
         return format!(
             "the run is complete: all {} rounds of {} inner steps have been trained\n",
@@ -201,9 +202,22 @@ pub(crate) fn describe(summary: &CoordinatorSummary, config: &RunConfig) -> Stri
             );
         }
     }
+    let phases = &config.routing.phases;
     if summary.at_boundary {
-        text += "\nthe next phase of routing begins here: run `dipaco route score` and `dipaco route refit`, then continue with \
-                 --resume";
+        // Phase 0 begins with the training, so this phase has the number of the boundaries up to here.
+        let phase = phases.iter().filter(|phase| phase.round <= summary.rounds).count();
+        text += &format!(
+            "\nstopped after round {}, where phase {phase} of routing begins: run `dipaco route score` and `dipaco route refit`, \
+             then continue with --resume",
+            summary.rounds
+        );
+    } else if summary.finished && stop_at_phase {
+        let why = if phases.is_empty() {
+            "routing.phases has no phase"
+        } else {
+            "the routers of all phases are fitted"
+        };
+        text += &format!("\nthe run is complete: --stop-at-phase found no boundary to stop at: {why}");
     }
     text + "\n"
 }

@@ -24,15 +24,19 @@ impl UnsavedRun {
     }
 
     /// The same, with the settings saved if the run begins with them.
-    pub(crate) fn begun(self) -> Result<Self, PipelineError> {
-        if self.before.is_some() { Ok(self) } else { self.accepted() }
+    pub(crate) fn begun(mut self) -> Result<Self, PipelineError> {
+        if self.before.is_none() {
+            self.accept()?;
+        }
+        Ok(self)
     }
 
-    /// The same, with the settings saved at once. Call it when nothing refuses them any more: a command that is killed while it works
+    /// Saves the settings before the work is done. Call it when nothing refuses them any more: a command that is killed while it works
     /// then continues with them.
-    pub(crate) fn accepted(self) -> Result<Self, PipelineError> {
+    pub(crate) fn accept(&mut self) -> Result<(), PipelineError> {
         self.save()?;
-        Ok(Self { before: Some(self.config.to_toml()), ..self })
+        self.before = Some(self.config.to_toml());
+        Ok(())
     }
 
     /// Saves the settings with the run. An edit of the saved configuration that somebody made since [`Self::new`] stays, because a

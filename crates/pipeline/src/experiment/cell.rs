@@ -207,7 +207,8 @@ fn train_cell(
         http: None,
         tensorboard: None,
     };
-    let summary = folder.runtime.block_on(train(run, config, &how, progress, cancel.token.clone()))?;
+    let token = cancel.token.clone();
+    let summary = folder.runtime.block_on(train(run, config, &how, progress, token, || Ok(())))?;
     if !summary.finished {
         return Err(PipelineError::Interrupted);
     }
@@ -244,7 +245,7 @@ fn shared_seed(
     }
     let how = seed::SeedHow { restart: false, device: device::open(folder.options.device)? };
     let flag = folder.cancel.flag.clone();
-    let summary = folder.runtime.block_on(seed::seed(&run, &own, how, &folder.progress, flag))?;
+    let summary = folder.runtime.block_on(seed::seed(&run, &own, how, &folder.progress, flag, || Ok(())))?;
     if summary.finished { Ok(run) } else { Err(PipelineError::Interrupted) }
 }
 

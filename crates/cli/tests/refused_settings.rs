@@ -1,0 +1,46 @@
+//! Settings that a command refuses: the run keeps those that it had.
+#![expect(clippy::unwrap_used, reason = "a test that can't run the binary has failed")]
+
+use std::fs;
+
+mod support;
+
+use support::{FIXTURES, dipaco, succeeds};
+
+#[test]
+fn a_quickstart_that_refuses_its_text_gives_the_run_no_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, run) = (folder.path().join("text.jsonl"), folder.path().join("run"));
+    // Equal documents come to one side of the division, so the other side has none.
+    let document = serde_json::json!({ "text": "the path of the router ".repeat(40) });
+    fs::write(&text, format!("{document}\n{document}\n")).unwrap();
+    let words = ["quickstart", "--data", text.to_str().unwrap(), "--run", run.to_str().unwrap()];
+    let (code, out, err) = dipaco(&words);
+    assert!(code == 1 && err.contains("prepare.validation_fraction (0.25)"), "{out}{err}");
+    assert!(!run.join("config.toml").exists(), "nobody gave this fraction");
+}
+
+#[test]
+fn a_seed_that_refuses_settings_leaves_those_of_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run").to_str().unwrap().to_owned();
+    let (config, text) = (format!("{FIXTURES}/imported.toml"), format!("{FIXTURES}/corpus/pages.txt.gz"));
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/pretrained");
+    succeeds(&["seed", "--run", &run, "--config", &config, "--import", model]);
+    succeeds(&["prepare", "--run", &run, &text]);
+    let saved = || fs::read_to_string(format!("{run}/config.toml")).unwrap();
+    let before = saved();
+    let seed = ["seed", "--run", &run, "--set"];
+    // Pretraining is still to begin, with imported weights of another shape.
+    let (code, out, err) = dipaco(&[&seed[..], &["model.ffn_size=48"]].concat());
+    assert!(code == 1 && err.contains("is not a module file of this model"), "{out}{err}");
+    assert_eq!(saved(), before);
+    let (code, out, err) = dipaco(&[&seed[..], &["seed_model.steps=3", "--device", "cuda:7"]].concat());
+    assert_ne!(code, 0, "{out}{err}");
+    assert_eq!(saved(), before);
+
+    let out = succeeds(&[&seed[..], &["seed_model.steps=3"]].concat());
+    assert!(out.starts_with("the seed is done: 3 steps"), "{out}");
+    let config: toml::Table = saved().parse().unwrap();
+    assert_eq!(config["seed_model"]["steps"].as_integer(), Some(3));
+}
