@@ -59,6 +59,7 @@ adamw.learning_rate = 1e-3
 
 [outer]
 rescale = "none"
+nesterov = { learning_rate = 0.35, momentum = 0.9 }
 """
 
 

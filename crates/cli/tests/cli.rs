@@ -270,7 +270,7 @@ fn a_plan_names_the_epochs_of_a_shard_and_refuses_what_the_law_does_not_know() {
     let plan: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(code, 0);
     assert!(plan["plan"]["levels"][0]["prediction"].is_null(), "{plan}");
-    assert!(plan["plan"]["levels"][0]["default_outer_rate"].is_f64(), "{plan}");
+    assert!(plan["plan"]["levels"][0]["default_outer_rate"]["rate"].is_f64(), "{plan}");
     assert!(plan["plan"]["levels"][0]["literature_outer_rate"].is_null(), "{plan}");
     assert!(plan["plan"]["levels"][0]["refused"].as_str().unwrap().contains("35M to 2.4B"), "{plan}");
     let priced = ["plan", "--speed", "1000", "--price", "3.6", "--json"];

@@ -35,20 +35,20 @@ impl OuterOptimizer {
     }
 }
 
-/// Nesterov momentum as outer optimizer. The momentum is DiLoCo's and DiPaCo's (arXiv:2403.10616 §4); they take a rate of 0.7.
+/// Nesterov momentum as outer optimizer. The rate is that of DiLoCo and DiPaCo (arXiv:2403.10616 §4), which take a momentum of 0.9.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NesterovConfig {
-    /// Outer learning rate (default 0.35). With a rate of 1, the first step overshoots the mean of the paths by the
+    /// Outer learning rate (default 0.7). With a rate of 1, the first step overshoots the mean of the paths by the
     /// momentum.
     pub learning_rate: f64,
-    /// Decay of the momentum per outer step, at least 0 and below 1 (default 0.9). 0 is plain gradient descent.
+    /// Decay of the momentum per outer step, at least 0 and below 1 (default 0.5). 0 is plain gradient descent.
     pub momentum: f64,
 }
 
 impl Default for NesterovConfig {
     fn default() -> Self {
-        Self { learning_rate: 0.35, momentum: 0.9 }
+        Self { learning_rate: 0.7, momentum: 0.5 }
     }
 }
 

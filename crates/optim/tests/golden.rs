@@ -15,7 +15,7 @@ fn floats(value: &Value) -> Vec<f32> {
 
 /// The outer optimizer of the papers, with which the fixtures were made.
 fn papers() -> NesterovConfig {
-    NesterovConfig { learning_rate: 0.7, ..NesterovConfig::default() }
+    NesterovConfig { learning_rate: 0.7, momentum: 0.9 }
 }
 
 /// Compares each step of a run with the fixture, relative to the largest parameter of like size.

@@ -1,7 +1,7 @@
 //! `dipaco plan`: the settings of a run beside those of the literature.
 
 use dipaco_config::{OuterConfig, RunConfig};
-use dipaco_plan::{Plan, PlannedLevel, PlannedRounds, Setting, WorkerFleet, WorkerLink};
+use dipaco_plan::{OuterRate, Plan, PlannedLevel, PlannedRounds, Setting, WorkerFleet, WorkerLink};
 use dipaco_topology::Topology;
 
 use crate::dry_run::DryRun;
@@ -76,11 +76,10 @@ pub fn plan(
     }))
 }
 
-/// The outer learning rate of a level as it acts on the mean of its outer gradients. The steps of an outer AdamW have the inner
-/// rate.
-fn outer_rate(outer: &OuterConfig, paths: u32) -> Option<f64> {
+/// The outer steps of a level with so many paths through each module. Those of an outer AdamW have the inner rate.
+fn outer_rate(outer: &OuterConfig, paths: u32) -> Option<OuterRate> {
     let rate = outer.nesterov.learning_rate * f64::from(outer.rescale.factor(paths as usize));
-    outer.optimizer.is_nesterov().then_some(rate)
+    outer.optimizer.is_nesterov().then_some(OuterRate { rate, momentum: outer.nesterov.momentum })
 }
 
 #[cfg(test)]
@@ -115,9 +114,11 @@ mod tests {
         let sizes = DryRun::new(&config, String::new(), 1, 1, None).unwrap();
         let plan = plan(&RunDirectory::new("none"), &config, &sizes, PlanInputs::default()).unwrap();
         // Two paths go through each module.
-        let is = |found: Option<f64>, rate: f64| (found.unwrap() / 2f64.sqrt() - rate).abs() < 1e-6;
+        let default = OuterConfig::default().nesterov.learning_rate;
+        let is =
+            |found: Option<OuterRate>, rate: f64| (found.unwrap().rate / 2f64.sqrt() - rate).abs() < 1e-6;
         for (level, rate) in plan.levels.iter().zip([0.35, 0.7]) {
-            assert!(is(level.outer_rate, rate) && is(level.default_outer_rate, 0.35), "{level:?}");
+            assert!(is(level.outer_rate, rate) && is(level.default_outer_rate, default), "{level:?}");
         }
     }
 

@@ -13,5 +13,5 @@ mod time;
 pub use measured::{
     FitError, MeasuredLaw, MeasuredPrediction, MeasuredQuantity, MeasuredRun, OutsideOfRuns, RunSize,
 };
-pub use plan::{LevelPlan, MeasuredPlan, Plan, PlannedLevel, Setting, ShardPlan, TrainingPlan};
+pub use plan::{LevelPlan, MeasuredPlan, OuterRate, Plan, PlannedLevel, Setting, ShardPlan, TrainingPlan};
 pub use time::{PlannedRounds, TimePlan, WorkerFleet, WorkerLink};

@@ -10,8 +10,11 @@ use crate::time::{PlannedRounds, TimePlan, WorkerFleet, over_rounds};
 const SEED_SHARE: f64 = 24.0 / 88.0;
 /// Factor between the tokens per parameter of a run and of the law within which its losses are shown without a warning.
 const NEAR: f64 = 1.5;
-/// Number of outer steps of the papers, about: 128 in arXiv:2311.08105, 427 in arXiv:2403.10616.
-const FEW_ROUNDS: u64 = 100;
+/// Outer steps per outer step that the momentum needs to build up, below which a run has few. With a momentum of 0.9 that is 100,
+/// about the number of the papers: 128 in arXiv:2311.08105, 427 in arXiv:2403.10616.
+const FEW_ROUNDS: f64 = 10.0;
+/// The outer momentum of the papers.
+const MOMENTUM_OF_THE_PAPERS: f64 = 0.9;
 /// Epochs of a shard above which repeated text counts for less.
 const MANY_EPOCHS: f64 = 4.0;
 /// Epochs of a shard above which early stopping is worth its cost.
@@ -19,16 +22,24 @@ const OVERFITTING_EPOCHS: f64 = 8.0;
 /// Ratio of two learning rates that is worth a warning.
 const FAR: f64 = 1.5;
 
+/// The outer steps of a level's modules.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct OuterRate {
+    /// The outer learning rate times the factor of the merged outer gradient, as it acts on a mean of weight 1.
+    pub rate: f64,
+    /// The outer momentum.
+    pub momentum: f64,
+}
+
 /// A level of the topology with its outer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlannedLevel {
     /// Paths through each of its modules.
     pub paths_per_module: u32,
-    /// The outer learning rate times the factor of the merged outer gradient, as it acts on a mean of weight 1; absent where
-    /// the modules take no steps of Nesterov momentum.
-    pub outer_rate: Option<f64>,
+    /// Its outer steps; absent where the modules take no steps of Nesterov momentum.
+    pub outer_rate: Option<OuterRate>,
     /// The same by the defaults of the program.
-    pub default_outer_rate: Option<f64>,
+    pub default_outer_rate: Option<OuterRate>,
 }
 
 /// The settings of a run.
@@ -91,12 +102,12 @@ pub struct ShardPlan {
 pub struct LevelPlan {
     /// Paths through each of its modules.
     pub paths_per_module: u32,
-    /// The outer learning rate of the run, as it acts on the mean outer gradient; absent without outer momentum.
-    pub outer_rate: Option<f64>,
-    /// The outer learning rate by the defaults of the program; absent without outer momentum.
-    pub default_outer_rate: Option<f64>,
-    /// The outer learning rate of arXiv:2503.09799 for as many replicas; absent without outer momentum, and where that paper has
-    /// no data.
+    /// The outer steps of the run; absent where the modules take no steps of Nesterov momentum.
+    pub outer_rate: Option<OuterRate>,
+    /// The outer steps by the defaults of the program; absent as above.
+    pub default_outer_rate: Option<OuterRate>,
+    /// The outer learning rate of arXiv:2503.09799 for as many replicas; absent with another momentum than that paper's 0.9, and
+    /// where it has no data.
     pub literature_outer_rate: Option<f64>,
     /// The law's prediction; absent where the law says nothing.
     pub prediction: Option<Prediction>,
@@ -185,10 +196,14 @@ impl Plan {
     fn find_warnings(&self, setting: &Setting) -> Vec<String> {
         let mut warnings = Vec::new();
         let rounds = self.training.rounds;
-        let momentum = self.levels.iter().any(|level| level.outer_rate.is_some());
-        if rounds < FEW_ROUNDS && setting.paths > 1 && momentum {
+        let momenta = self.levels.iter().filter_map(|level| level.outer_rate).map(|outer| outer.momentum);
+        let momentum = momenta.fold(0.0, f64::max);
+        // A momentum below 1 sums the last outer gradients, about as many as this.
+        let builds_up = 1.0 / (1.0 - momentum);
+        if setting.paths > 1 && momentum > 0.0 && (rounds as f64) < FEW_ROUNDS * builds_up {
             warnings.push(format!(
-                "{rounds} outer steps are few: the papers take 128 to 427, and the outer momentum needs about 10 to build up"
+                "{rounds} outer steps are few for an outer momentum of {momentum}, which needs about {builds_up:.0} to build up: the \
+                 papers take 128 to 427 with 0.9"
             ));
         }
         let share = self.training.seed_share;
@@ -233,13 +248,14 @@ impl LevelPlan {
             paths => format!("a module of {paths} paths"),
         };
         let far = |ratio: f64, most: f64| !(1.0 / most..=most).contains(&ratio);
-        if let (Some(rate), Some(default), Some(literature)) =
+        if let (Some(outer), Some(default), Some(literature)) =
             (self.outer_rate, self.default_outer_rate, self.literature_outer_rate)
-            && far(rate / literature, FAR)
+            && far(outer.rate / literature, FAR)
         {
             warnings.push(format!(
-                "the mean outer gradient of {paths} acts with the outer rate {rate:.2}; arXiv:2503.09799 has about \
-                 {literature:.2}, and the program's default is {default:.2}"
+                "the mean outer gradient of {paths} acts with the outer rate {:.2}; arXiv:2503.09799 has about \
+                 {literature:.2} with the same momentum, and the program's default is {:.2} with a momentum of {}",
+                outer.rate, default.rate, default.momentum
             ));
         }
         if let (Some(law), Some(tokens)) = (self.prediction, self.advised_step_tokens)
@@ -258,11 +274,12 @@ impl LevelPlan {
 fn level(parameters: f64, level: &PlannedLevel) -> LevelPlan {
     let replicas = level.paths_per_module;
     let prediction: Result<Prediction, OutOfRange> = law::diloco(parameters, replicas);
+    let of_the_papers = level.outer_rate.filter(|outer| outer.momentum == MOMENTUM_OF_THE_PAPERS);
     LevelPlan {
         paths_per_module: replicas,
         outer_rate: level.outer_rate,
         default_outer_rate: level.outer_rate.and(level.default_outer_rate),
-        literature_outer_rate: level.outer_rate.and(law::outer_learning_rate(parameters, replicas).ok()),
+        literature_outer_rate: of_the_papers.and(law::outer_learning_rate(parameters, replicas).ok()),
         advised_step_tokens: prediction.ok().map(|law| law.batch_tokens / f64::from(replicas)),
         refused: prediction.err().map(|error| error.to_string()),
         prediction: prediction.ok(),

@@ -241,9 +241,9 @@ async fn a_level_takes_outer_steps_with_its_own_learning_rate() {
         weights_and_bytes(config, 1).await.0
     };
     let common = run(vec![]).await;
-    assert_eq!(run(vec![0.35, 0.35]).await, common);
+    assert_eq!(run(vec![0.7, 0.7]).await, common);
     // The first level has the first half of the modules.
-    let slow = run(vec![0.35, 0.1]).await;
+    let slow = run(vec![0.7, 0.1]).await;
     let (first, second) = common.split_at(common.len() / 2);
     assert_eq!(&slow[..first.len()], first);
     assert!(slow[first.len()..].iter().zip(second).all(|(slow, common)| slow != common));

@@ -8,7 +8,7 @@ use clap::Args;
 use dipaco_pipeline::dry_run::DryRun;
 use dipaco_pipeline::plan::{PlanInputs, plan};
 use dipaco_pipeline::vocabulary::of_run;
-use dipaco_plan::{MeasuredPlan, Plan, TimePlan, WorkerLink};
+use dipaco_plan::{MeasuredPlan, OuterRate, Plan, TimePlan, WorkerLink};
 use dipaco_telemetry::{Align, Table, human};
 
 use crate::error::CliError;
@@ -25,7 +25,8 @@ Examples:
 The scaling laws are those of arXiv:2503.09799. They were fitted to dense models of 35M to 2.4B parameters with up to 8
 replicas, and checked up to 10B. Paths through a module are taken as replicas, which is an extrapolation. For other sizes and
 numbers of paths the command has no rate, batch or loss of these laws. The losses are those after 20 tokens per parameter.
-The outer rate of the run stands beside that of the program's defaults and that of the same paper.
+The outer rate and momentum of the run stand beside those of the program's defaults, and beside the rate of that paper if the
+momentum is the paper's, 0.9.
 The command does not advise an H by quality. With --down and --up it has the smallest H with which a worker trains for 90 %
 of the time.
 --measured fits a law to runs of your own, on your text: loss by parameters, paths and training tokens of a path. It predicts
@@ -201,7 +202,7 @@ fn levels(plan: &Plan) -> String {
     let mut table = Table::new(&[
         ("level", right),
         ("paths through each", right),
-        ("outer rate", right),
+        ("outer rate, momentum", right),
         ("program's default", right),
         ("outer rate by the law", right),
         ("inner rate by the law", right),
@@ -211,13 +212,15 @@ fn levels(plan: &Plan) -> String {
     for (number, level) in plan.levels.iter().enumerate() {
         let law = level.prediction.as_ref();
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
-        let rate = |rate: Option<f64>| or_dash(rate.map(|rate| format!("{rate:.2}")));
+        let outer = |outer: Option<OuterRate>| {
+            or_dash(outer.map(|OuterRate { rate, momentum }| format!("{rate:.2}, {momentum}")))
+        };
         table.row([
             number.to_string(),
             human::integer(level.paths_per_module.into()),
-            rate(level.outer_rate),
-            rate(level.default_outer_rate),
-            rate(level.literature_outer_rate),
+            outer(level.outer_rate),
+            outer(level.default_outer_rate),
+            or_dash(level.literature_outer_rate.map(|rate| format!("{rate:.2}"))),
             or_dash(law.map(|law| format!("{:.1e}", law.learning_rate))),
             or_dash(level.advised_step_tokens.map(human::count)),
             or_dash(law.map(|law| format!("{:.3} to {:.3}", law.loss, law.loss_at_most))),

@@ -129,8 +129,9 @@ fn every_level_can_have_its_outer_learning_rate() {
     let config = set(&["outer.level_learning_rates=[0.5, 1]"]).unwrap().config;
     let rates = [0, 1].map(|level| config.outer.of_level(level).nesterov.learning_rate);
     assert_eq!(rates, [0.5, 1.0]);
-    assert_eq!(config.outer.of_level(1).nesterov.momentum, 0.9);
-    assert_eq!(RunConfig::default().outer.of_level(1).nesterov.learning_rate, 0.35);
+    let default = RunConfig::default().outer.of_level(1).nesterov;
+    assert_eq!(config.outer.of_level(1).nesterov.momentum, default.momentum);
+    assert_eq!((default.learning_rate, default.momentum), (0.7, 0.5));
     let error = set(&["outer.level_learning_rates=[0.5]"]).unwrap_err().to_string();
     assert!(
         error.contains("outer.level_learning_rates has 1 numbers but the topology has 2 levels"),

@@ -2,8 +2,9 @@ use super::*;
 use crate::time::WorkerLink;
 
 fn level(paths_per_module: u32, outer_rate: Option<f64>) -> PlannedLevel {
-    let default_outer_rate = Some(0.35 * f64::from(paths_per_module).sqrt());
-    PlannedLevel { paths_per_module, outer_rate, default_outer_rate }
+    let outer_rate = outer_rate.map(|rate| OuterRate { rate, momentum: 0.9 });
+    let default = OuterRate { rate: 0.7 * f64::from(paths_per_module).sqrt(), momentum: 0.5 };
+    PlannedLevel { paths_per_module, outer_rate, default_outer_rate: Some(default) }
 }
 
 /// DiPaCo 8 × 8 of arXiv:2403.10616 with the rule of the square root.
@@ -46,8 +47,10 @@ fn modules_without_outer_momentum_have_no_outer_rate() {
     let levels = vec![level(8, None); 2];
     let few = vec![PlannedRounds { rounds: 50, paths: 64 }];
     let plan = Plan::new(&Setting { levels, rounds: few.clone(), ..paper() });
-    let rates = |level: &LevelPlan| [level.outer_rate, level.default_outer_rate, level.literature_outer_rate];
-    assert!(plan.levels.iter().all(|level| rates(level) == [None; 3]), "{:?}", plan.levels);
+    let none = |level: &LevelPlan| {
+        (level.outer_rate, level.default_outer_rate, level.literature_outer_rate) == (None, None, None)
+    };
+    assert!(plan.levels.iter().all(none), "{:?}", plan.levels);
     let told = |plan: &Plan| plan.warnings.iter().any(|text| text.contains("outer"));
     assert!(!told(&plan), "{:?}", plan.warnings);
     assert!(told(&Plan::new(&Setting { rounds: few, ..paper() })));
@@ -57,10 +60,24 @@ fn modules_without_outer_momentum_have_no_outer_rate() {
 fn an_outer_rate_stands_beside_that_of_the_program_and_that_of_the_literature() {
     let plan = Plan::new(&paper());
     let level = &plan.levels[0];
-    assert!((level.default_outer_rate.unwrap() - 0.99).abs() < 0.005, "{level:?}");
+    assert!((level.default_outer_rate.unwrap().rate - 1.98).abs() < 0.005, "{level:?}");
     assert!((level.literature_outer_rate.unwrap() - 0.8).abs() < 1e-9, "{level:?}");
-    let told = |text: &String| text.contains("2503.09799 has about 0.80") && text.contains("default is 0.99");
+    let told = |text: &String| text.contains("2503.09799 has about 0.80") && text.contains("default is 1.98");
     assert!(plan.warnings.iter().any(told), "{:?}", plan.warnings);
+}
+
+#[test]
+fn a_lower_outer_momentum_than_the_papers_needs_fewer_rounds_and_has_no_rate_of_theirs() {
+    let lower = |level: &PlannedLevel| PlannedLevel { outer_rate: level.default_outer_rate, ..*level };
+    let of = |rounds| {
+        let rounds = vec![PlannedRounds { rounds, paths: 64 }];
+        Plan::new(&Setting { levels: paper().levels.iter().map(lower).collect(), rounds, ..paper() })
+    };
+    let few = |plan: &Plan| plan.warnings.iter().any(|text| text.contains("outer steps are few"));
+    assert!(few(&of(19)) && !few(&of(20)));
+    let plan = of(20);
+    assert!(plan.levels.iter().all(|level| level.literature_outer_rate.is_none()), "{:?}", plan.levels);
+    assert!(!plan.warnings.iter().any(|text| text.contains("outer rate")), "{:?}", plan.warnings);
 }
 
 #[test]
