@@ -29,7 +29,8 @@ pub(crate) fn wanted_shares(sizes: &[u64], least: f64) -> Vec<f64> {
     // Each raised path leaves less to the others, of which some may then be below the floor as well.
     loop {
         let count = raised.iter().filter(|&&raised| raised).count();
-        let rest: u64 = sizes.iter().zip(&raised).filter(|&(_, &raised)| !raised).map(|(&size, _)| size).sum();
+        let rest: u64 =
+            sizes.iter().zip(&raised).filter(|&(_, &raised)| !raised).map(|(&size, _)| size).sum();
         let share = |size: u64| size as f64 / rest as f64 * (1.0 - count as f64 * floor);
         let small: Vec<usize> =
             (0..sizes.len()).filter(|&path| !raised[path] && share(sizes[path]) < floor).collect();
@@ -192,8 +193,11 @@ mod tests {
         assert_eq!(wanted_shares(&[0, 7, 90, 3], 1.0), [0.25; 4]);
         assert_eq!(wanted_shares(&[0, 1, 3], 0.0), [0.0, 0.25, 0.75]);
         let shares = wanted_shares(&[40, 10, 50, 0], 0.4);
-        let expected = [0.36, 0.1, 0.45, 0.1];
-        assert!(shares.iter().zip(expected).all(|(share, wanted)| (share - wanted).abs() < 0.01), "{shares:?}");
+        let expected = [0.8 * 4.0 / 9.0, 0.1, 0.8 * 5.0 / 9.0, 0.1];
+        assert!(
+            shares.iter().zip(expected).all(|(share, wanted)| (share - wanted).abs() < 1e-12),
+            "{shares:?}"
+        );
         assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-12, "{shares:?}");
     }
 
