@@ -177,14 +177,12 @@ fn enlarged_shares(sizes: &[u64], least: f64) -> Option<Vec<f64>> {
     if small == 0 {
         return None;
     }
-    let wanted = calibrate::wanted_shares(sizes, least);
-    let smallest = wanted.iter().copied().fold(1.0, f64::min) * documents;
     tracing::info!(
         paths = small,
-        least = smallest.ceil(),
+        least = floor.ceil(),
         "paths get too little text from centroids alone; biases enlarge their cells (routing.least_share)"
     );
-    Some(wanted)
+    Some(calibrate::wanted_shares(sizes, least))
 }
 
 /// The paths that a router chooses for points (N, D).
