@@ -1,4 +1,4 @@
-//! The shape that a pretrained model gives a run.
+//! The shape and the learning rates that a pretrained model gives a run.
 
 use std::path::PathBuf;
 
@@ -32,9 +32,14 @@ const KEYS: [&str; 11] = [
     "tie_embeddings",
 ];
 
+/// Peak learning rates, which the user may change. The defaults are for random weights. Of 1e-4, 1.5e-4 and 2e-4 the first is the best
+/// for a model of 135M parameters (docs/results/pretrained.md, "The learning rate").
+const LEARNING_RATES: [&str; 2] = ["seed_model.adamw.learning_rate", "train.adamw.learning_rate"];
+const LEARNING_RATE: f64 = 1e-4;
+
 impl Pretrained {
     /// Puts the model's values before those of the user, and returns a problem for each value of the user that contradicts
-    /// the model. The user may take a shorter context, and untie tied embeddings.
+    /// the model. The user may take a shorter context, untie tied embeddings, and choose the learning rates.
     pub(crate) fn take_precedence(&self, leaves: &mut Vec<Leaf>) -> Vec<Problem> {
         let ours = serde_json::to_value(&self.model).unwrap_or_default();
         let key_of = |leaf: &Leaf| leaf.path.to_string().strip_prefix("model.").map(str::to_owned);
@@ -65,7 +70,11 @@ impl Pretrained {
             let path = KeyPath::parse("prepare.vocab_size")?;
             Some(Leaf { path, value: entries.clone(), raw: None, origin: origin.clone() })
         });
-        leaves.splice(0..0, own.chain(entries).collect::<Vec<_>>());
+        let rates = LEARNING_RATES.iter().filter_map(|key| {
+            let (path, value) = (KeyPath::parse(key)?, Value::from(LEARNING_RATE));
+            Some(Leaf { path, value, raw: None, origin: origin.clone() })
+        });
+        leaves.splice(0..0, own.chain(entries).chain(rates).collect::<Vec<_>>());
         problems
     }
 

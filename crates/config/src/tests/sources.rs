@@ -135,3 +135,27 @@ fn a_file_that_is_not_there_is_named() {
         RunConfig::load(&Sources { file: Some("none.toml".into()), ..Sources::default() }).unwrap_err();
     assert!(error.to_string().contains("none.toml"), "{error}");
 }
+
+#[test]
+fn a_pretrained_model_brings_its_learning_rates_and_the_user_may_choose_others() {
+    let model = dipaco_model::ModelConfig { vocab_size: 1000, ..dipaco_model::ModelConfig::default() };
+    let pretrained = Pretrained { path: "model".into(), model };
+    let rates = |overrides: &[&str]| {
+        let overrides = overrides.iter().map(|&set| set.to_owned()).collect();
+        let resolved = RunConfig::load(&Sources {
+            pretrained: Some(pretrained.clone()),
+            overrides,
+            ..Sources::default()
+        });
+        let resolved = resolved.unwrap();
+        let RunConfig { seed_model, train, .. } = &resolved.config;
+        (
+            (seed_model.adamw.learning_rate, train.adamw.learning_rate),
+            resolved.origins["train.adamw.learning_rate"].clone(),
+        )
+    };
+    assert_eq!(rates(&[]), ((1e-4, 1e-4), Origin::Pretrained("model".into())));
+    assert_eq!(rates(&["train.adamw.learning_rate=3e-5"]).0, (1e-4, 3e-5));
+    let random = set(&[]).unwrap().config;
+    assert!(random.seed_model.adamw.learning_rate > 1e-4 && random.train.adamw.learning_rate > 1e-4);
+}
