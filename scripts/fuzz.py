@@ -2,7 +2,7 @@
 """Plays campaigns of damaged inputs for a long time, and appends a line for each turn to a log.
 
     scripts/fuzz.py --until 3600 --jobs 2 --log fuzz.log codec router
-    scripts/fuzz.py --seconds 60 --until 20 --first commit
+    scripts/fuzz.py --seconds 30 --until 10 --first commit
     scripts/fuzz.py --list
 
 Without names it plays all campaigns. They play in turns of --seconds, --jobs at a time, until the log names --until seconds of

@@ -46,7 +46,7 @@ check "python for the clients' tests" python_clients
 check "programs under test" cargo build --workspace --lib --bins --tests --locked --quiet
 suite "tests" cargo test --workspace --locked --no-fail-fast --quiet
 # A turn takes longer than the processor time that it must have, so that each campaign plays one.
-check "damaged inputs, a minute of each campaign" scripts/fuzz.py --seconds 60 --until 20 --jobs 2 --first commit --log "$fuzz_log"
+check "damaged inputs, half a minute of each campaign" scripts/fuzz.py --seconds 30 --until 10 --jobs 2 --first commit --log "$fuzz_log"
 check "unsafe code under AddressSanitizer" scripts/check-unsafe.sh
 
 printf '\n%d passed, %d failed\n' "$passed" "$failed"
