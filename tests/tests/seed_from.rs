@@ -37,6 +37,11 @@ fn a_seed_of_another_tokenizer_is_refused() {
     let _ = prepare_with(&own, &expected).succeeded();
     let _ = adopt(&own, &theirs).succeeded();
     assert_eq!(own.weights(), theirs.weights());
+    // Its paths have the seed's shape. Other settings of the pretraining change nothing.
+    let settings = fs::read(own.config()).unwrap();
+    let _ = own.dipaco("seed --set model.ffn_size=96").failed(1, &["seed", "ffn"]);
+    assert_eq!(fs::read(own.config()).unwrap(), settings);
+    let _ = own.dipaco("seed --set seed_model.steps=3").succeeded();
     // From now on the run's text keeps the tokenizer of the seed.
     let _ = prepare_with(&own, &first).failed(1, &["tokenizer.json", "another run directory"]);
     assert_eq!(fs::read(&file).unwrap(), fs::read(&expected).unwrap());

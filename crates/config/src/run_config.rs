@@ -128,6 +128,12 @@ impl RunSection {
     }
 }
 
+/// AdamW for seed and paths. Of DiPaCo's 4e-4, which is for 150M parameters, 1e-3 and 2e-3 the second is the best rate for the
+/// default run, of 5.3M parameters (docs/results/quality.md, "The default learning rate").
+fn of_random_weights() -> AdamWConfig {
+    AdamWConfig { learning_rate: 1e-3, ..AdamWConfig::default() }
+}
+
 /// Section `[seed_model]`: pretraining of the seed, the dense path that every path starts from (arXiv:2403.10616 §3).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -169,7 +175,7 @@ impl Default for SeedConfig {
             validation_sequences: 32,
             checkpoint_every: 100,
             optimizer: Optimizer::default(),
-            adamw: AdamWConfig::default(),
+            adamw: of_random_weights(),
             schedule: ScheduleConfig::default(),
         }
     }
@@ -338,7 +344,7 @@ impl Default for TrainConfig {
             threads_per_worker: 0,
             schedule_at_phase: ScheduleAtPhase::default(),
             optimizer: Optimizer::default(),
-            adamw: AdamWConfig::default(),
+            adamw: of_random_weights(),
             schedule: ScheduleConfig::default(),
         }
     }

@@ -107,6 +107,8 @@ pub async fn open_seed(
         let complete = if as_is && !settled { steps == 0 } else { seed.finished() };
         if complete {
             if settled && seed.origin != origin {
+                // The settings of this run may also describe a model of another shape, which the seed does not fit.
+                read_module(&options.store, &seed.weights, path_specs(&options.config.model).into()).await?;
                 tracing::info!(
                     "the seed came from another run: the settings [seed_model] and the text of this run change nothing of it"
                 );
