@@ -3,8 +3,9 @@
 pub(super) const OPTIMIZER: &str = "\"adamw\", the default, or \"muon\": Muon for the matrices of blocks and AdamW for all \
      other parameters. Muon keeps one moment of a matrix instead of two, and takes learning rate, weight decay and \
      clipping from the section of AdamW. It has more products of matrices in each step, and no GPU takes it.";
-pub(super) const LEARNING_RATE: &str = "Peak learning rate. Too high a value makes the loss jump or become NaN, too low a value learns \
-     slowly. The best one depends on the lengths of seed and training (docs/training.md).";
+pub(super) const LEARNING_RATE: &str = "Peak learning rate. Too high a value makes the loss jump or become \
+     NaN, too low a value learns slowly. The best one depends on the lengths of seed and training \
+     (docs/training.md).";
 pub(super) const BETA1: &str = "Decay of the mean of gradients, at least 0 and below 1.";
 pub(super) const BETA2: &str = "Decay of the mean of squared gradients, at least 0 and below 1.";
 pub(super) const EPSILON: &str =
