@@ -61,20 +61,15 @@ impl Pretrained {
             }
         }
         let origin = Origin::Pretrained(self.path.clone());
-        let own = KEYS.iter().filter_map(|key| {
-            let (path, value) = (KeyPath::parse(&format!("model.{key}"))?, ours.get(key)?.clone());
-            Some(Leaf { path, value, raw: None, origin: origin.clone() })
-        });
+        let own = KEYS.iter().filter_map(|key| Some((format!("model.{key}"), ours.get(key)?.clone())));
         // Its tokenizer comes with the model, so none is trained with a vocabulary of its own.
-        let entries = ours.get("vocab_size").and_then(|entries| {
-            let path = KeyPath::parse("prepare.vocab_size")?;
-            Some(Leaf { path, value: entries.clone(), raw: None, origin: origin.clone() })
+        let entries =
+            ours.get("vocab_size").map(|entries| ("prepare.vocab_size".to_owned(), entries.clone()));
+        let rates = LEARNING_RATES.map(|key| (key.to_owned(), Value::from(LEARNING_RATE)));
+        let given = own.chain(entries).chain(rates).filter_map(|(key, value)| {
+            Some(Leaf { path: KeyPath::parse(&key)?, value, raw: None, origin: origin.clone() })
         });
-        let rates = LEARNING_RATES.iter().filter_map(|key| {
-            let (path, value) = (KeyPath::parse(key)?, Value::from(LEARNING_RATE));
-            Some(Leaf { path, value, raw: None, origin: origin.clone() })
-        });
-        leaves.splice(0..0, own.chain(entries).chain(rates).collect::<Vec<_>>());
+        leaves.splice(0..0, given.collect::<Vec<_>>());
         problems
     }
 
