@@ -41,7 +41,10 @@ fn a_seed_of_another_tokenizer_is_refused() {
     let settings = fs::read(own.config()).unwrap();
     let _ =
         own.dipaco("seed --set model.ffn_size=96").failed(1, &["seed/2/weights-", "gate_proj", "[96, 32]"]);
+    let again = format!("seed --from {} --set model.ffn_size=96", theirs.directory().display());
+    let _ = own.dipaco(&again).failed(1, &["the other run's seed", "gate_proj", "[96, 32]"]);
     assert_eq!(fs::read(own.config()).unwrap(), settings);
+    let _ = adopt(&own, &theirs).succeeded();
     let _ = own.dipaco("seed --set seed_model.steps=3").succeeded();
     // From now on the run's text keeps the tokenizer of the seed.
     let _ = prepare_with(&own, &first).failed(1, &["tokenizer.json", "another run directory"]);

@@ -218,15 +218,16 @@ pub async fn adopt_seed(
 ) -> Result<OpenRun, SeedError> {
     let theirs = source.load::<RunManifest>().await?.and_then(|loaded| loaded.manifest.seed);
     let theirs = theirs.filter(SeedRecord::finished).ok_or(SeedError::NoSeed)?;
-    if let Some(own) = &run.manifest.seed {
-        if own.weights.hash == theirs.weights.hash {
-            return Ok(run);
-        }
+    let own = run.manifest.seed.as_ref();
+    if own.is_some_and(|own| own.weights.hash != theirs.weights.hash) {
         return Err(SeedError::OtherSeed);
     }
     let bytes = source.get(&theirs.weights).await?;
-    // Decoded only to check that the seed has the shape of this run's model.
+    // Decoded only to check that the seed has the shape of this run's model. The settings may differ from those of the first time.
     module_files::decode("the other run's seed", &bytes, path_specs(model).into())?;
+    if own.is_some() {
+        return Ok(run);
+    }
     let weights = publish(store, |hash| names::seed_weights(theirs.step, hash), bytes).await?;
     run.manifest.seed = Some(SeedRecord { weights, state: None, imported: None, ..theirs });
     run.sequence = store.replace(&run.manifest, run.sequence).await?;
