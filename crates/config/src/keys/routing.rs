@@ -16,7 +16,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "routing.prefix_tokens",
         "tokens",
         "Tokens at the start of a document that the router reads, at most `model.context`. Few tokens tell little about \
-         the document. A server needs all of them before it can generate the first token.",
+         the document: shards by the first 4 tokens were worse than by the first 32 (docs/results/short-runs.md). A server needs all \
+         of them before it can generate the first token.",
     ),
     key(
         "routing.labels",
