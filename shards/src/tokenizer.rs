@@ -58,9 +58,11 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// The largest length of a `tokenizer.json` in bytes. Known tokenizers have up to 35 MB. A value of JSON can take forty times
-    /// its text in memory.
+    /// The largest length of a `tokenizer.json` in bytes. Known tokenizers have up to 35 MB.
     pub const LARGEST_FILE: u64 = 128 << 20;
+
+    /// Bytes of memory that a byte of a `tokenizer.json` can take: a value of JSON can take forty times its text.
+    pub const MEMORY_OF_A_BYTE: u64 = 40;
 
     /// Reads a `tokenizer.json`. `end_of_text` names its end-of-text token; `None` tries the usual names.
     ///

@@ -216,8 +216,18 @@ impl CliError {
             _ => render(self, self.source(), self.remedy()),
         };
         // Nothing is left to report to when standard error is closed.
-        let _ = io::stderr().write_all(text.as_bytes());
+        let _ = io::stderr().write_all(without_commands(&text).as_bytes());
     }
+}
+
+/// The text with its control characters spelled out. Names from files and answers from peers may hold commands to a terminal.
+fn without_commands(text: &str) -> String {
+    let is_plain = |letter: char| !letter.is_control() || matches!(letter, '\n' | '\t');
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if is_plain(letter) { out.push(letter) } else { out.extend(letter.escape_default()) }
+    }
+    out
 }
 
 /// `error: …`, one `because: …` for each cause, `try: …`.
@@ -293,6 +303,12 @@ through_step_error!(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_strangers_send_no_commands_to_a_terminal() {
+        let found = without_commands("error: tensor `a\u{1b}[2J\u{9b}1mb\r` is\ttwo\nlines, größer\n");
+        assert_eq!(found, "error: tensor `a\\u{1b}[2J\\u{9b}1mb\\r` is\ttwo\nlines, größer\n");
+    }
 
     #[test]
     fn the_whole_chain_is_reported_once() {

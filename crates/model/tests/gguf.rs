@@ -337,6 +337,8 @@ fn parts_that_a_path_does_not_have_are_refused_by_name() {
         ("general.architecture", text("qwen2"), "the architecture \"qwen2\" is not supported"),
         ("llama.rope.scaling.type", text("yarn"), "llama.rope.scaling.type = \"yarn\" is not supported"),
         ("llama.rope.scaling.factor", Value::F32(8.0), "llama.rope.scaling.factor = 8 is not supported"),
+        ("llama.rope.scaling.attn_factor", Value::F32(0.5), "scaling.attn_factor = 0.5 is not supported"),
+        ("llama.rope.scaling.yarn_attn_factor", Value::F32(0.5), "yarn_attn_factor is not supported"),
         ("llama.expert_count", Value::U32(8), "llama.expert_count = 8 is not supported"),
         ("split.count", Value::U16(2), "split.count = 2 is not supported"),
         ("llama.rope.dimension_count", Value::U32(4), "llama.rope.dimension_count = 4 is not supported"),
@@ -400,6 +402,48 @@ fn tensors_that_do_not_fit_are_refused_by_name() {
     }
     let message = refusal(|_, tensors| drop(tensors.remove("output_norm.weight")));
     assert!(message.contains("20 tensors, but the files have 19"), "{message}");
+}
+
+/// A file whose header says something else of a tensor: the number of its type, and its place in the data.
+fn with_place(bytes: &[u8], tensor: &str, change: impl FnOnce(&mut u32, &mut u64)) -> Vec<u8> {
+    let mut file = bytes.to_vec();
+    let name = [&(tensor.len() as u64).to_le_bytes(), tensor.as_bytes()].concat();
+    let at = file.windows(name.len()).position(|found| found == name).unwrap() + name.len();
+    // The number of dimensions, and each of them.
+    let at = at + 4 + 8 * file[at] as usize;
+    let mut kind = u32::from_le_bytes(*file[at..].first_chunk().unwrap());
+    let mut offset = u64::from_le_bytes(*file[at + 4..].first_chunk().unwrap());
+    change(&mut kind, &mut offset);
+    file[at..at + 4].copy_from_slice(&kind.to_le_bytes());
+    file[at + 4..at + 12].copy_from_slice(&offset.to_le_bytes());
+    file
+}
+
+#[test]
+fn tensors_that_share_bytes_are_refused() {
+    let file = export(&config(), WeightFormat::F32);
+    let (first, second) = ("blk.0.attn_q.weight", "blk.1.attn_q.weight");
+    let mut place = 0;
+    with_place(&file, first, |_, offset| place = *offset);
+    for (shift, begins, ends) in [(0, second, first), (32 * 32 * 4 - 1, second, first)] {
+        let shared = with_place(&file, second, |_, offset| *offset = place + shift);
+        let message = import(&shared).err().unwrap().to_string();
+        assert!(message.contains("begins before the end of"), "{shift}: {message}");
+        assert!(message.contains(begins) && message.contains(ends), "{shift}: {message}");
+    }
+    assert!(import(&with_place(&file, second, |_, _| ())).is_ok());
+}
+
+#[test]
+fn number_types_that_are_not_read_are_refused_by_name() {
+    let file = export(&config(), WeightFormat::F32);
+    for (kind, named) in
+        [(20, "is of type IQ4_NL: only F32"), (39, "is of type MXFP4"), (99, "unknown type 99")]
+    {
+        let other = with_place(&file, "blk.0.attn_q.weight", |found, _| *found = kind);
+        let message = import(&other).err().unwrap().to_string();
+        assert!(message.contains(named), "{message}");
+    }
 }
 
 #[test]

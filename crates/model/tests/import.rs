@@ -177,6 +177,18 @@ fn parts_that_a_path_does_not_have_are_refused_by_name() {
             json!({"rope_parameters": null, "rope_scaling": {"type": "linear", "factor": 2.0}}),
             "the scaling rope_scaling of type \"linear\"",
         ),
+        (
+            json!({"rope_parameters": null, "rope_scaling": {"rope_type": "default", "type": "linear", "factor": 2.0}}),
+            "the scaling rope_scaling of type \"linear\"",
+        ),
+        (
+            json!({"rope_parameters": null, "rope_scaling": {"factor": 2.0}}),
+            "the scaling rope_scaling without a type",
+        ),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}, "rope_theta": 5e4}),
+            "rope_parameters with settings of \"full_attention\"",
+        ),
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor = 0.5 is not supported"),
         (json!({"rope_theta": 1e4}), "rope_theta is 10000, but rope_theta in rope_parameters is 50000"),
         (json!({"hidden_size": "wide"}), "hidden_size is \"wide\": it must be a whole number"),

@@ -56,8 +56,13 @@ impl PretrainedModel {
         let (gguf, begin_token, mut copied) = if path.is_dir() {
             (None, None, copied_from_folder(path)?)
         } else if path.exists() {
-            let bytes = memory.read(path)?;
             let name = path.display().to_string();
+            // The error names what is wrong with the first bytes. Any other file may have any length.
+            let first = ImportMemory::read_first(path, 4)?;
+            if !GgufModel::begins(&first) {
+                GgufModel::parse(&first, &name)?;
+            }
+            let bytes = memory.read(path)?;
             let model = GgufModel::parse(&bytes, &name)?;
             let (begin_token, copied) = (model.adds_begin_token()?, copied_from_gguf(&model)?);
             (Some(bytes), Some(begin_token), copied)
@@ -128,6 +133,7 @@ impl PretrainedModel {
     /// model's texts.
     fn tokenizer(&self, end_of_text: Option<&str>) -> Result<Tokenizer, PipelineError> {
         let (json, name) = (self.bytes(TOKENIZER), self.path.join(TOKENIZER.name()));
+        self.memory.check(&name, (json.len() as u64).saturating_mul(Tokenizer::MEMORY_OF_A_BYTE))?;
         let name = name.display().to_string();
         let usual = Tokenizer::from_bytes(json, end_of_text, &name);
         match (usual, self.eos_token()) {
@@ -179,9 +185,11 @@ impl PretrainedModel {
                 .check(&self.path, bytes.len() as u64)?;
             return Ok(model.weights(&self.settings)?);
         }
-        let index = read_small(&self.path.join(INDEX), LARGEST_INDEX)?;
+        // As in transformers, one file counts before an index.
+        let (one, index) = (self.path.join(WEIGHTS), self.path.join(INDEX));
+        let index = if one.exists() { None } else { read_small(&index, LARGEST_INDEX)? };
         let Some(index) = index else {
-            let bytes = self.memory.read(&self.path.join(WEIGHTS))?;
+            let bytes = self.memory.read(&one)?;
             let tensors = PretrainedWeights::tensors_of(&bytes, WEIGHTS)?;
             let mut weights = PretrainedWeights::new(&self.settings, tensors, None)?;
             self.memory
@@ -296,86 +304,4 @@ pub async fn import(
 }
 
 #[cfg(test)]
-mod tests {
-    use dipaco_model::{GgufVocabulary, WeightFormat, export_gguf};
-
-    use super::*;
-
-    fn fixture() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/pretrained")
-    }
-
-    /// Writes the fixture as a GGUF file. Weights in bf16 are half as long in the file as in memory.
-    fn write_gguf(file: &Path) {
-        let model = PretrainedModel::open(&fixture()).unwrap();
-        let vocabulary = GgufVocabulary::from_tokenizer_json(model.bytes(TOKENIZER), 0).unwrap();
-        let (shape, weights) = (&model.settings.model, model.weights().unwrap());
-        let mut out = std::fs::File::create(file).unwrap();
-        export_gguf(shape, &weights, "x", &vocabulary, WeightFormat::Bf16, &mut out).unwrap();
-    }
-
-    #[test]
-    fn weights_that_become_larger_than_the_memory_are_refused() {
-        let (fixture, place) = (fixture(), tempfile::tempdir().unwrap());
-        let gguf = place.path().join("model.gguf");
-        write_gguf(&gguf);
-        let file_of = |path: &Path| std::fs::metadata(path).unwrap().len();
-        let part = file_of(&fixture.join("model-00001-of-00002.safetensors"))
-            .max(file_of(&fixture.join("model-00002-of-00002.safetensors")));
-        for (path, file) in [(&fixture, part), (&gguf, file_of(&gguf))] {
-            // The largest tensor is the embedding of 272 rows.
-            let needed = (8272 + 272 * 16) * 4 + file;
-            let within =
-                |memory| PretrainedModel::open_within(path, ImportMemory::new(memory)).unwrap().weights();
-            assert_eq!(within(needed).unwrap().values.len(), 8272);
-            let refused = within(needed - 1).unwrap_err();
-            let text = refused.to_string();
-            assert!(text.contains(&format!("needs {needed} bytes of memory")), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_token_before_texts_is_found_in_the_settings_or_in_the_tokenizer() {
-        let (fixture, folder) = (fixture(), tempfile::tempdir().unwrap());
-        std::fs::copy(fixture.join("config.json"), folder.path().join("config.json")).unwrap();
-        let bytes = std::fs::read(fixture.join("tokenizer.json")).unwrap();
-        let mut tokenizer: Value = serde_json::from_slice(&bytes).unwrap();
-        let begin = serde_json::json!({"SpecialToken": {"id": "<|im_start|>", "type_id": 0}});
-        let template = [begin, serde_json::json!({"Sequence": {"id": "A", "type_id": 0}})];
-        let special = serde_json::json!({"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}});
-        let rule = serde_json::json!({
-            "type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": special,
-        });
-        for (rule, settings, first) in [
-            (Value::Null, "{}", None),
-            (rule.clone(), "{}", Some("<|im_start|>")),
-            (rule, r#"{"add_bos_token": false, "bos_token": "<s>"}"#, None),
-            (Value::Null, r#"{"add_bos_token": true, "bos_token": {"content": "<s>"}}"#, Some("<s>")),
-        ] {
-            tokenizer["post_processor"] = rule;
-            std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-            std::fs::write(folder.path().join("tokenizer_config.json"), settings).unwrap();
-            let model = PretrainedModel::open(folder.path()).unwrap();
-            assert_eq!(model.first_token(&model.tokenizer(None).unwrap()).as_deref(), first, "{settings}");
-        }
-    }
-
-    #[test]
-    fn a_token_before_texts_is_found_in_a_gguf_file() {
-        let place = tempfile::tempdir().unwrap();
-        let gguf = place.path().join("model.gguf");
-        write_gguf(&gguf);
-        let first = || {
-            let model = PretrainedModel::open(&gguf).unwrap();
-            model.first_token(&model.tokenizer(None).unwrap())
-        };
-        assert_eq!(first(), None);
-        let mut bytes = std::fs::read(&gguf).unwrap();
-        let key = b"tokenizer.ggml.add_bos_token";
-        let value = bytes.windows(key.len()).position(|found| found == key).unwrap() + key.len() + 4;
-        // A truth value after its kind.
-        bytes[value] = 1;
-        std::fs::write(&gguf, bytes).unwrap();
-        assert_eq!(first().as_deref(), Some("<|endoftext|>"));
-    }
-}
+mod tests;

@@ -13,22 +13,22 @@ use crate::pretrained_error::PretrainedError;
 /// Memory that is assumed where the system does not tell.
 const UNKNOWN: u64 = 1 << 40;
 
-/// Bytes of memory that an import may take: at first all of the machine.
+/// Bytes of memory that an import may take: at first all that programs can still allocate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ImportMemory {
-    /// All memory of the machine.
-    total: u64,
+    /// What was available at first.
+    available: u64,
     /// What is left of it.
     left: u64,
 }
 
 impl ImportMemory {
     pub(crate) fn of_this_machine() -> Self {
-        Self::new(machine_memory().map_or(UNKNOWN, |memory| memory.total))
+        Self::new(machine_memory().map_or(UNKNOWN, |memory| memory.available))
     }
 
-    pub(crate) fn new(total: u64) -> Self {
-        Self { total, left: total }
+    pub(crate) fn new(available: u64) -> Self {
+        Self { available, left: available }
     }
 
     /// The rest beside the weights of a model, which are up to `values` numbers of f32 at a time.
@@ -43,8 +43,16 @@ impl ImportMemory {
         if bytes <= self.left {
             return Ok(());
         }
-        let needed = bytes.saturating_add(self.total - self.left);
-        Err(PretrainedError::Memory { file: file.to_owned(), needed, memory: self.total }.into())
+        let needed = bytes.saturating_add(self.available - self.left);
+        Err(PretrainedError::Memory { file: file.to_owned(), needed, available: self.available }.into())
+    }
+
+    /// Reads the first bytes of a file, at most `most`.
+    pub(crate) fn read_first(path: &Path, most: u64) -> Result<Vec<u8>, PipelineError> {
+        let failed = |source| PipelineError::Io { action: "read", path: path.to_owned(), source };
+        let mut bytes = Vec::new();
+        open_regular(path).map_err(failed)?.take(most).read_to_end(&mut bytes).map_err(failed)?;
+        Ok(bytes)
     }
 
     /// Reads a file that fits into the memory.
@@ -73,13 +81,13 @@ mod tests {
         let beside = memory.beside(folder.path(), 20).unwrap();
         assert_eq!(beside.read(&file).unwrap(), [7; 100]);
         let refused = memory.beside(folder.path(), 21).unwrap().read(&file).unwrap_err();
-        let PipelineError::Pretrained(PretrainedError::Memory { needed: 184, memory: 180, .. }) = refused
+        let PipelineError::Pretrained(PretrainedError::Memory { needed: 184, available: 180, .. }) = refused
         else {
             panic!("{refused}");
         };
         let text = refused.to_string();
         assert!(
-            text.contains("model.safetensors needs 184 bytes of memory, and this machine has 180"),
+            text.contains("model.safetensors needs 184 bytes of memory, and 180 are available here"),
             "{text}"
         );
         let many = memory.beside(folder.path(), u64::MAX).unwrap_err();

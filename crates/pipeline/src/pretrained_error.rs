@@ -39,8 +39,8 @@ pub enum PretrainedError {
     },
     /// A model does not fit into the machine.
     #[error(
-        "{} needs {needed} bytes of memory, and this machine has {memory}: name a smaller model, use a larger machine, or \
-         get the model anew if it should be smaller",
+        "{} needs {needed} bytes of memory, and {available} are available here: name a smaller model, end other programs, use \
+         a larger machine, or get the model anew if it should be smaller",
         file.display()
     )]
     Memory {
@@ -48,8 +48,8 @@ pub enum PretrainedError {
         file: PathBuf,
         /// Bytes that an import needs: of the weights and of one tensor more in f32, and of the file.
         needed: u64,
-        /// Memory of the machine in bytes.
-        memory: u64,
+        /// Memory in bytes that programs could still allocate when the import began.
+        available: u64,
     },
     /// The run's tokenizer is not that of the model.
     #[error(

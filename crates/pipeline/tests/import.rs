@@ -381,8 +381,31 @@ fn weights_that_no_machine_can_hold_are_refused_before_they_are_read() {
     lengthen(&one, LENGTH);
     refused(PretrainedModel::open(folder.path()).unwrap().read(None).map(drop), &one);
     let gguf = folder.path().join("model.gguf");
+    std::fs::write(&gguf, "GGUF").unwrap();
     lengthen(&gguf, LENGTH);
     refused(PretrainedModel::open(&gguf).map(drop), &gguf);
+    // Its first bytes say that a file is no model, whatever its length.
+    let zeros = folder.path().join("zeros.gguf");
+    lengthen(&zeros, LENGTH);
+    let error = PretrainedModel::open(&zeros).unwrap_err().to_string();
+    assert!(error.contains("zeros.gguf is not a valid GGUF file: it does not begin with GGUF"), "{error}");
+}
+
+#[test]
+fn a_model_in_one_file_needs_no_index() {
+    // A folder may have both. Like transformers, the program reads the one file.
+    let folder = copied_model();
+    let weights = || PretrainedModel::open(folder.path()).unwrap().read(None).map(|(_, weights)| weights);
+    let expected = weights().unwrap();
+    let file = expected.to_safetensors(None).unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.to_string_lossy().contains("-of-00002") {
+            std::fs::write(&path, "damaged").unwrap();
+        }
+    }
+    assert_eq!(weights().unwrap(), expected);
 }
 
 #[test]

@@ -20,6 +20,8 @@ use header::{Header, Value};
 const MOST_ENDS: u64 = 256;
 /// Key of the name of the rule that cuts a text into words.
 const PRE_TOKENIZER: &str = "tokenizer.ggml.pre";
+/// Keys below `llama.rope.scaling`: three with a value that changes nothing, and two that nobody reads without a scaling.
+const SCALING_KEYS: [&str; 5] = ["type", "factor", "attn_factor", "original_context_length", "finetuned"];
 /// The name of the rule of Llama 3.
 const LLAMA_3: &str = "llama-bpe";
 
@@ -121,9 +123,10 @@ impl<'a> GgufModel<'a> {
     /// Returns the weights, dequantised. `settings` are those of [`GgufModel::files`].
     ///
     /// # Errors
-    /// A tensor is missing, unknown, of another shape or of an unknown type, ends behind the end of the file, or has a number
-    /// that is not finite.
+    /// A tensor is missing, unknown, of another shape or of an unknown type, ends behind the end of the file, shares bytes with
+    /// another one, or has a number that is not finite.
     pub fn weights(&self, settings: &PretrainedSettings) -> Result<ModuleWeights, ImportError> {
+        self.keys.check_places()?;
         let Keys { file, header } = &self.keys;
         let mut weights = PretrainedWeights::new(settings, header.tensors.len(), None)?;
         let names: HashMap<String, String> =
@@ -211,6 +214,7 @@ impl<'a> Keys<'a> {
         }
         for (key, plain, supported) in [
             ("llama.rope.scaling.factor", 1.0, "only rotary positions without scaling are"),
+            ("llama.rope.scaling.attn_factor", 1.0, "only rotary positions without scaling are"),
             ("llama.rope.scale_linear", 1.0, "only rotary positions without scaling are"),
             ("llama.attention.scale", 0.0, "only the usual scale of attention is"),
         ] {
@@ -224,6 +228,36 @@ impl<'a> Keys<'a> {
         ] {
             if let Some(other) = self.whole(key)?.filter(|&number| number > most) {
                 return Err(self.unsupported(format!("{key} = {other}"), supported));
+            }
+        }
+        let is_unknown = |key: &&str| {
+            key.strip_prefix("llama.rope.scaling.").is_some_and(|name| !SCALING_KEYS.contains(&name))
+        };
+        match self.header.keys.keys().filter(|key| is_unknown(key)).min() {
+            Some(key) => {
+                let supported = "only rotary positions without scaling are";
+                Err(self.unsupported(format!("the key {key}"), supported))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses tensors that share bytes of the file. The memory of such tensors would have nothing to do with the file's length.
+    fn check_places(&self) -> Result<(), ImportError> {
+        let wrong = |name: &str, problem: String| ImportError::Tensor {
+            file: self.file.to_owned(),
+            tensor: name.to_owned(),
+            problem,
+        };
+        let mut places = Vec::with_capacity(self.header.tensors.len());
+        for (&name, tensor) in &self.header.tensors {
+            let length = numbers::length(tensor).map_err(|problem| wrong(name, problem))?;
+            places.push((tensor.offset, tensor.offset.saturating_add(length as u64), name));
+        }
+        places.sort_unstable();
+        for ((_, end, name), (start, _, next)) in places.iter().zip(places.iter().skip(1)) {
+            if start < end {
+                return Err(wrong(next, format!("begins before the end of {name}")));
             }
         }
         Ok(())

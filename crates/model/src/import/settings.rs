@@ -182,12 +182,19 @@ impl Keys<'_> {
             let Some(value) = self.get(key) else { continue };
             let map = value.as_object().ok_or_else(|| self.wrong(key, "is not an object"))?;
             let inner = Keys { file: self.file, map };
-            let kind = inner.get("rope_type").or_else(|| inner.get("type"));
-            let plain = kind.map_or(key == "rope_parameters", |kind| kind == PLAIN_ROPE);
-            if !plain {
-                let kind = kind.map_or_else(|| "without a type".to_owned(), ToString::to_string);
-                let supported = "only rotary positions without scaling are (rope_type \"default\")";
+            let supported = "only rotary positions without scaling are (rope_type \"default\")";
+            // Two spellings of one key: versions of transformers differ in which of them wins.
+            let kinds = ["rope_type", "type"].map(|key| inner.get(key));
+            let kind = kinds.into_iter().flatten().find(|kind| *kind != PLAIN_ROPE);
+            if let Some(kind) = kind {
                 return Err(self.unsupported(format!("the scaling {key} of type {kind}"), supported));
+            }
+            if key == "rope_scaling" && kinds == [None, None] {
+                return Err(self.unsupported(format!("the scaling {key} without a type"), supported));
+            }
+            if let Some((layers, _)) = map.iter().find(|(_, value)| value.is_object()) {
+                let supported = "only the same rotary positions in all blocks are";
+                return Err(self.unsupported(format!("{key} with settings of {layers:?}"), supported));
             }
             inner.check_parts()?;
             if let Some(found) = inner.number("rope_theta")? {

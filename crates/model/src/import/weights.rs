@@ -12,6 +12,8 @@ use crate::{ModelConfig, ModuleWeights, TensorSpec, path_specs};
 /// Name of the output projection. A tied model has none, or a copy of the embedding.
 const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Most characters of a tensor's name in a message.
+const LONGEST_NAME: usize = 200;
 /// Tensors of every block, and tensors of the rest of a tied model.
 const TENSORS_OF_A_BLOCK: usize = 9;
 const OTHER_TENSORS: usize = 2;
@@ -99,7 +101,7 @@ impl PretrainedWeights {
                 && index.file_of(&name) != Some(file)
             {
                 let problem = "is here, but the index has it elsewhere or not at all".to_owned();
-                return Err(ImportError::Tensor { file: file.to_owned(), tensor: name, problem });
+                return Err(ImportError::Tensor { file: file.to_owned(), tensor: shown(&name), problem });
             }
             self.take(&name, view.shape(), file, || numbers(&view))?;
         }
@@ -114,7 +116,7 @@ impl PretrainedWeights {
         file: &str,
         values: impl FnOnce() -> Result<Vec<f32>, String>,
     ) -> Result<(), ImportError> {
-        let wrong = |problem| ImportError::Tensor { file: file.to_owned(), tensor: name.to_owned(), problem };
+        let wrong = |problem| ImportError::Tensor { file: file.to_owned(), tensor: shown(name), problem };
         let Some(&place) = self.places.get(name) else {
             let biases = if name.ends_with(".bias") { ": biases are not supported" } else { "" };
             return Err(wrong(format!("is not part of a Llama with these settings{biases}")));
@@ -179,6 +181,11 @@ pub fn untie(config: &ModelConfig, tied: ModuleWeights) -> Result<ModuleWeights,
     // The output projection is the last tensor of a path.
     values.extend_from_within(..embedding);
     Ok(ModuleWeights::new(path_specs(config).into(), values)?)
+}
+
+/// The beginning of a name, which a stranger may have made as long as a file.
+fn shown(name: &str) -> String {
+    name.chars().take(LONGEST_NAME).collect()
 }
 
 fn open<'a>(bytes: &'a [u8], file: &str) -> Result<SafeTensors<'a>, ImportError> {

@@ -18,6 +18,9 @@ const LARGEST: usize = 64 << 20;
 /// the file.
 const MOST_ENTRIES: u64 = 1 << 16;
 
+/// Most bytes of the name of a key or tensor. ggml has tensors of up to 64.
+const LONGEST_NAME: usize = 1024;
+
 /// Kinds of values.
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
@@ -50,7 +53,7 @@ pub(super) struct TensorInfo {
     /// GGML's number of the number type.
     pub(super) kind: u32,
     /// Its first byte, counted from the start of the data.
-    offset: u64,
+    pub(super) offset: u64,
 }
 
 /// A file whose header has been read.
@@ -184,7 +187,11 @@ impl<'a> Reader<'a> {
 
     fn name(&mut self) -> Result<&'a str, String> {
         let at = self.at;
-        std::str::from_utf8(self.text()?).map_err(|_| format!("the name at byte {at} is not UTF-8"))
+        let name = self.text()?;
+        if name.len() > LONGEST_NAME {
+            return Err(format!("the name at byte {at} has {} bytes, more than {LONGEST_NAME}", name.len()));
+        }
+        std::str::from_utf8(name).map_err(|_| format!("the name at byte {at} is not UTF-8"))
     }
 
     fn value(&mut self, kind: u32) -> Result<Value<'a>, String> {
