@@ -152,13 +152,20 @@ mod tests {
     }
 
     #[test]
-    fn the_recorded_runs_have_the_exponents_of_the_page() {
-        let file =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/raw/lengths-and-grids.json");
-        let law = measured_law(&[file], &[]).unwrap();
-        assert_eq!((law.runs, law.sizes), (36, 12));
-        let [_, paths, tokens] = law.quantities.map(|quantity| quantity.exponent);
-        assert!((paths.unwrap() + 0.0376).abs() < 1e-4 && (tokens.unwrap() + 0.0942).abs() < 1e-4);
+    fn the_recorded_runs_have_the_laws_of_the_page() {
+        let raw = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/raw");
+        for (file, counts, expected) in [
+            ("lengths-and-grids.json", (36, 12), [2.587, -0.1045, -0.2589]),
+            ("defaults-lengths-and-grids.json", (37, 13), [2.885, -0.1699, -0.3420]),
+        ] {
+            let law = measured_law(&[raw.join(file)], &[]).unwrap();
+            assert_eq!((law.runs, law.sizes), counts, "{file}");
+            let [_, paths, tokens] = law.quantities.clone().map(|quantity| quantity.exponent);
+            let found = [law.floor, paths.unwrap(), tokens.unwrap()];
+            for (found, expected) in found.into_iter().zip(expected) {
+                assert!((found - expected).abs() < 1e-3, "{file}: {found} is not {expected}");
+            }
+        }
     }
 
     #[test]

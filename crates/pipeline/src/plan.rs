@@ -1,7 +1,9 @@
 //! `dipaco plan`: the settings of a run beside those of the literature.
 
 use dipaco_config::{OuterConfig, RunConfig};
-use dipaco_plan::{OuterRate, Plan, PlannedLevel, PlannedRounds, Setting, WorkerFleet, WorkerLink};
+use dipaco_plan::{
+    OuterRate, Plan, PlannedLevel, PlannedRounds, PlannedSeed, Setting, WorkerFleet, WorkerLink,
+};
 use dipaco_topology::Topology;
 
 use crate::dry_run::DryRun;
@@ -63,7 +65,11 @@ pub fn plan(
         paths: sizes.paths.into(),
         trained_paths: trained,
         levels: levels.collect(),
-        seed_steps: config.seed_model.steps,
+        seed: PlannedSeed {
+            steps: config.seed_model.steps,
+            step_tokens: (config.seed_model.batch as u64)
+                .saturating_mul(config.seed_model.sequence_tokens as u64),
+        },
         rounds: rounds.collect(),
         inner_steps: config.train.inner_steps,
         step_tokens: sizes.tokens.step,

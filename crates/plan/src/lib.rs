@@ -14,4 +14,4 @@ pub use measured::{
     FitError, MeasuredLaw, MeasuredPrediction, MeasuredQuantity, MeasuredRun, OutsideOfRuns, RunSize,
 };
 pub use plan::{LevelPlan, MeasuredPlan, OuterRate, Plan, PlannedLevel, Setting, ShardPlan, TrainingPlan};
-pub use time::{PlannedRounds, TimePlan, WorkerFleet, WorkerLink};
+pub use time::{PlannedRounds, PlannedSeed, TimePlan, WorkerFleet, WorkerLink};

@@ -1,14 +1,19 @@
-//! A power law of the loss, fitted to measured runs.
+//! A law of the loss, fitted to measured runs.
 //!
-//! `L = A N^n P^p D^d`, with N parameters of a path, P paths, and D training tokens of a path after the seed. It is the form of
-//! the joint law of arXiv:2503.09799 (table 10) with paths in the place of replicas, and with the tokens, which are always 20 N
-//! there. The fit minimises the squares of the errors of log L.
+//! With N parameters of a path, P paths, and D training tokens of a path after the seed it is
+//! `L = C + A N^n P^p D^d`, where p changes with log D. Of the four forms in arXiv:2503.09799 (table 13) the best one has a
+//! constant, and one quantity in the exponent of the other, too: `A N^(a + b M) + C`, with replicas M, and with tokens that are
+//! always 20 N. Few runs determine less: then C is 0, and p is the same for all D.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
 use thiserror::Error;
+
+use fit::{Fit, Form};
+
+mod fit;
 
 /// A measured run. All runs of a fit have the same text, vocabulary and way to evaluate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -100,7 +105,7 @@ pub enum FitError {
 pub struct MeasuredQuantity {
     /// Its name.
     pub name: &'static str,
-    /// Its exponent; absent if all runs have the same value.
+    /// Its exponent in the middle of the measured runs; absent if all runs have the same value.
     pub exponent: Option<f64>,
     /// Least measured value.
     pub least: u64,
@@ -139,7 +144,7 @@ impl fmt::Display for Listed<'_> {
     }
 }
 
-/// The power law of measured runs.
+/// The law of measured runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MeasuredLaw {
     /// Number of runs.
@@ -148,14 +153,15 @@ pub struct MeasuredLaw {
     pub sizes: usize,
     /// N, P and D.
     pub quantities: [MeasuredQuantity; QUANTITIES],
+    /// C, the loss that the law never reaches, in nats per token; 0 where the runs do not determine it.
+    pub floor: f64,
     /// Largest relative error for a size when the law is fitted to the other sizes.
     pub error: f64,
     /// The sizes of the runs.
     #[serde(skip)]
     measured: BTreeSet<RunSize>,
-    /// log A, and the exponents.
     #[serde(skip)]
-    coefficients: Coefficients,
+    fit: Fit,
 }
 
 /// The prediction for a run.
@@ -186,24 +192,23 @@ impl MeasuredLaw {
         let ranges: [_; QUANTITIES] = std::array::from_fn(range);
         let differs = ranges.map(|(least, most)| least < most);
         let differing = differs.iter().filter(|differs| **differs).count();
-        // As many as there are coefficients, one more for an error, and one that can be left out.
-        let needed = differing + 3;
+        let needed = Form::plain(differs).sizes();
         if sizes.len() < needed {
             return Err(FitError::TooFew { differing, needed, found: sizes.len() });
         }
-        let coefficients = Coefficients::of(runs, differs).ok_or(FitError::Together)?;
-        let mut error: f64 = 0.0;
-        for &left_out in &sizes {
-            let (own, others): (Vec<_>, Vec<_>) = runs.iter().copied().partition(|run| run.size == left_out);
-            let law = Coefficients::of(&others, differs).ok_or(FitError::Alone(left_out))?;
-            let measured = own.iter().map(|run| run.loss.ln()).sum::<f64>() / own.len() as f64;
-            error = error.max((law.log_loss(left_out) - measured).abs().exp_m1());
-        }
+        let full = Form::full(differs);
+        let with_floor =
+            if full.sizes() <= sizes.len() { fit_with_error(runs, &sizes, full).ok() } else { None };
+        let (fit, error) = match with_floor {
+            Some(found) => found,
+            None => fit_with_error(runs, &sizes, Form::plain(differs))?,
+        };
         let quantities = std::array::from_fn(|place| {
-            let ((least, most), exponent) = (ranges[place], coefficients.exponents[place]);
+            let ((least, most), exponent) = (ranges[place], fit.exponent(place));
             MeasuredQuantity { name: NAMES[place], exponent: differs[place].then_some(exponent), least, most }
         });
-        Ok(Self { runs: runs.len(), sizes: sizes.len(), quantities, error, measured: sizes, coefficients })
+        let floor = fit.floor();
+        Ok(Self { runs: runs.len(), sizes: sizes.len(), quantities, floor, error, measured: sizes, fit })
     }
 
     /// The prediction for a run of this size. The ranges of the quantities alone do not bound it: the most paths may have been
@@ -220,76 +225,27 @@ impl MeasuredLaw {
             nearest.truncate(NEAREST);
             return Err(OutsideOfRuns { size, nearest });
         }
-        let loss = self.coefficients.log_loss(size).exp();
+        let loss = self.fit.loss(size);
         let within = 1.0 + self.error;
         Ok(MeasuredPrediction { loss, loss_at_least: loss / within, loss_at_most: loss * within })
     }
 }
 
-/// log L as a linear function of the logarithms of the quantities, around their means.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Coefficients {
-    means: [f64; QUANTITIES],
-    constant: f64,
-    exponents: [f64; QUANTITIES],
-}
-
-impl Coefficients {
-    /// The least squares; `None` if the runs do not determine them. Quantities that do not differ have the exponent 0.
-    fn of(runs: &[MeasuredRun], differs: [bool; QUANTITIES]) -> Option<Self> {
-        let count = runs.len() as f64;
-        let mut means = [0.0; QUANTITIES];
-        for run in runs {
-            means.iter_mut().zip(run.size.logarithms()).for_each(|(mean, value)| *mean += value / count);
-        }
-        let constant = runs.iter().map(|run| run.loss.ln() / count).sum::<f64>();
-        // The normal equations of the differences from the means.
-        let mut matrix = [[0.0; QUANTITIES]; QUANTITIES];
-        let mut right = [0.0; QUANTITIES];
-        for run in runs {
-            let mut from_mean = run.size.logarithms();
-            from_mean.iter_mut().zip(means).zip(differs).for_each(|((value, mean), differs)| {
-                *value = if differs { *value - mean } else { 0.0 };
-            });
-            for ((row, right), value) in matrix.iter_mut().zip(&mut right).zip(from_mean) {
-                row.iter_mut().zip(from_mean).for_each(|(entry, other)| *entry += value * other);
-                *right += value * (run.loss.ln() - constant);
-            }
-        }
-        for place in (0..QUANTITIES).filter(|&place| !differs[place]) {
-            matrix[place][place] = 1.0;
-        }
-        Some(Self { means, constant, exponents: solve(matrix, right)? })
+/// The fit to all runs, and the largest relative error for a size when the others alone are fitted.
+fn fit_with_error(
+    runs: &[MeasuredRun],
+    sizes: &BTreeSet<RunSize>,
+    form: Form,
+) -> Result<(Fit, f64), FitError> {
+    let fit = Fit::of(runs, form).ok_or(FitError::Together)?;
+    let mut error: f64 = 0.0;
+    for &left_out in sizes {
+        let (own, others): (Vec<_>, Vec<_>) = runs.iter().copied().partition(|run| run.size == left_out);
+        let law = Fit::of(&others, form).ok_or(FitError::Alone(left_out))?;
+        let measured = own.iter().map(|run| run.loss.ln()).sum::<f64>() / own.len() as f64;
+        error = error.max((law.loss(left_out).ln() - measured).abs().exp_m1());
     }
-
-    fn log_loss(&self, size: RunSize) -> f64 {
-        let terms = size.logarithms().into_iter().zip(self.means).zip(self.exponents);
-        self.constant + terms.map(|((value, mean), exponent)| exponent * (value - mean)).sum::<f64>()
-    }
-}
-
-/// Solves a system of equations by elimination; `None` if it has no single solution.
-fn solve(
-    mut matrix: [[f64; QUANTITIES]; QUANTITIES],
-    mut right: [f64; QUANTITIES],
-) -> Option<[f64; QUANTITIES]> {
-    let scale = matrix.iter().flatten().fold(0.0, |most: f64, entry| most.max(entry.abs()));
-    for pivot in 0..QUANTITIES {
-        let size = |row: &usize| matrix[*row][pivot].abs();
-        let largest = (pivot..QUANTITIES).max_by(|one, other| size(one).total_cmp(&size(other)))?;
-        matrix.swap(pivot, largest);
-        right.swap(pivot, largest);
-        if matrix[pivot][pivot].abs() <= 1e-9 * scale {
-            return None;
-        }
-        for row in (0..QUANTITIES).filter(|&row| row != pivot) {
-            let factor = matrix[row][pivot] / matrix[pivot][pivot];
-            let pivots = matrix[pivot];
-            matrix[row].iter_mut().zip(pivots).for_each(|(entry, above)| *entry -= factor * above);
-            right[row] -= factor * right[pivot];
-        }
-    }
-    Some(std::array::from_fn(|place| right[place] / matrix[place][place]))
+    Ok((fit, error))
 }
 
 #[cfg(test)]

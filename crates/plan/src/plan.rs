@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::law::{self, OutOfRange, Prediction, TOKENS_PER_PARAMETER};
 use crate::measured::{MeasuredLaw, MeasuredPrediction, RunSize};
-use crate::time::{PlannedRounds, TimePlan, WorkerFleet, over_rounds};
+use crate::time::{PlannedRounds, PlannedSeed, TimePlan, WorkerFleet, over_rounds};
 
 /// Share of the seed in the steps of the paper: 24,000 of 88,000 (arXiv:2403.10616 figure 8).
 const SEED_SHARE: f64 = 24.0 / 88.0;
@@ -53,8 +53,8 @@ pub struct Setting {
     pub trained_paths: u64,
     /// The levels.
     pub levels: Vec<PlannedLevel>,
-    /// Inner steps of the seed.
-    pub seed_steps: u64,
+    /// The inner steps of the seed.
+    pub seed: PlannedSeed,
     /// The rounds, in order, with the number of paths that train in them.
     pub rounds: Vec<PlannedRounds>,
     /// H, the inner steps of a round.
@@ -160,7 +160,7 @@ impl Plan {
         let training = TrainingPlan {
             path_tokens,
             tokens_per_parameter: path_tokens as f64 / parameters.max(1.0),
-            seed_share: setting.seed_steps as f64 / (setting.seed_steps.saturating_add(steps)).max(1) as f64,
+            seed_share: setting.seed.steps as f64 / (setting.seed.steps.saturating_add(steps)).max(1) as f64,
             rounds,
         };
         let shard = setting.corpus_tokens.map(|tokens| {
@@ -170,10 +170,9 @@ impl Plan {
         });
         let levels: Vec<LevelPlan> =
             setting.levels.iter().map(|level| self::level(parameters, level)).collect();
-        let time = setting
-            .workers
-            .as_ref()
-            .map(|workers| TimePlan::new(&setting.rounds, setting.inner_steps, setting.step_tokens, workers));
+        let time = setting.workers.as_ref().map(|workers| {
+            TimePlan::new(setting.seed, &setting.rounds, setting.inner_steps, setting.step_tokens, workers)
+        });
         let measured = setting.measured.clone().map(|law| {
             let size = RunSize { parameters: setting.parameters, paths: setting.paths, tokens: path_tokens };
             let predicted = law.predict(size);
@@ -226,6 +225,16 @@ impl Plan {
             if !self.levels[..number].contains(level) {
                 warnings.extend(level.warnings(setting.learning_rate));
             }
+        }
+        if setting.inner_steps != law::INNER_STEPS
+            && self.levels.iter().any(|level| level.literature_outer_rate.is_some())
+        {
+            warnings.push(format!(
+                "the outer rates by the law are those of H = {}, and this run has {}: the best rate grows with H (arXiv:2503.09799 \
+                 figure 8)",
+                law::INNER_STEPS,
+                setting.inner_steps
+            ));
         }
         let per_parameter = self.training.tokens_per_parameter;
         if self.levels.iter().any(|level| level.prediction.is_some())

@@ -19,6 +19,15 @@ pub(crate) fn over_rounds(rounds: &[PlannedRounds], of_paths: impl Fn(u64) -> u6
     rounds.iter().map(|part| part.rounds.saturating_mul(of_paths(part.paths))).fold(0, u64::saturating_add)
 }
 
+/// The inner steps of the seed, which one machine takes before the first round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedSeed {
+    /// Number of steps.
+    pub steps: u64,
+    /// Tokens of a step.
+    pub step_tokens: u64,
+}
+
 /// The workers of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerFleet {
@@ -48,19 +57,24 @@ pub struct WorkerLink {
 pub struct TimePlan {
     /// Paths that the busiest worker trains in a round with the most paths.
     pub paths_per_worker: u64,
+    /// Seconds of the seed's steps, if the machine of one worker takes them.
+    pub seed_seconds: f64,
     /// Seconds of the inner steps of all rounds.
     pub training_seconds: f64,
     /// Hours that all workers together take for these steps.
     pub worker_hours: f64,
     /// Seconds of the transfers of all rounds, if training hides none of them; absent without a link.
     pub transfer_seconds: Option<f64>,
+    /// Seconds of seed, inner steps and, with a link, transfers.
+    pub total_seconds: f64,
     /// Smallest H with which the busiest worker trains for 90 % of the time although no transfer overlaps with training.
     pub inner_steps_for_90_percent: Option<f64>,
 }
 
 impl TimePlan {
-    /// The time of `rounds` of `inner_steps` steps of `step_tokens` tokens for each path.
+    /// The time of the seed, and of `rounds` of `inner_steps` steps of `step_tokens` tokens for each path.
     pub(crate) fn new(
+        seed: PlannedSeed,
         rounds: &[PlannedRounds],
         inner_steps: u64,
         step_tokens: u64,
@@ -76,11 +90,16 @@ impl TimePlan {
             let all = 8.0 * (workers.bytes_down as f64 / link.down + workers.bytes_up as f64 / link.up);
             all / paths_per_worker.max(1) as f64
         });
+        let seed_seconds = seed.steps as f64 * seed.step_tokens as f64 / workers.tokens_per_second;
+        let training_seconds = rounds_of_busiest * round;
+        let transfer_seconds = transfer.map(|seconds| seconds * rounds_of_busiest);
         Self {
             paths_per_worker,
-            training_seconds: rounds_of_busiest * round,
+            seed_seconds,
+            training_seconds,
             worker_hours: over_rounds(rounds, |paths| paths) as f64 * round / 3600.0,
-            transfer_seconds: transfer.map(|seconds| seconds * rounds_of_busiest),
+            transfer_seconds,
+            total_seconds: seed_seconds + training_seconds + transfer_seconds.unwrap_or(0.0),
             inner_steps_for_90_percent: transfer
                 .map(|seconds| (TRAINING_PER_TRANSFER * seconds / step).ceil()),
         }

@@ -29,8 +29,9 @@ The outer rate and momentum of the run stand beside those of the program's defau
 momentum is the paper's, 0.9.
 The command does not advise an H by quality. With --down and --up it has the smallest H with which a worker trains for 90 %
 of the time.
---measured fits a law to runs of your own, on your text: loss by parameters, paths and training tokens of a path. It predicts
-a run only if one measured run is at least as large in all three, and one at most as large.";
+--measured fits a law to runs of your own, on your text: loss by parameters, paths and training tokens of a path. With enough
+sizes of runs it has a loss that no training reaches, and a gain of more paths that changes with the tokens. It predicts a run
+only if one measured run is at least as large in all three, and one at most as large.";
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanOptions {
@@ -150,10 +151,12 @@ fn describe_measured(measured: &MeasuredPlan) -> String {
     let MeasuredPlan { law, prediction, refused } = measured;
     let exponents = law.quantities.iter().filter_map(|quantity| Some((quantity.name, quantity.exponent?)));
     let exponents = exponents.map(|(name, exponent)| format!("{name} to the {exponent:.3}"));
+    let floor = if law.floor > 0.0 { format!("{:.2}, and above it ", law.floor) } else { String::new() };
     let mut text = format!(
-        "\nloss of {} measured runs of {} sizes: as {}; off by {:.1} % at most for a size that is left out\n",
+        "\nloss of {} measured runs of {} sizes: {}as {}; off by {:.1} % at most for a size that is left out\n",
         law.runs,
         law.sizes,
+        floor,
         exponents.collect::<Vec<_>>().join(", "),
         100.0 * law.error,
     );
@@ -190,6 +193,13 @@ fn describe_time(sizes: &DryRun, time: &TimePlan, cost: Option<f64>) -> String {
         let _ = writeln!(text, "{} of transfers if training hides none of them", shown(transfers));
         let _ = writeln!(text, "with H = {steps:.0} a worker would still train for 90 % of the time");
     }
+    let _ = writeln!(
+        text,
+        "{} in all, with {} of the seed on one worker's machine{}",
+        shown(time.total_seconds),
+        shown(time.seed_seconds),
+        if time.transfer_seconds.is_some() { " and the transfers" } else { ", without transfers" },
+    );
     text
 }
 
@@ -228,6 +238,9 @@ fn levels(plan: &Plan) -> String {
     }
     let mut text =
         format!("{table}the law is that of arXiv:2503.09799, with the paths through a module as replicas\n");
+    if plan.levels.iter().any(|level| level.prediction.is_some()) {
+        text += "its losses are those of a token of C4 in the authors' vocabulary of 32,768: other text has others\n";
+    }
     let mut told: Vec<&str> = Vec::new();
     for refused in plan.levels.iter().filter_map(|level| level.refused.as_deref()) {
         if !told.contains(&refused) {

@@ -5,25 +5,52 @@ fn run(paths: u64, steps: u64, perplexity: f64) -> MeasuredRun {
     MeasuredRun { size, loss: perplexity.ln() }
 }
 
-/// Paths, steps, and perplexities of `docs/results/raw/lengths-and-grids.json`, means of three seeds. The last column is the
-/// error in per cent of the loss that the other sizes predict, as in the table of `docs/results/quality.md`.
-const TABLE: [(u64, u64, f64, f64); 12] = [
-    (1, 400, 168.26, -1.9),
-    (4, 400, 123.56, -0.1),
-    (16, 400, 88.36, 2.3),
-    (64, 400, 78.41, -0.8),
-    (256, 400, 66.50, -3.3),
-    (1, 1600, 82.94, 0.9),
-    (4, 1600, 67.93, 0.1),
-    (16, 1600, 50.19, 2.6),
-    (64, 1600, 43.88, 0.8),
-    (1, 6400, 50.95, -1.0),
-    (4, 6400, 43.26, -2.2),
-    (16, 6400, 33.12, 0.7),
+/// Paths, steps, perplexities by seed, and the error in per cent of the loss that the other sizes predict.
+type Row = (u64, u64, &'static [f64], f64);
+
+/// `docs/results/raw/lengths-and-grids.json`: an outer momentum of 0.9. The errors are those of `docs/results/quality.md`.
+const MOMENTUM_OF_THE_PAPERS: [Row; 12] = [
+    (1, 400, &[164.39, 173.00, 167.40], -2.3),
+    (4, 400, &[122.91, 127.97, 119.80], -0.2),
+    (16, 400, &[89.38, 85.11, 90.60], 2.5),
+    (64, 400, &[77.60, 79.07, 78.55], -0.1),
+    (256, 400, &[66.83, 67.04, 65.63], -1.7),
+    (1, 1600, &[82.09, 83.39, 83.35], 0.5),
+    (4, 1600, &[67.56, 69.28, 66.94], -1.5),
+    (16, 1600, &[51.01, 48.66, 50.91], 1.4),
+    (64, 1600, &[43.72, 43.92, 44.00], -0.9),
+    (1, 6400, &[51.44, 51.42, 49.98], 1.8),
+    (4, 6400, &[41.98, 43.31, 44.48], -1.7),
+    (16, 6400, &[32.99, 33.96, 32.42], 2.6),
 ];
 
+/// `docs/results/raw/defaults-lengths-and-grids.json`: the program's default outer step. The errors are those of
+/// `docs/results/quality.md`.
+const DEFAULT_OUTER_STEP: [Row; 13] = [
+    (1, 400, &[164.39, 173.00, 167.40], -2.3),
+    (4, 400, &[110.65, 115.09, 108.11], 0.8),
+    (16, 400, &[79.81, 75.52, 80.35], 2.9),
+    (64, 400, &[71.98, 71.80, 70.72], -3.4),
+    (1, 1600, &[79.35, 80.59, 80.85], -0.7),
+    (4, 1600, &[59.14, 60.65, 59.31], -0.8),
+    (16, 1600, &[44.11, 42.15, 43.98], 1.9),
+    (64, 1600, &[39.13, 39.43, 39.31], -1.7),
+    (1, 6400, &[48.29, 48.87, 48.76], -0.1),
+    (4, 6400, &[37.85, 38.86, 37.85], -0.3),
+    (16, 6400, &[30.93, 29.85, 31.14], 0.9),
+    (1, 25600, &[34.68, 35.14], 0.4),
+    (16, 25600, &[25.84, 24.62], -0.7),
+];
+
+fn runs_of(table: &[Row]) -> Vec<MeasuredRun> {
+    let row = |&(paths, steps, perplexities, _): &Row| {
+        perplexities.iter().map(move |&perplexity| run(paths, steps, perplexity))
+    };
+    table.iter().flat_map(row).collect()
+}
+
 fn measured() -> Vec<MeasuredRun> {
-    TABLE.into_iter().map(|(paths, steps, perplexity, _)| run(paths, steps, perplexity)).collect()
+    runs_of(&MOMENTUM_OF_THE_PAPERS)
 }
 
 #[test]
@@ -50,29 +77,73 @@ fn a_law_is_found_again() {
 }
 
 #[test]
-fn each_size_of_ours_is_predicted_by_the_others_with_the_error_of_the_table() {
-    let mut refused = Vec::new();
-    for (place, (paths, steps, _, error)) in TABLE.into_iter().enumerate() {
-        let mut others = measured();
-        let left_out = others.remove(place);
-        let law = MeasuredLaw::fit(&others).unwrap();
-        let predicted = law.coefficients.log_loss(left_out.size).exp();
-        let found = 100.0 * (predicted / left_out.loss - 1.0);
-        assert!((found - error).abs() < 0.06, "{paths} paths, {steps} steps: {found} is not {error}");
-        if law.predict(left_out.size).is_err() {
-            refused.push((paths, steps));
+fn a_floor_and_an_exponent_that_changes_are_found_again() {
+    let law = |size: RunSize| {
+        let [_, p, d] = size.values().map(|value| value as f64);
+        2.7 + 40.0 * p.powf(-0.2 - 0.03 * (d / 1e6).ln()) * d.powf(-0.3)
+    };
+    let mut runs = Vec::new();
+    for paths in [1, 4, 16, 64] {
+        for tokens in [200_000, 800_000, 3_200_000] {
+            let size = RunSize { parameters: 1_000_000, paths, tokens };
+            runs.push(MeasuredRun { size, loss: law(size) });
         }
     }
-    assert_eq!(refused, [(1, 400), (256, 400), (64, 1600), (16, 6400)]);
+    let fitted = MeasuredLaw::fit(&runs).unwrap();
+    assert!((fitted.floor - 2.7).abs() < 1e-4, "{fitted:?}");
+    assert!(fitted.error < 1e-5, "{fitted:?}");
+    let size = RunSize { parameters: 1_000_000, paths: 8, tokens: 2_000_000 };
+    assert!((fitted.predict(size).unwrap().loss - law(size)).abs() < 1e-4);
+    // Without two of the sizes there is no room for a floor, and the error says so.
+    let few: Vec<_> = runs.into_iter().filter(|run| run.size.paths < 16).collect();
+    let plain = MeasuredLaw::fit(&few).unwrap();
+    assert!(plain.floor == 0.0 && plain.error > 0.01, "{plain:?}");
+}
+
+#[test]
+fn each_size_of_ours_is_predicted_by_the_others_with_the_error_of_the_table() {
+    let outside = |table: &[Row]| {
+        let mut refused = Vec::new();
+        for &(paths, steps, perplexities, error) in table {
+            let mut others = runs_of(table);
+            let size = run(paths, steps, 1.0).size;
+            others.retain(|run| run.size != size);
+            let law = MeasuredLaw::fit(&others).unwrap();
+            let losses = perplexities.iter().map(|perplexity| perplexity.ln());
+            let mean = losses.sum::<f64>() / perplexities.len() as f64;
+            let found = 100.0 * (law.fit.loss(size) / mean - 1.0);
+            assert!((found - error).abs() < 0.06, "{paths} paths, {steps} steps: {found} is not {error}");
+            if law.predict(size).is_err() {
+                refused.push((paths, steps));
+            }
+        }
+        refused
+    };
+    assert_eq!(outside(&MOMENTUM_OF_THE_PAPERS), [(1, 400), (256, 400), (64, 1600), (16, 6400)]);
+    assert_eq!(outside(&DEFAULT_OUTER_STEP), [(1, 400), (64, 1600), (16, 25600)]);
+}
+
+/// These runs were in no fit: `steps-800.toml`, means of three seeds.
+#[test]
+fn runs_of_another_length_are_predicted_within_two_per_cent() {
+    let law = MeasuredLaw::fit(&measured()).unwrap();
+    for (paths, perplexities, error) in [
+        (1, [110.14, 112.09, 111.79], 0.4),
+        (4, [88.60, 90.79, 87.53], -0.5),
+        (16, [66.92, 63.84, 68.10], 0.9),
+    ] {
+        let mean = perplexities.map(f64::ln).iter().sum::<f64>() / 3.0;
+        let found = 100.0 * (law.predict(run(paths, 800, 1.0).size).unwrap().loss / mean - 1.0);
+        assert!((found - error).abs() < 0.06, "{paths} paths: {found} is not {error}");
+    }
 }
 
 #[test]
 fn a_prediction_has_the_largest_error_as_its_range() {
     let law = MeasuredLaw::fit(&measured()).unwrap();
-    assert!((law.error - 0.034).abs() < 0.0005, "{law:?}");
+    assert!((law.error - 0.027).abs() < 0.001, "{law:?}");
     assert_eq!(law.quantities[0].exponent, None);
     let prediction = law.predict(run(16, 800, 1.0).size).unwrap();
-    assert!((prediction.loss - 4.279).abs() < 0.001, "{prediction:?}");
     assert!((prediction.loss_at_most / prediction.loss - (1.0 + law.error)).abs() < 1e-9);
     assert!((prediction.loss / prediction.loss_at_least - (1.0 + law.error)).abs() < 1e-9);
 }

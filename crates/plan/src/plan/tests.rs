@@ -14,7 +14,7 @@ fn paper() -> Setting {
         paths: 64,
         trained_paths: 64,
         levels: vec![level(8, Some(0.7 * 8f64.sqrt())); 2],
-        seed_steps: 24_000,
+        seed: PlannedSeed { steps: 24_000, step_tokens: 512 * 1024 },
         rounds: vec![PlannedRounds { rounds: 427, paths: 64 }],
         inner_steps: 150,
         step_tokens: 512 * 1024,
@@ -94,6 +94,16 @@ fn outside_of_the_data_the_literature_has_no_outer_rate_and_nothing_is_warned_of
 }
 
 #[test]
+fn another_h_than_that_of_the_law_is_told_where_the_law_has_an_outer_rate() {
+    let told = |setting: &Setting| {
+        Plan::new(setting).warnings.iter().any(|text| text.contains("those of H = 30, and this run has 150"))
+    };
+    assert!(told(&paper()));
+    assert!(!told(&Setting { inner_steps: 30, ..paper() }));
+    assert!(!told(&Setting { parameters: 5_300_000, ..paper() }));
+}
+
+#[test]
 fn a_path_that_rests_in_three_of_four_rounds_reads_a_quarter() {
     let rounds = vec![PlannedRounds { rounds: 427, paths: 16 }];
     let plan = Plan::new(&Setting { rounds, ..paper() });
@@ -134,6 +144,11 @@ fn the_time_of_a_slow_link_says_how_long_a_round_must_be() {
     // 40 s down and 40 s up in each round.
     assert!((time.transfer_seconds.unwrap() - 427.0 * 80.0).abs() < 1e-6);
     assert_eq!(time.inner_steps_for_90_percent, Some(180.0));
+    // The seed's steps take a second, too.
+    assert_eq!(time.seed_seconds, 24_000.0);
+    assert!((time.total_seconds - (24_000.0 + 427.0 * 680.0)).abs() < 1e-6);
+    let unknown = Plan::new(&Setting { workers: Some(WorkerFleet { link: None, ..workers }), ..paper() });
+    assert!((unknown.time.unwrap().total_seconds - (24_000.0 + 427.0 * 600.0)).abs() < 1e-6);
 }
 
 #[test]
