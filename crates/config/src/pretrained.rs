@@ -1,4 +1,4 @@
-//! The shape and the learning rates that a pretrained model gives a run.
+//! The shape, the learning rates and the outer step that a pretrained model gives a run.
 
 use std::path::PathBuf;
 
@@ -32,14 +32,17 @@ const KEYS: [&str; 11] = [
     "tie_embeddings",
 ];
 
-/// Peak learning rates, which the user may change. The defaults are for random weights. Of 1e-4, 1.5e-4 and 2e-4 the first is the best
-/// for a model of 135M parameters (docs/results/pretrained.md, "The learning rate").
-const LEARNING_RATES: [&str; 2] = ["seed_model.adamw.learning_rate", "train.adamw.learning_rate"];
+/// Peak learning rates. The defaults are for random weights. Of 1e-4, 1.5e-4 and 2e-4 the first is the best for a model of 135M
+/// parameters (docs/results/pretrained.md, "The learning rate").
 const LEARNING_RATE: f64 = 1e-4;
+/// The outer learning rate, the same for all modules, and the outer momentum. The defaults were tried with random weights only, and
+/// higher rates step too far from a model of 135M parameters (docs/results/pretrained.md, "Outer rates").
+const OUTER_LEARNING_RATE: f64 = 0.35;
+const OUTER_MOMENTUM: f64 = 0.9;
 
 impl Pretrained {
     /// Puts the model's values before those of the user, and returns a problem for each value of the user that contradicts
-    /// the model. The user may take a shorter context, untie tied embeddings, and choose the learning rates.
+    /// the model. The user may take a shorter context, untie tied embeddings, and choose learning rates and outer step.
     pub(crate) fn take_precedence(&self, leaves: &mut Vec<Leaf>) -> Vec<Problem> {
         let ours = serde_json::to_value(&self.model).unwrap_or_default();
         let key_of = |leaf: &Leaf| leaf.path.to_string().strip_prefix("model.").map(str::to_owned);
@@ -65,8 +68,15 @@ impl Pretrained {
         // Its tokenizer comes with the model, so none is trained with a vocabulary of its own.
         let entries =
             ours.get("vocab_size").map(|entries| ("prepare.vocab_size".to_owned(), entries.clone()));
-        let rates = LEARNING_RATES.map(|key| (key.to_owned(), Value::from(LEARNING_RATE)));
-        let given = own.chain(entries).chain(rates).filter_map(|(key, value)| {
+        let training = [
+            ("seed_model.adamw.learning_rate", LEARNING_RATE.into()),
+            ("train.adamw.learning_rate", LEARNING_RATE.into()),
+            ("outer.rescale", "none".into()),
+            ("outer.nesterov.learning_rate", OUTER_LEARNING_RATE.into()),
+            ("outer.nesterov.momentum", OUTER_MOMENTUM.into()),
+        ];
+        let training = training.map(|(key, value): (&str, Value)| (key.to_owned(), value));
+        let given = own.chain(entries).chain(training).filter_map(|(key, value)| {
             Some(Leaf { path: KeyPath::parse(&key)?, value, raw: None, origin: origin.clone() })
         });
         leaves.splice(0..0, given.collect::<Vec<_>>());

@@ -137,7 +137,7 @@ fn a_file_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_pretrained_model_brings_its_learning_rates_and_the_user_may_choose_others() {
+fn a_pretrained_model_brings_its_rates_and_outer_step_and_the_user_may_choose_others() {
     let model = dipaco_model::ModelConfig { vocab_size: 1000, ..dipaco_model::ModelConfig::default() };
     let pretrained = Pretrained { path: "model".into(), model };
     let rates = |overrides: &[&str]| {
@@ -156,6 +156,16 @@ fn a_pretrained_model_brings_its_learning_rates_and_the_user_may_choose_others()
     };
     assert_eq!(rates(&[]), ((1e-4, 1e-4), Origin::Pretrained("model".into())));
     assert_eq!(rates(&["train.adamw.learning_rate=3e-5"]).0, (1e-4, 3e-5));
+    let outer = |overrides: &[&str]| {
+        let overrides = overrides.iter().map(|&set| set.to_owned()).collect();
+        let sources = Sources { pretrained: Some(pretrained.clone()), overrides, ..Sources::default() };
+        let outer = RunConfig::load(&sources).unwrap().config.outer;
+        (outer.rescale.factor(4), outer.nesterov.learning_rate, outer.nesterov.momentum)
+    };
+    assert_eq!(outer(&[]), (1.0, 0.35, 0.9));
+    let other =
+        ["outer.rescale=sqrt-paths", "outer.nesterov.learning_rate=0.7", "outer.nesterov.momentum=0.5"];
+    assert_eq!(outer(&other), (2.0, 0.7, 0.5));
     let random = set(&[]).unwrap().config;
     assert!(random.seed_model.adamw.learning_rate > 1e-4 && random.train.adamw.learning_rate > 1e-4);
 }
