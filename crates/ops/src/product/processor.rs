@@ -79,20 +79,13 @@ impl Processor {
         Self { lacks, int8: int8(), tile_problem: None, pair_cost: None }
     }
 
-    /// The time of a product of bf16 pairs over that of one of f32. The processor must have both.
+    /// The time of a product of bf16 pairs over that of one of f32; infinite where the program's processor lacks pairs.
     pub(crate) fn pair_cost(&self) -> f64 {
-        if let Some(cost) = self.pair_cost {
-            return cost;
-        }
         #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-        {
-            // SAFETY: both kinds of products are there by this function's contract.
-            unsafe { super::probe::pair_cost() }
-        }
+        let measured = super::probe::pair_cost;
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        {
-            f64::INFINITY
-        }
+        let measured = || None;
+        self.pair_cost.or_else(measured).unwrap_or(f64::INFINITY)
     }
 
     /// A processor with these sets, and with all kernels for int8.

@@ -10,13 +10,11 @@ const SUMS: usize = 24;
 /// Instructions per sum of a sample. A sample takes some ten microseconds, so most samples run without an interruption.
 const ROUNDS: usize = 400;
 
-/// The time of a bf16 instruction over that of an f32 instruction, both with AVX-512.
-///
-/// # Safety
-/// Needs AVX-512 F and BF16.
-pub(in crate::product) unsafe fn pair_cost() -> f64 {
-    // SAFETY: the processor has the instructions by this function's contract.
-    ratio(|| unsafe { singles() }, || unsafe { pairs() })
+/// The time of a bf16 instruction over that of an f32 instruction, both with AVX-512; `None` if the processor lacks one.
+pub(in crate::product) fn pair_cost() -> Option<f64> {
+    let there = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
+    // SAFETY: the processor has the instructions.
+    there.then(|| ratio(|| unsafe { singles() }, || unsafe { pairs() }))
 }
 
 /// Repeats an expression for each sum, with its index as a constant, so that the sums stay in registers.
@@ -78,9 +76,7 @@ mod tests {
 
     #[test]
     fn the_probe_gives_a_ratio_of_two_times_that_processors_have() {
-        let there = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
-        // SAFETY: the processor has the instructions.
-        let cost = there.then(|| unsafe { pair_cost() });
+        let cost = pair_cost();
         // No processor multiplies a pair in less than half the time of a single, or in more than ten times.
         assert!(cost.is_none_or(|cost| (0.5..10.0).contains(&cost)), "{cost:?}");
     }
