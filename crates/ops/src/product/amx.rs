@@ -52,8 +52,8 @@ pub(super) trait TileUnit {
     /// Computes a block.
     ///
     /// # Safety
-    /// [`BLOCK`] rows of A, all groups of B and [`BLOCK`] rows and columns of C must be there, and C must be this thread's. The
-    /// unit's instructions must be there, with tiles of 16 rows of 64 bytes.
+    /// The block must have a step. [`BLOCK`] rows of A, all groups of B and [`BLOCK`] rows and columns of C must be there, and C
+    /// must be this thread's. The unit's instructions must be there, with tiles of 16 rows of 64 bytes.
     unsafe fn multiply(block: &Block);
 }
 
@@ -62,7 +62,8 @@ pub(super) trait TileUnit {
 /// # Safety
 /// See [`super::kernel::Kernel`].
 pub(super) unsafe fn kernel<U: TileUnit>(tile: &Tile) {
-    let whole = tile.rows == BLOCK && tile.a_step == 1 && tile.groups.is_multiple_of(STEP);
+    // A unit computes at least one step. Without groups, the edge writes zeros, or C as it is.
+    let whole = tile.rows == BLOCK && tile.a_step == 1 && tile.groups > 0 && tile.groups.is_multiple_of(STEP);
     if !whole {
         // SAFETY: passed on.
         return unsafe { edge::<U>(tile) };
@@ -77,7 +78,7 @@ pub(super) unsafe fn kernel<U: TileUnit>(tile: &Tile) {
         c_row: tile.c_row,
         accumulate: tile.accumulate,
     };
-    // SAFETY: the tile has all rows and groups of the block by the kernel's contract.
+    // SAFETY: the tile has all rows and groups of the block by the kernel's contract, and at least one step.
     unsafe { U::multiply(&block) }
 }
 
@@ -126,11 +127,50 @@ unsafe fn edge<U: TileUnit>(tile: &Tile) {
             c_row: BLOCK,
             accumulate: tile.accumulate || first > 0,
         };
-        // SAFETY: the copies have all rows and groups of a block.
+        // SAFETY: the copies have all rows and groups of a block, and at least one step.
         unsafe { U::multiply(&block) };
     }
     for (i, sums) in sums.0.chunks_exact(BLOCK).take(tile.rows).enumerate() {
         // SAFETY: row i of C is ours by the kernel's contract.
         unsafe { std::slice::from_raw_parts_mut(tile.c.add(i * tile.c_row), BLOCK) }.copy_from_slice(sums);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The model, for blocks that the instructions can compute.
+    struct WithSteps;
+
+    impl TileUnit for WithSteps {
+        unsafe fn multiply(block: &Block) {
+            assert!(block.steps > 0, "the instructions would count down from 0");
+            // SAFETY: passed on.
+            unsafe { Model::multiply(block) }
+        }
+    }
+
+    #[test]
+    fn a_tile_without_groups_is_zero_or_stays_as_it_is() {
+        for (accumulate, expected) in [(false, 0.0), (true, 1.5)] {
+            let mut c = [1.5f32; BLOCK * BLOCK];
+            let tile = Tile {
+                groups: 0,
+                rows: BLOCK,
+                columns: NR,
+                a: std::ptr::dangling(),
+                a_row: 0,
+                a_step: 1,
+                b: std::ptr::dangling(),
+                b_step: NR,
+                c: c.as_mut_ptr(),
+                c_row: BLOCK,
+                accumulate,
+            };
+            // SAFETY: the tile reads no groups, and C has all of its rows and columns.
+            unsafe { kernel::<WithSteps>(&tile) };
+            assert_eq!(c, [expected; BLOCK * BLOCK]);
+        }
     }
 }
