@@ -151,6 +151,7 @@ unsafe fn multiply_into(
 ) {
     assert!(columns.start.is_multiple_of(NR) && columns.end <= rhs.columns, "columns that B does not have");
     assert!(lhs.groups <= rhs.groups && lhs.group == rhs.group, "operands that do not fit");
+    assert!(lhs.rows < 2 || c_row >= columns.len(), "the rows of the result overlap");
     if lhs.rows == 0 || columns.is_empty() {
         return;
     }

@@ -123,6 +123,16 @@ fn all_shapes() {
 }
 
 #[test]
+#[should_panic(expected = "the rows of the result overlap")]
+fn rows_of_a_result_that_overlap_are_refused() {
+    let (a, b) = ([1.0f32; 2], [1.0f32; 40]);
+    let mut memory = vec![0.0; packed_len(Group::Single, 1, b.len(), NR)];
+    let rhs = Rhs::pack(Group::Single, Matrix::rows(&b, 1, b.len()), &mut memory);
+    let mut c = [0.0; 2 * 40];
+    with_rows(LeftRows::contiguous(&a, 1), |lhs| multiply(lhs, rhs, 0..b.len(), &mut c, b.len() - 1, false));
+}
+
+#[test]
 fn every_kernel_computes_the_same_tile() {
     let _session = kernel::session(Group::Pair);
     // Operands with few bits, so that sums are exact in any order.
