@@ -16,7 +16,8 @@ const MADV_COLLAPSE: libc::c_int = 25;
 /// Linux 6.1 and newer moves the memory now. Older ones do it in the background, for memory with this mark.
 ///
 /// The advice covers whole huge pages, so also what lies beside the memory: the matrices of a module lie side by side, and most are
-/// smaller than a huge page.
+/// smaller than a huge page. Whole huge pages inside of each would be a third of the weights of 135M parameters in f32, and none in
+/// int8.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) fn keep(memory: &[f32]) {
     let begin = memory.as_ptr().addr() & !(HUGE_PAGE - 1);
@@ -104,13 +105,17 @@ mod tests {
     #[test]
     fn weights_are_marked_where_the_system_has_huge_pages() {
         let system = std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists();
-        let mut weights = Buffer::default();
-        weights.resize(16 << 20);
-        weights.fill(1.0);
-        super::keep(&weights);
-        assert!(weights.iter().all(|value| *value == 1.0));
-        for index in [0, weights.len() / 2, weights.len() - 1] {
-            assert_eq!(is_marked(weights[index..].as_ptr().addr()), system, "element {index}");
+        // Also those that are smaller than a huge page.
+        for length in [16 << 20, super::HUGE_PAGE / 16] {
+            let mut weights = Buffer::default();
+            weights.resize(length);
+            weights.fill(1.0);
+            super::keep(&weights);
+            assert!(weights.iter().all(|value| *value == 1.0));
+            for index in [0, length / 2, length - 1] {
+                let address = weights[index..].as_ptr().addr();
+                assert_eq!(is_marked(address), system, "element {index} of {length}");
+            }
         }
     }
 }
