@@ -75,7 +75,7 @@ pub use kv_pages::{KvPages, KvShape, PAGE_TOKENS, SequencePages, SequencePlace};
 pub use memory::{update_in_place, with_slice};
 pub use packed_block::{BlockPacker, BlockPart, PackedBlock};
 pub use packed_rows::{PackedRows, Target, gated_products};
-pub use product::{LinearProduct, product_rate, product_seconds};
+pub use product::{LONGEST_PASS, LinearProduct, product_rate, product_seconds};
 pub use profile::{Phase, Phases, Profile};
 pub use rope::RopeTable;
 pub use vector::dispatch as with_vector_units;

@@ -40,6 +40,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::element::{Element, Precision};
+pub use kernel::LONGEST_PASS;
 pub(crate) use kernel::{MOST_PANEL, Tiling};
 pub(crate) use left::{left_len, pack_left};
 pub(crate) use matrix::{LeftRows, Matrix, Order};

@@ -39,6 +39,10 @@ pub(super) const MOST_ROWS: usize = amx::BLOCK;
 /// Most rows of a task of any kernel.
 pub(crate) const MOST_PANEL: usize = 64;
 
+/// Most elements of a sum that any set computes in one pass, except for the sets that compute every sum in one. Two sets that
+/// differ in the depth of a pass only give a longer sum other bits.
+pub const LONGEST_PASS: usize = 1024;
+
 impl Tiling {
     /// Of the kernels that keep 12 × 32 sums in vector registers.
     const VECTOR: Self = Self { rows: 12, panel: 48, tall: 192, depth: 256 };

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 
 use super::portable::{halves_portable, pairs_portable, portable, transpose_portable};
 use super::*;
+use crate::KernelSet;
 use crate::kernel_set::with_set;
 use crate::test_support::{in_pool, numbers};
 
@@ -199,6 +200,19 @@ fn every_kernel_computes_the_same_tile() {
 
 fn small(i: u32) -> bf16 {
     bf16::from_f32(((i * 37 % 17) as f32 - 8.0) / 8.0)
+}
+
+#[test]
+fn no_pass_of_a_limited_depth_is_longer_than_the_longest() {
+    for set in KernelSet::ALL {
+        // Depths only, so also those of sets that this processor lacks.
+        let depths = with_set(Some(set), || {
+            [Group::Single, Group::Pair].map(|group| (group, Tiling::of_group(group).depth))
+        });
+        for (group, depth) in depths.into_iter().filter(|(_, depth)| *depth < usize::MAX) {
+            assert!(depth * group.elements() <= LONGEST_PASS, "{set}, {group:?}: {depth}");
+        }
+    }
 }
 
 #[test]
