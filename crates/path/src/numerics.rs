@@ -129,18 +129,22 @@ mod tests {
         assert!(first.starts_with(&kind) && first.len() == kind.len() + 16, "{first}");
     }
 
-    /// Begins a line of [`hashes_of_this_process`].
+    /// Begins a line of [`a_training_has_the_same_gradients_again`], which the next test reads.
     const LINE: &str = "hash of a training: ";
 
     #[test]
-    #[ignore = "the next test runs it, in processes of its own"]
-    fn hashes_of_this_process() {
+    fn a_training_has_the_same_gradients_again() {
         // One sequence: of several, the head takes as many rows at a time as suit the set's tiles of bf16.
         let short = Training { batch: 1, ..SHORT_SUMS };
         for training in [short].into_iter().chain(LONG_SUMS) {
-            let mut hasher = blake3::Hasher::new();
-            add(&mut hasher, &training.gradients(&TrainDevice::Cpu, Dtype::F32).unwrap());
-            println!("\n{LINE}{}", hasher.finalize());
+            let hash = || {
+                let mut hasher = blake3::Hasher::new();
+                add(&mut hasher, &training.gradients(&TrainDevice::Cpu, Dtype::F32).unwrap());
+                hasher.finalize()
+            };
+            let first = hash();
+            assert_eq!(first, hash());
+            println!("\n{LINE}{first}");
         }
     }
 
@@ -149,7 +153,7 @@ mod tests {
     fn kernels_that_differ_in_the_depth_of_a_pass_differ_in_long_sums() {
         let hashes = |set: KernelSet| {
             let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "numerics::tests::hashes_of_this_process", "--ignored", "--nocapture"])
+                .args(["--exact", "numerics::tests::a_training_has_the_same_gradients_again", "--nocapture"])
                 .env("DIPACO_SIMD", set.name())
                 .output()
                 .unwrap();
