@@ -196,6 +196,7 @@ impl MeasuredLaw {
         if sizes.len() < needed {
             return Err(FitError::TooFew { differing, needed, found: sizes.len() });
         }
+        // Where the runs or all but one size do not determine the full law, the plain one remains.
         let full = Form::full(differs);
         let with_floor =
             if full.sizes() <= sizes.len() { fit_with_error(runs, &sizes, full).ok() } else { None };
