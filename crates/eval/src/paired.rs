@@ -24,12 +24,13 @@ pub struct PairedDifference {
 }
 
 impl PairedDifference {
-    /// Compares a model with a base. Equal inputs give equal bits. `None` if the two did not score the same documents, or the
-    /// bytes of their text are not known.
+    /// Compares a model with a base. Equal inputs give equal bits. `None` if the two did not score the same documents, or only one,
+    /// or the bytes of their text are not known.
     #[must_use]
     pub fn between(model: &Evaluation, base: &Evaluation) -> Option<Self> {
         let (ours, theirs) = (&model.document_losses, &base.document_losses);
-        if ours.is_empty() || ours.len() != theirs.len() {
+        // The draws of a single document are all alike, and an interval without width would promise much.
+        if ours.len() < 2 || ours.len() != theirs.len() {
             return None;
         }
         let pairs = ours.iter().zip(theirs).map(|(our, their)| {

@@ -1,6 +1,6 @@
 //! Reading an experiment file and expanding it into cells.
 
-mod ensembles;
+mod evaluations;
 mod lengths;
 mod sweeps;
 
@@ -83,6 +83,12 @@ impl Experiment {
         self.file.notes.trim()
     }
 
+    /// The error of an experiment whose values do not fit together.
+    #[must_use]
+    pub fn unusable(&self, problem: String) -> ExperimentError {
+        ExperimentError::Experiment { path: self.path.clone(), problem }
+    }
+
     /// Name of the run that the other runs are compared with.
     #[must_use]
     pub fn baseline(&self) -> &str {
@@ -95,7 +101,7 @@ impl Experiment {
     ///
     /// # Errors
     /// [`ExperimentError::Configuration`] for the first run with an unusable configuration, [`ExperimentError::Experiment`] when
-    /// an ensemble has more paths than its run, or an evaluation would read sequences of different lengths because none is set.
+    /// an ensemble has more paths than its run, early stopping has no held-out documents, or an evaluation would read sequences of different lengths because none is set.
     pub fn cells(&self) -> Result<Vec<Cell>, ExperimentError> {
         let mut seeds: Vec<u64> = Vec::new();
         for seed in self.file.runs.iter().flat_map(|run| self.seeds_of(run)) {
@@ -164,7 +170,7 @@ impl Experiment {
                 config: self.config(run, router, None, over, seed)?,
                 evaluations,
             };
-            self.check_ensembles(&cell)?;
+            self.check_evaluations(&cell)?;
             cells.push(cell);
         }
         Ok(cells)

@@ -1,6 +1,6 @@
 //! A table as Markdown.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 
 use dipaco_telemetry::human;
@@ -155,6 +155,30 @@ fn escape(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
 
+impl ExperimentTable {
+    /// A line if rows were trained by different programs or with different arithmetic: the same training then has other results.
+    fn write_arithmetic(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut known: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for row in &self.rows {
+            for trained_by in &row.trained_by {
+                let rows = known.entry(trained_by).or_default();
+                if !rows.contains(&row.of_run()) {
+                    rows.push(row.of_run());
+                }
+            }
+        }
+        if known.len() < 2 {
+            return Ok(());
+        }
+        let each = known.iter().map(|(trained_by, rows)| format!("- {trained_by}: {}", rows.join(", ")));
+        writeln!(
+            f,
+            "\nNot all rows come from the same program and arithmetic, which also changes results a little:\n\n{}",
+            each.collect::<Vec<_>>().join("\n")
+        )
+    }
+}
+
 impl fmt::Display for ExperimentTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "## {}\n", self.title)?;
@@ -190,6 +214,16 @@ impl fmt::Display for ExperimentTable {
                 self.baseline
             )?;
         }
+        for row in self.rows.iter().filter(|row| row.counts_other_tokens) {
+            writeln!(
+                f,
+                "\n`{}` counts other tokens or documents than `{}`, so their perplexities can't be compared: give both the same \
+                 `[evaluation]`.",
+                row.label(),
+                self.baseline
+            )?;
+        }
+        self.write_arithmetic(f)?;
         let with_domains: Vec<&TableRow> = self.rows.iter().filter(|row| !row.domains.is_empty()).collect();
         if !with_domains.is_empty() {
             write_domains(f, &with_domains)?;

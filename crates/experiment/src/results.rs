@@ -90,6 +90,9 @@ pub struct Facts {
     /// Measurements on validation text during training (`train.validate_every`), by steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub validation: Vec<ValidationPoint>,
+    /// The build of the program and the fingerprint of the arithmetic that trained the cell; `None` in results of earlier programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_by: Option<String>,
 }
 
 /// A measurement on validation text during training, each path on its own documents.

@@ -1,6 +1,6 @@
 //! Results of an experiment, summarised over the seeds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -43,8 +43,12 @@ pub struct TableRow {
     pub perplexities: Vec<(u64, f64)>,
     /// Perplexity over the seeds.
     pub perplexity: Spread,
-    /// Change of the perplexity against the baseline with the same seed, as a share; `None` if no seed has both.
+    /// Change of the perplexity against the baseline with the same seed, as a share, of the seeds that have both on the same number
+    /// of tokens; `None` without such a seed.
     pub change: Option<Spread>,
+    /// True if the baseline counted other tokens with one of the seeds: perplexities on other text can't be compared.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub counts_other_tokens: bool,
     /// Bits per byte over the seeds.
     pub bits_per_byte: Option<Spread>,
     /// Bits per token that the division of the text explains ([`Facts::token_gain`]), over the seeds.
@@ -65,6 +69,9 @@ pub struct TableRow {
     pub domains: BTreeMap<String, Spread>,
     /// Signs of too little data per path, by seed.
     pub warnings: Vec<String>,
+    /// Programs and kinds of arithmetic of the trainings ([`Facts::trained_by`]), each once.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub trained_by: BTreeSet<String>,
 }
 
 impl ExperimentTable {
@@ -108,15 +115,16 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
     let perplexities: Vec<(u64, f64)> =
         measured.iter().map(|(cell, found)| (cell.seed, found.perplexity)).collect();
     let numbers: Vec<f64> = perplexities.iter().map(|(_, perplexity)| *perplexity).collect();
-    // Always the baseline's first evaluation: a baseline of one path has no other, and all count the same tokens.
+    // Always the baseline's first evaluation: a baseline of one path has no other.
     let base = |seed: u64| {
         let base = results.cells.iter().find(|cell| cell.run == results.baseline && cell.seed == seed)?;
-        base.measurements.first().map(|found| found.perplexity)
+        base.measurements.first()
     };
-    let changes: Vec<f64> = perplexities
-        .iter()
-        .filter_map(|(seed, perplexity)| base(*seed).map(|base| perplexity / base - 1.0))
-        .collect();
+    let text = |found: &Measurement| (found.tokens_counted, found.documents);
+    let pairs = measured.iter().filter_map(|(cell, found)| Some((*found, base(cell.seed)?)));
+    let (same, other): (Vec<_>, Vec<_>) = pairs.partition(|(found, base)| text(found) == text(base));
+    let changes: Vec<f64> =
+        same.iter().map(|(found, base)| found.perplexity / base.perplexity - 1.0).collect();
     let over = |get: fn(&Measurement) -> Option<f64>| {
         Spread::of(&measured.iter().filter_map(|(_, found)| get(found)).collect::<Vec<_>>())
     };
@@ -141,6 +149,7 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
         perplexity: Spread::of(&numbers)?,
         perplexities,
         change: Spread::of(&changes),
+        counts_other_tokens: !other.is_empty(),
         bits_per_byte: over(|found| found.bits_per_byte),
         token_gain: Spread::of(
             &measured.iter().filter_map(|(cell, _)| cell.facts.token_gain).collect::<Vec<_>>(),
@@ -151,6 +160,7 @@ fn row(results: &Results, of: &CellResult, evaluation: &str) -> Option<TableRow>
         differences,
         domains: domains.filter_map(|(name, bits)| Some((name.to_owned(), Spread::of(&bits)?))).collect(),
         warnings,
+        trained_by: measured.iter().filter_map(|(cell, _)| cell.facts.trained_by.clone()).collect(),
     })
 }
 

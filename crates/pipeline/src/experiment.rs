@@ -5,6 +5,7 @@
 //! once.
 
 mod cell;
+mod check;
 mod driver;
 mod facts;
 mod folder;

@@ -58,7 +58,7 @@ pub enum MeasuredRunsError {
 }
 
 /// The law of the runs in the results of experiments: those of these names, or all. A run with several evaluations counts with the
-/// first.
+/// first. A training that several experiments share counts once.
 ///
 /// # Errors
 /// When a file can't be read, when no file has a run, when runs were evaluated on different text, and when the runs determine no
@@ -74,9 +74,14 @@ pub fn measured_law(files: &[PathBuf], names: &[String]) -> Result<MeasuredLaw, 
         return Err(MeasuredRunsError::UnknownRun { name: name.clone(), known });
     }
     let mut runs = Vec::new();
+    let mut seen = BTreeSet::new();
     let mut first: Option<(&CellResult, u64)> = None;
     for cell in cells.iter().filter(|cell| names.is_empty() || names.contains(&cell.run)) {
         let Some(measurement) = cell.measurements.first() else { continue };
+        // Results that were written by hand have no keys.
+        if !cell.key.is_empty() && !seen.insert(cell.key.as_str()) {
+            continue;
+        }
         let others = measurement.tokens_counted;
         let &mut (one, tokens) = first.get_or_insert((cell, others));
         if tokens != others {
@@ -141,6 +146,9 @@ mod tests {
         let names = ["dense", "4 × 4"].map(str::to_owned);
         let law = measured_law(&files, &names).unwrap();
         assert_eq!((law.runs, law.sizes), (5, 5));
+        // A third file with trainings of the second.
+        let again = [&files[..], &[write(folder.path(), "c.json", &long)]].concat();
+        assert_eq!(measured_law(&again, &names).unwrap(), law);
         let exponents = law.quantities.map(|quantity| quantity.exponent);
         assert!(exponents[0].is_none() && exponents[1].unwrap() < 0.0 && exponents[2].unwrap() < 0.0);
         let error = measured_law(&files, &[]).unwrap_err().to_string();

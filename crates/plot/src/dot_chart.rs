@@ -105,7 +105,11 @@ impl DotChart {
         }
         canvas.dot(at(mean), if alone { 5.0 } else { 4.0 }, colour, "#ffffff");
         if alone {
-            let text = if mean >= 1000.0 { format!("{mean:.0}") } else { format!("{mean:.2}") };
+            let text = match mean.abs() {
+                1000.0.. => format!("{mean:.0}"),
+                1.0.. => format!("{mean:.2}"),
+                _ => format!("{mean:.3}"),
+            };
             let at = frame.point(WIDTH + 8.0, level).plus(0.0, TICK * 0.36);
             canvas.text(at, TICK, Anchor::Start, &text);
         }

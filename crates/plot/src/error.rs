@@ -13,8 +13,8 @@ pub enum PlotError {
         #[source]
         source: Box<resvg::usvg::Error>,
     },
-    /// The picture would be empty or too large.
-    #[error("a picture of {width} × {height} pixels is empty or too large: choose another scale")]
+    /// The picture would be empty.
+    #[error("a picture of {width} × {height} pixels is empty: choose another scale")]
     Size {
         /// Width in pixels.
         width: u32,

@@ -133,8 +133,16 @@ fn ticks_are_round_numbers_that_can_be_told_apart() {
 }
 
 #[test]
-fn other_text_and_too_large_pictures_are_refused() {
+fn other_text_and_empty_pictures_are_refused() {
     assert!(matches!(png("no", 1.0), Err(PlotError::Svg { .. })));
-    assert!(matches!(png(&lines().svg(), 1e6), Err(PlotError::Size { .. })));
     assert!(matches!(png(&lines().svg(), f32::NAN), Err(PlotError::Size { .. })));
+}
+
+#[test]
+fn a_very_long_picture_is_drawn_smaller() {
+    let long = r#"<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20000"/>"#;
+    let bytes = png(long, 2.0).unwrap();
+    // Width and height in the first chunk of a PNG.
+    let number = |at: usize| u32::from_be_bytes(*bytes[at..].first_chunk().unwrap());
+    assert_eq!((number(16), number(20)), (17, 16_384));
 }

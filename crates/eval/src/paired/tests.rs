@@ -74,6 +74,8 @@ fn models_of_other_text_are_not_compared() {
     ] {
         assert_eq!(PairedDifference::between(&one(), &other), None);
     }
+    let single = || evaluation([(1, 5.0, 10)]);
+    assert_eq!(PairedDifference::between(&single(), &single()), None, "one document has no interval");
     let unknown = || evaluation([(1, 5.0, 0), (2, 6.0, 0)]);
     assert_eq!(PairedDifference::between(&unknown(), &unknown()), None);
 }

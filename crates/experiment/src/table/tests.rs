@@ -57,6 +57,38 @@ fn changes_are_against_the_baseline_of_the_same_seed() {
 }
 
 #[test]
+fn perplexities_on_other_tokens_are_not_compared() {
+    let mut other = results();
+    other.cells[1].measurements[0].tokens_counted = 9;
+    let table = ExperimentTable::of(&other);
+    let [_, once, best] = &table.rows[..] else { panic!("three lines") };
+    assert!(once.counts_other_tokens && !best.counts_other_tokens);
+    // The other seed is still compared.
+    assert!((once.change.unwrap().mean - (88.0 / 110.0 - 1.0)).abs() < 1e-12);
+    assert!(
+        table.to_string().contains("`2x2 · k-means · once` counts other tokens or documents than `dense`")
+    );
+    other.cells[3].measurements[0].documents = 2;
+    assert_eq!(ExperimentTable::of(&other).rows[1].change, None);
+}
+
+#[test]
+fn rows_of_different_machines_are_told_apart() {
+    let mut mixed = results();
+    let differs = "Not all rows come from the same program and arithmetic";
+    for cell in &mut mixed.cells {
+        cell.facts.trained_by = Some("0.1.0+a, cpu-avx512-1".into());
+    }
+    assert!(!ExperimentTable::of(&mixed).to_string().contains(differs));
+    mixed.cells[3].facts.trained_by = Some("0.1.0+a, cuda-2".into());
+    let text = ExperimentTable::of(&mixed).to_string();
+    for says in [differs, "- 0.1.0+a, cpu-avx512-1: dense, 2x2 · k-means", "- 0.1.0+a, cuda-2: 2x2 · k-means"]
+    {
+        assert!(text.contains(says), "{says}: {text}");
+    }
+}
+
+#[test]
 fn the_table_in_markdown() {
     let text = ExperimentTable::of(&results()).to_string();
     let line = "| 2x2 | k-means | once | 2 | 1.30M | 0.00M | 100 | 2.0k | 89.00 ± 1.41 | 90.00 / 88.00 | \

@@ -18,12 +18,15 @@ pub(super) fn by_domain(results: &Results) -> Option<DotChart> {
         domains.iter().map(|found| (found.domain.clone(), found.bits_per_byte)).collect()
     };
     let baselines = results.cells.iter().filter(|cell| cell.run == results.baseline);
-    let baselines: BTreeMap<u64, BTreeMap<String, f64>> =
-        baselines.map(|cell| (cell.seed, first(&cell.measurements))).collect();
+    let mut first_of_seed: BTreeMap<u64, BTreeMap<String, f64>> = BTreeMap::new();
+    for cell in baselines {
+        // With several routers of the baseline the first counts, as in the table.
+        first_of_seed.entry(cell.seed).or_insert_with(|| first(&cell.measurements));
+    }
     let mut names: Vec<String> = Vec::new();
     let mut rows: BTreeMap<String, Vec<DotMark>> = BTreeMap::new();
     for cell in results.cells.iter().filter(|cell| cell.run != results.baseline) {
-        let Some(baseline) = baselines.get(&cell.seed) else { continue };
+        let Some(baseline) = first_of_seed.get(&cell.seed) else { continue };
         let name = joined(&[&cell.run, &cell.router]);
         for (domain, bits) in first(&cell.measurements) {
             let Some(of_baseline) = baseline.get(&domain) else { continue };
@@ -103,6 +106,10 @@ mod tests {
             rows,
             [("law", vec![mark(&[-0.5, -1.0], 0), mark(&[-1.0], 1)]), ("web", vec![mark(&[0.25], 0)]),]
         );
+        let mut of_another_router = cell("dense", 1, &[("law", 9.0), ("web", 9.0)]);
+        of_another_router.router = "second".to_owned();
+        results.cells.push(of_another_router);
+        assert_eq!(by_domain(&results).unwrap().rows[1].marks, [mark(&[0.25], 0)]);
         results.cells.retain(|cell| cell.run == "dense");
         assert!(by_domain(&results).is_none());
     }

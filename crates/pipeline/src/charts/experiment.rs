@@ -98,10 +98,11 @@ fn dots(table: &ExperimentTable) -> DotChart {
     }
 }
 
-/// A line for each router and evaluation that was measured with several numbers of paths.
+/// A line for each router and evaluation that was measured with several numbers of paths. Replicas of one model are no paths.
 fn against_paths(table: &ExperimentTable) -> Option<LineChart> {
+    let has_paths = |row: &TableRow| row.facts.paths > 1 && row.facts.modules != 1;
     let mut kinds: Vec<(&str, &str)> = Vec::new();
-    for row in table.rows.iter().filter(|row| row.facts.paths > 1) {
+    for row in table.rows.iter().filter(|row| has_paths(row)) {
         if !kinds.contains(&(&row.router, &row.evaluation)) {
             kinds.push((&row.router, &row.evaluation));
         }
@@ -112,7 +113,7 @@ fn against_paths(table: &ExperimentTable) -> Option<LineChart> {
         // Of several runs with as many paths the first counts: a line shows one thing.
         let mut by_paths: BTreeMap<u32, &TableRow> = BTreeMap::new();
         for row in &table.rows {
-            if row.router == router && row.evaluation == evaluation && row.facts.paths > 1 {
+            if row.router == router && row.evaluation == evaluation && has_paths(row) {
                 by_paths.entry(row.facts.paths).or_insert(row);
             }
         }

@@ -39,7 +39,9 @@ pub(super) fn finish(
         None => {
             let wire_bytes = train_cell(folder, run, &place.config, text)?;
             let phase = folder.runtime.block_on(phases::current(run))?;
-            let facts = Facts { wire_bytes, ..facts(run, &place.config, phase)? };
+            let numerics = dipaco_path::numerics(&device::open(folder.options.device)?)?;
+            let trained_by = Some(format!("{}, {numerics}", dipaco_train::BUILD));
+            let facts = Facts { wire_bytes, trained_by, ..facts(run, &place.config, phase)? };
             record.trained = Some(facts.clone());
             record.save(run.root())?;
             facts

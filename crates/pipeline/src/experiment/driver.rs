@@ -11,6 +11,7 @@ use dipaco_experiment::{
 };
 
 use super::cell;
+use super::check::check_evaluations;
 use super::folder::ExperimentFolder;
 use super::record::write_json;
 use crate::charts::of_results;
@@ -43,13 +44,14 @@ pub fn run(
     selection: &Selection,
 ) -> Result<ExperimentOutcome, PipelineError> {
     let (sweeps, cells) = (selection.sweeps(experiment)?, selection.cells(experiment)?);
-    let missing: Vec<String> = sweeps.iter().flat_map(Sweep::cells).chain(&cells).map(Cell::label).collect();
+    let all = || sweeps.iter().flat_map(Sweep::cells).chain(&cells);
+    check_evaluations(experiment, all(), folder.options.model.is_some())?;
+    let missing: Vec<String> = all().map(Cell::label).collect();
     let mut work = Work::new(folder, experiment, missing);
     // What is finished is published before anything is trained: the results of an interrupted command have it too.
     work.pass(experiment)?;
     // The turn of a cell with a label file may come after days, and that of the command's label file after the first training.
-    let of_shards =
-        sweeps.iter().flat_map(Sweep::cells).chain(&cells).filter_map(|it| cell::label_file(&it.config));
+    let of_shards = all().filter_map(|it| cell::label_file(&it.config));
     let of_command = work.folder.options.labels.as_deref();
     of_shards.chain(of_command).collect::<BTreeSet<&Path>>().into_iter().try_for_each(labels::check_file)?;
     work.selection = Some(selection);

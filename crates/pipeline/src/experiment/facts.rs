@@ -38,6 +38,7 @@ pub(super) fn facts(run: &RunDirectory, config: &RunConfig, phase: u32) -> Resul
         token_gain: dipaco_routing::token_gain(&shards, config.routing.prefix_tokens)?,
         heldout: heldout(run)?,
         validation: validation(&curves),
+        trained_by: None,
     })
 }
 

@@ -1,4 +1,4 @@
-//! The number of paths of an ensemble.
+//! Evaluations that a cell can't have.
 
 use dipaco_topology::Topology;
 
@@ -7,8 +7,21 @@ use crate::cell::{Cell, CellEvaluation, EvaluatedModel};
 use crate::error::ExperimentError;
 
 impl Experiment {
-    /// Refuses a cell with an ensemble of more paths than it has: its line would be named after paths that are not there.
-    pub(super) fn check_ensembles(&self, cell: &Cell) -> Result<(), ExperimentError> {
+    /// Refuses a cell with early stopping and nothing to stop by: its line would be that of the last weights under another name.
+    /// Refuses one with an ensemble of more paths than it has: its line would be named after paths that are not there.
+    pub(super) fn check_evaluations(&self, cell: &Cell) -> Result<(), ExperimentError> {
+        let train = &cell.config.train;
+        let stopping = cell.evaluations.iter().find(|evaluation| evaluation.early_stopping);
+        if let Some(CellEvaluation { name, .. }) = stopping
+            && (train.holdout_fraction == 0.0 || train.holdout_sequences == 0)
+        {
+            let problem = format!(
+                "{}: the evaluation `{name}` has early_stopping = true, and the run holds out no documents by which a path could \
+                 stop: set train.holdout_fraction and train.holdout_sequences above 0, or name other evaluations for this run",
+                cell.label()
+            );
+            return Err(ExperimentError::Experiment { path: self.path.clone(), problem });
+        }
         for CellEvaluation { name, model, config, .. } in &cell.evaluations {
             let EvaluatedModel::Ensemble(most) = *model else { continue };
             // A configuration with an unusable topology is refused when it is read.
@@ -63,6 +76,26 @@ configuration.topology.levels = [{{ modules = 1, blocks = "0..4", embedding = tr
         }
         let dense = ensemble_of(2, "evaluations = [\"several paths\"]");
         assert!(matches!(dense.cells(), Err(ExperimentError::Experiment { .. })));
+    }
+
+    #[test]
+    fn early_stopping_needs_held_out_documents() {
+        let text = |held_out: &str| {
+            format!(
+                "name = \"stopping\"\n[configuration]\n{held_out}\n[[evaluations]]\nname = \"best\"\nearly_stopping = true\n\
+                 [[runs]]\nname = \"2x2\"\n"
+            )
+        };
+        let cells =
+            |held_out: &str| Experiment::parse(&text(held_out), Path::new("stopping.toml")).unwrap().cells();
+        assert_eq!(cells("").unwrap().len(), 1);
+        for none in ["train.holdout_fraction = 0.0", "train.holdout_sequences = 0"] {
+            let message = cells(none).unwrap_err().to_string();
+            assert!(
+                message.contains("`best` has early_stopping = true") && message.contains("holdout_fraction"),
+                "{message}"
+            );
+        }
     }
 
     #[test]
