@@ -80,6 +80,10 @@ pub struct Facts {
     /// Sizes of the training shards; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<Shards>,
+    /// Number of passes of the training over the shard that it reads most often, without padding; `None` in results of earlier
+    /// programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub readings: Option<f64>,
     /// Bits per token by which a shard's own token frequencies predict its text better than those of all text, as in
     /// `route inspect`; `None` for a single path, or if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -216,9 +220,13 @@ impl Facts {
         u64::from(self.paths).saturating_mul(steps).saturating_mul(self.step_tokens)
     }
 
-    /// Number of passes of the training over the smallest shard; `None` if unknown.
+    /// Number of passes of the training over the shard that it reads most often; `None` if unknown. Results of earlier programs
+    /// count padding as text.
     #[must_use]
-    pub fn readings_of_smallest_shard(&self) -> Option<f64> {
+    pub fn most_readings(&self) -> Option<f64> {
+        if self.readings.is_some() {
+            return self.readings;
+        }
         let smallest = self.shards.as_ref()?.tokens.iter().min().copied()?;
         (smallest > 0).then(|| self.steps as f64 * self.step_tokens as f64 / smallest as f64)
     }
@@ -234,8 +242,7 @@ impl Facts {
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut out = Vec::new();
-        if let Some(readings) = self.readings_of_smallest_shard().filter(|readings| *readings > MANY_READINGS)
-        {
+        if let Some(readings) = self.most_readings().filter(|readings| *readings > MANY_READINGS) {
             out.push(format!("training reads the smallest shard {readings:.1} times"));
         }
         let risen = self.risen_paths();

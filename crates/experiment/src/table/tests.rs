@@ -188,6 +188,10 @@ fn little_data_per_path_is_reported() {
     let text = ExperimentTable::of(&results).to_string();
     assert!(text.contains("- 2x2 · k-means, seed 1: training reads the smallest shard 10.0 times"), "{text}");
     assert!(text.contains("the held-out loss of 1 of 2 paths"), "{text}");
+    // With padding the training would have read the shard ten times.
+    results.cells[1].facts.readings = Some(3.5);
+    let text = ExperimentTable::of(&results).to_string();
+    assert!(!text.contains("reads the smallest shard"), "{text}");
 }
 
 #[test]

@@ -6,8 +6,10 @@ use dipaco_config::RunConfig;
 use dipaco_experiment::{Facts, Heldout, Shards, ValidationPoint};
 use dipaco_model::{level_specs, parameters, path_specs};
 use dipaco_routing::ShardSet;
+use dipaco_store::ShardRecord;
 use dipaco_telemetry::{Event, read_events};
 use dipaco_topology::{PathId, Topology};
+use dipaco_train::shard_repeats;
 
 use crate::charts::RunCurves;
 use crate::error::PipelineError;
@@ -22,12 +24,20 @@ pub(super) fn facts(run: &RunDirectory, config: &RunConfig, phase: u32) -> Resul
     });
     let shards = ShardSet::open(&run.routing(phase).train())?;
     let curves = RunCurves::read(run, config)?;
+    let steps = steps(&curves, config);
+    let rounds = steps as f64 / config.train.inner_steps.max(1) as f64;
+    let readings = shards.shards().iter().map(|shard| {
+        let (documents, tokens) = (shard.documents, shard.tokens);
+        let shard = ShardRecord { file: String::new(), hash: String::new(), documents, tokens };
+        shard_repeats(&shard, &config.train, rounds)
+    });
     Ok(Facts {
         paths: topology.paths(),
         modules: (0..topology.levels()).map(|level| topology.modules_in(level)).sum(),
         path_parameters: parameters(&path_specs(&config.model)) as u64,
         all_parameters: all.sum(),
-        steps: steps(&curves, config),
+        steps,
+        readings: readings.reduce(f64::max),
         step_tokens: config.train.batch as u64 * config.train.sequence_tokens as u64,
         seconds: seconds(&curves),
         wire_bytes: None,
