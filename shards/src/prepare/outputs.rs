@@ -50,11 +50,12 @@ pub(super) fn list(
     Ok(names)
 }
 
-/// Removes all files of the folder of the pieces but the listed ones.
+/// Removes all files of the folder of the pieces but the listed ones. Folders are of other programs and stay.
 pub(super) fn remove_others(folder: &Path, listed: &BTreeSet<String>) -> Result<(), ShardsError> {
     for entry in std::fs::read_dir(folder).map_err(ShardsError::io("read", folder))? {
         let entry = entry.map_err(ShardsError::io("read", folder))?;
-        if !listed.contains(entry.file_name().to_string_lossy().as_ref()) {
+        let kind = entry.file_type().map_err(ShardsError::io("look at", entry.path()))?;
+        if !kind.is_dir() && !listed.contains(entry.file_name().to_string_lossy().as_ref()) {
             remove_stale(&entry.path())?;
         }
     }

@@ -1,4 +1,5 @@
 mod inputs;
+mod outputs;
 mod tokenizer;
 
 use std::fmt::Write as _;
@@ -166,22 +167,6 @@ fn a_given_validation_set_and_tokenizer_are_used() {
     assert!(report.refused.0[&Refusal::TooShort].count > 0);
     assert_eq!(report.train.documents + report.refused.0[&Refusal::TooShort].count, 540);
     assert_eq!(std::fs::read(out.join(TOKENIZER)).unwrap(), std::fs::read(first.join(TOKENIZER)).unwrap());
-}
-
-#[test]
-fn damaged_files_are_reported_and_the_rest_is_kept() {
-    let folder = tempfile::tempdir().unwrap();
-    let input = folder.path().join("in");
-    std::fs::create_dir(&input).unwrap();
-    corpus(&input);
-    std::fs::write(input.join("empty.json.gz"), "").unwrap();
-    std::fs::write(input.join("photo.jpg"), b"\xFF\xD8\0\0").unwrap();
-    let report = run(&config(), &[input], &folder.path().join("out")).unwrap();
-    let damaged: Vec<_> =
-        report.damaged().map(|(file, damage)| (file.path.ends_with("empty.json.gz"), damage)).collect();
-    assert_eq!(damaged, [(true, "it is empty")]);
-    assert_eq!(report.skipped_files.values().sum::<u64>(), 1);
-    assert!(report.to_string().contains("empty.json.gz: it is empty"));
 }
 
 #[test]

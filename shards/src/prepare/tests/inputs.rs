@@ -58,6 +58,22 @@ fn the_files_of_a_run_are_no_text() {
 }
 
 #[test]
+fn damaged_files_are_reported_and_the_rest_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    std::fs::create_dir(&input).unwrap();
+    corpus(&input);
+    std::fs::write(input.join("empty.json.gz"), "").unwrap();
+    std::fs::write(input.join("photo.jpg"), b"\xFF\xD8\0\0").unwrap();
+    let report = run(&config(), &[input], &folder.path().join("out")).unwrap();
+    let damaged: Vec<_> =
+        report.damaged().map(|(file, damage)| (file.path.ends_with("empty.json.gz"), damage)).collect();
+    assert_eq!(damaged, [(true, "it is empty")]);
+    assert_eq!(report.skipped_files.values().sum::<u64>(), 1);
+    assert!(report.to_string().contains("empty.json.gz: it is empty"));
+}
+
+#[test]
 fn files_without_content_count_as_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in");
