@@ -175,6 +175,12 @@ pub enum ShardsError {
         /// The training inputs as given.
         inputs: String,
     },
+    /// An input is neither a file nor a directory.
+    #[error("{} is no regular file but a pipe, a socket or a device, which can't be read twice: write the text to a file first, and name that file", path.display())]
+    NotRegular {
+        /// The input.
+        path: PathBuf,
+    },
     /// The name of an input is not UTF-8, so records in JSON cannot hold it.
     #[error("the name of {} is not UTF-8, so no record can hold it: rename the file or its folder, or leave it out of the input", path.display())]
     NameNotUtf8 {

@@ -11,7 +11,7 @@ use crate::ShardsError;
 /// out. A file with several names is listed once.
 ///
 /// # Errors
-/// An input does not exist, a directory cannot be read, or a name is not UTF-8.
+/// An input does not exist or is a pipe, a socket or a device, a directory cannot be read, or a name is not UTF-8.
 pub fn list_inputs(inputs: &[PathBuf]) -> Result<InputList, ShardsError> {
     Ok(Listing::of(inputs, None)?.into_list())
 }
@@ -47,6 +47,9 @@ impl Listing {
             let metadata = std::fs::metadata(input).map_err(ShardsError::io("open", input))?;
             if metadata.is_dir() {
                 directories.push((input.clone(), real_path(input)));
+            } else if !metadata.is_file() {
+                // Files are read more than once: for the tokenizer, for the tokens, and to compare them later.
+                return Err(ShardsError::NotRegular { path: input.clone() });
             } else {
                 listing.add(input.clone(), real_path(input), metadata.len());
             }
@@ -144,7 +147,7 @@ impl Listing {
     }
 }
 
-/// The path without links, by which a file is known whatever its names. A shell's pipe has none and keeps its name.
+/// The path without links, by which a file is known whatever its names. A file whose path has no such form keeps its name.
 fn real_path(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -40,6 +40,29 @@ fn a_file_has_the_format_of_its_links_name() {
     assert!(list.files.iter().all(|file| file.has_fields() == (file.path == link)));
 }
 
+// Other systems have no such names for open files.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pipe_or_device_is_refused_by_name() {
+    use std::os::fd::AsRawFd;
+
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(writer);
+    let pipe = PathBuf::from(format!("/dev/fd/{}", reader.as_raw_fd()));
+    let folder = folder_with(&["a.txt"]);
+    let link = folder.path().join("link.txt");
+    std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+    for input in [pipe, link] {
+        let message = list_inputs(&[folder.path().join("a.txt"), input.clone()]).unwrap_err().to_string();
+        let wanted = [input.to_str().unwrap(), "write the text to a file first"];
+        assert!(wanted.iter().all(|words| message.contains(words)), "{message}");
+    }
+    // A link to a file is a file.
+    let other = folder.path().join("other.txt");
+    std::os::unix::fs::symlink(folder.path().join("a.txt"), &other).unwrap();
+    assert_eq!(file_names(&list_inputs(&[other]).unwrap()), ["other.txt"]);
+}
+
 // Other systems refuse to make such a file.
 #[cfg(target_os = "linux")]
 #[test]

@@ -36,7 +36,7 @@ pub(super) fn adapt(
     }
     let prepare = &mut resolved.config.prepare;
     let size = TextSize::measure(text, &prepare.reading(), progress, cancel)?;
-    if size.is_whole && size.documents == 1 {
+    if size.documents == 1 {
         return Err(CliError::Usage {
             message: std::iter::once("the text is one document, and validation needs another one".to_owned())
                 .chain(size.not_read)
@@ -66,8 +66,6 @@ struct TextSize {
     bytes: u64,
     /// Lines and parts of files that are no documents, and why.
     not_read: Vec<String>,
-    /// False if the text has parts that can't be measured.
-    is_whole: bool,
 }
 
 impl TextSize {
@@ -79,9 +77,7 @@ impl TextSize {
         cancel: &AtomicBool,
     ) -> Result<Self, CliError> {
         let list = list_inputs(text)?;
-        // A pipe has no length, and nobody can read it twice.
-        let has_pipe = list.files.iter().any(|file| file.bytes == 0 && !file.path.is_file());
-        let mut size = Self { is_whole: !has_pipe, ..Self::default() };
+        let mut size = Self::default();
         let mut refusals = Refusals::default();
         let watcher = FileProgress::new(progress);
         watcher.begin("measure the text", list.bytes());
@@ -113,10 +109,10 @@ impl TextSize {
     }
 
     /// The fraction of the documents to hold out: `share`, less if that is more than `most` bytes, and more if that is fewer than
-    /// [`FEWEST_DOCUMENTS`]. The documents of a text with unknown parts may be many.
+    /// [`FEWEST_DOCUMENTS`].
     fn held_out(&self, share: f64, most: u64) -> f64 {
         let fraction = share.min(most as f64 / self.bytes as f64);
-        if !self.is_whole || self.documents == 0 {
+        if self.documents == 0 {
             return fraction;
         }
         fraction.max((FEWEST_DOCUMENTS / self.documents as f64).min(LARGEST_SHARE))
@@ -128,10 +124,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_that_is_not_measured_whole_gives_no_more_than_the_share() {
-        let size = |is_whole| TextSize { documents: 10, bytes: 1000, is_whole, not_read: Vec::new() };
-        let held_out = |size: TextSize| size.held_out(0.05, 120_000);
-        assert_eq!((held_out(size(true)), held_out(size(false))), (0.25, 0.05));
-        assert_eq!(held_out(TextSize::default()), 0.05, "a pipe alone");
+    fn a_text_of_few_documents_gives_more_than_the_share() {
+        let size = TextSize { documents: 10, bytes: 1000, not_read: Vec::new() };
+        assert_eq!(size.held_out(0.05, 120_000), 0.25);
+        assert_eq!(TextSize::default().held_out(0.05, 120_000), 0.05, "a text without documents");
     }
 }
