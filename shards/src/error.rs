@@ -127,6 +127,17 @@ pub enum ShardsError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The tokenizer cannot encode a text of an input.
+    #[error("{}:{line}: the tokenizer cannot encode this text: name a tokenizer with byte fallback, which takes every text, with prepare.tokenizer, or remove the text", path.display())]
+    NotEncoded {
+        /// The input file.
+        path: PathBuf,
+        /// First line of the text in the decompressed file, from 1.
+        line: u64,
+        /// The error of the tokenizer.
+        #[source]
+        source: Box<ShardsError>,
+    },
     /// A token file does not have a requested range of documents.
     #[error("{}: documents {start}..{end} are requested, but the file has {documents}: correct the range", path.display())]
     DocumentRange {

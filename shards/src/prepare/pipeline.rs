@@ -113,7 +113,7 @@ impl Pipeline<'_> {
             let reader = scope.spawn(move || Reader { pipeline: self, permits, texts, number: 0 }.run());
             for _ in 0..threads {
                 let (texts_out, encoded) = (texts_out.clone(), encoded.clone());
-                scope.spawn(move || tokenise(self.tokenizer, &texts_out, &encoded));
+                scope.spawn(move || self.tokenise(&texts_out, &encoded));
             }
             drop((texts_out, encoded));
             let written = self.write(&encoded_out, &permits_back, outputs, report);
@@ -124,6 +124,38 @@ impl Pipeline<'_> {
         });
         report.merge(&outcome?);
         self.watch.check_cancelled()
+    }
+
+    /// Tokenises batches until there are no more, one fails, or the writer is gone.
+    fn tokenise(
+        &self,
+        texts: &Receiver<Batch<String>>,
+        encoded: &Sender<Result<Batch<Vec<u32>>, ShardsError>>,
+    ) {
+        for batch in texts {
+            let items: Result<Vec<_>, _> = batch.items.into_iter().map(|item| self.encode(item)).collect();
+            let failed = items.is_err();
+            if encoded.send(items.map(|items| Batch { number: batch.number, items })).is_err() || failed {
+                return;
+            }
+        }
+    }
+
+    /// Encodes a document. The error names its place.
+    fn encode(&self, item: Item<String>) -> Result<Item<Vec<u32>>, ShardsError> {
+        let mut ids = self.tokenizer.encode(&item.content).map_err(|source| ShardsError::NotEncoded {
+            path: self.inputs.files[item.file].path.clone(),
+            line: item.line,
+            source: Box::new(source),
+        })?;
+        ids.push(self.tokenizer.end_of_text());
+        Ok(Item {
+            content: ids,
+            text_bytes: item.text_bytes,
+            validation: item.validation,
+            file: item.file,
+            line: item.line,
+        })
     }
 
     /// Writes batches in the order of their numbers.
@@ -223,30 +255,5 @@ impl Reader<'_> {
         let batch = Batch { number: self.number, items: std::mem::take(items) };
         self.number += 1;
         self.permits.send(()).is_ok() && self.texts.send(batch).is_ok()
-    }
-}
-
-fn tokenise(
-    tokenizer: &Tokenizer,
-    texts: &Receiver<Batch<String>>,
-    encoded: &Sender<Result<Batch<Vec<u32>>, ShardsError>>,
-) {
-    for batch in texts {
-        let items = batch.items.into_iter().map(|item| {
-            let mut ids = tokenizer.encode(&item.content)?;
-            ids.push(tokenizer.end_of_text());
-            Ok(Item {
-                content: ids,
-                text_bytes: item.text_bytes,
-                validation: item.validation,
-                file: item.file,
-                line: item.line,
-            })
-        });
-        let items: Result<Vec<_>, ShardsError> = items.collect();
-        let failed = items.is_err();
-        if encoded.send(items.map(|items| Batch { number: batch.number, items })).is_err() || failed {
-            return;
-        }
     }
 }

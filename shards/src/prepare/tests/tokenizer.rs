@@ -98,3 +98,30 @@ fn the_tokenizer_of_a_trained_model_stays() {
     let message = with(&config(), &first, PrepareWork::All, Some("lost")).unwrap_err().to_string();
     assert!(message.contains("prepare.tokenizer=FILE, a copy of that tokenizer"), "{message}");
 }
+
+#[test]
+fn a_text_that_the_tokenizer_cannot_encode_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let given = folder.path().join("words.json");
+    // The end of text is encoded too, as a text: three words.
+    let vocabulary = serde_json::json!({END_OF_TEXT: 0, "known": 1, "<|": 2, "endoftext": 3, "|>": 4});
+    let json = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [{
+            "id": 0, "content": END_OF_TEXT, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        }],
+        "pre_tokenizer": {"type": "Whitespace"},
+        // The token for unknown words is none of the vocabulary.
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    });
+    std::fs::write(&given, json.to_string()).unwrap();
+    let input = folder.path().join("text.jsonl");
+    std::fs::write(&input, "{\"text\":\"known\"}\n\n{\"text\":\"other\"}\n").unwrap();
+    let config = PrepareConfig { tokenizer: Some(given), ..config() };
+    let error = run(&config, std::slice::from_ref(&input), &folder.path().join("out")).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains(&format!("{}:3", input.display())), "{message}");
+    assert!(message.contains("byte fallback"), "{message}");
+    assert!(std::error::Error::source(&error).is_some());
+}
