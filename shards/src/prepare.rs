@@ -77,9 +77,9 @@ pub fn check_inputs(inputs: &[PathBuf], validation_inputs: &[PathBuf]) -> Result
 /// report with `skipped` set.
 ///
 /// # Errors
-/// An input does not exist, no document can be kept, the tokenizer does not work or is not the one to keep
-/// ([`PrepareFolder::keep`]), a part is missing, the disk is full, or `cancel` was set. Damaged lines and files are no errors;
-/// the report lists them.
+/// An input does not exist, is a pipe or cannot be read, no document can be kept, the tokenizer does not work, cannot encode
+/// a text or is not the one to keep ([`PrepareFolder::keep`]), a part is missing, the disk is full, or `cancel` was set.
+/// Damaged lines and files are no errors; the report lists them.
 pub fn prepare(
     config: &PrepareConfig,
     inputs: &[PathBuf],

@@ -26,7 +26,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::{NoProgress, PrepareProgress, ShardsError};
-use compression::Content;
+use compression::{Content, Fault};
 use lines::{Line, Lines};
 
 pub use crate_sources::crate_sources;
@@ -120,7 +120,7 @@ pub enum ReadRecord {
 pub struct FileEnd {
     /// Bytes of the file as stored.
     pub bytes: u64,
-    /// BLAKE3 of the file as stored, in hexadecimal; `None` if reading was stopped or failed.
+    /// BLAKE3 of the file as stored, in hexadecimal; `None` if reading was stopped.
     pub hash: Option<String>,
     /// Lines read.
     pub lines: u64,
@@ -132,59 +132,54 @@ pub struct FileEnd {
 
 /// Reads the documents of a file and passes them to `sink` until it breaks. Damage is part of the result, never a panic
 /// or an error; `sink` has received the records before it.
+///
+/// # Errors
+/// The operating system cannot open or read the file: a right is missing, or a disk or a network fails. The content may be
+/// whole, so this is no damage.
 pub fn read_documents(
     file: &InputFile,
     settings: &ReadSettings,
     progress: &dyn PrepareProgress,
     sink: &mut dyn FnMut(ReadRecord) -> ControlFlow<()>,
-) -> FileEnd {
+) -> Result<FileEnd, ShardsError> {
     let mut end = FileEnd { bytes: 0, hash: None, lines: 0, damage: None, skipped: None };
-    let (mut content, unreadable) = match Content::open(file, progress) {
-        Ok(opened) => opened,
-        Err(damage) => {
-            end.damage = Some(damage);
-            return end;
-        }
-    };
+    let (mut content, no_content) = Content::open(file, progress)?;
     let mut records = 0u64;
     let sink = &mut |record: ReadRecord| {
         records += 1;
         sink(record)
     };
-    let outcome = match (unreadable, file.format) {
-        (Some(damage), _) => Err(damage.to_owned()),
+    let outcome = match (no_content, file.format) {
+        (Some(damage), _) => Err(Fault::Damage(damage.to_owned())),
         (None, Format::Parquet) => parquet::read(file, settings, sink, &mut end),
         (None, Format::Json | Format::Text) => {
             let read = read_lined(file.format, &mut content, settings, sink, &mut end);
-            read.map_err(|error| format!("line {}: {}", end.lines + 1, content.describe(&error)))
+            read.map_err(|error| content.fault(&file.path, end.lines + 1, error))
         }
     };
     let stopped = match outcome {
         Ok(flow) => flow.is_break(),
-        Err(damage) => {
+        Err(Fault::Unreadable(error)) => return Err(error),
+        Err(Fault::Damage(damage)) => {
             end.damage = Some(damage);
             false
         }
     };
     if !stopped {
-        match content.finish() {
-            Ok((bytes, hash)) => (end.bytes, end.hash) = (bytes, Some(hash)),
-            Err(error) => {
-                end.damage.get_or_insert_with(|| format!("cannot read to its end: {error}"));
-            }
-        }
+        let (bytes, hash) = content.finish().map_err(ShardsError::io("read", &file.path))?;
+        (end.bytes, end.hash) = (bytes, Some(hash));
     }
     if end.damage.is_none() && end.skipped.is_none() && !stopped && records == 0 {
         end.damage = Some("it holds no text".to_owned());
     }
-    end
+    Ok(end)
 }
 
 /// Reads the lines of a file and passes them to `sink` with their number, from 1, until it breaks. The name of the file
 /// decides the decompression. For files beside the text, such as labels. Lines over `max_line_bytes` are left out.
 ///
 /// # Errors
-/// The file cannot be opened or is damaged; `sink` has received the lines before the damage.
+/// The file cannot be opened or read, or is damaged; `sink` has received the lines before the damage.
 pub fn read_lines(
     path: &Path,
     max_line_bytes: usize,
@@ -193,8 +188,8 @@ pub fn read_lines(
     let bytes = std::fs::metadata(path).map_err(ShardsError::io("open", path))?.len();
     let damaged = |reason| ShardsError::Damaged { path: path.to_owned(), reason };
     let file = InputFile::new(path.to_owned(), bytes);
-    let (mut content, unreadable) = Content::open(&file, &NoProgress).map_err(damaged)?;
-    if let Some(damage) = unreadable {
+    let (mut content, no_content) = Content::open(&file, &NoProgress)?;
+    if let Some(damage) = no_content {
         return Err(damaged(damage.to_owned()));
     }
     let mut number = 0;
@@ -213,7 +208,10 @@ pub fn read_lines(
             }
         }
     };
-    Err(damaged(format!("line {}: {}", number + 1, content.describe(&error))))
+    Err(match content.fault(path, number + 1, error) {
+        Fault::Unreadable(error) => error,
+        Fault::Damage(reason) => damaged(reason),
+    })
 }
 
 type Flow = std::io::Result<ControlFlow<()>>;

@@ -169,7 +169,7 @@ impl LabelledText<'_> {
         let task = progress.task("read labelled text", Some(files.bytes()), ProgressUnit::Bytes);
         let (mut first_url, mut batch, mut done) = (None, Vec::new(), 0);
         for file in &files.files {
-            let labels = self.labels_of(file, cancel, &mut first_url);
+            let labels = self.labels_of(file, cancel, &mut first_url)?;
             let mut goes_on = Ok(true);
             if !labels.is_empty() {
                 let end = read_documents(file, &settings, &NoProgress, &mut |record| {
@@ -182,7 +182,7 @@ impl LabelledText<'_> {
                         goes_on = self.visit(std::mem::take(&mut batch), visit);
                     }
                     if matches!(goes_on, Ok(true)) { go_on(cancel) } else { ControlFlow::Break(()) }
-                });
+                })?;
                 warn_of_damage(file, &end);
             }
             done += file.bytes;
@@ -210,10 +210,10 @@ impl LabelledText<'_> {
         file: &InputFile,
         cancel: &AtomicBool,
         first_url: &mut Option<String>,
-    ) -> HashMap<u64, &str> {
+    ) -> Result<HashMap<u64, &str>, ShardsError> {
         let mut labels = HashMap::new();
         if !file.has_fields() {
-            return labels;
+            return Ok(labels);
         }
         let settings = ReadSettings { text_field: ADDRESS.to_owned(), ..self.prepare.reading() };
         let end = read_documents(file, &settings, &NoProgress, &mut |record| {
@@ -224,9 +224,9 @@ impl LabelledText<'_> {
                 first_url.get_or_insert(url);
             }
             go_on(cancel)
-        });
+        })?;
         warn_of_damage(file, &end);
-        labels
+        Ok(labels)
     }
 
     /// Tokenises documents and passes them on. Returns false when `visit` does.

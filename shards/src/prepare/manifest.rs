@@ -115,12 +115,14 @@ pub(super) fn up_to_date(
     Ok(same.then_some(report))
 }
 
-/// True if all files have the content of their hashes. A file that could not be read to its end has an empty hash and
-/// never counts as the same.
+/// True if all files have the content of their hashes.
+///
+/// # Errors
+/// A file cannot be read, or `cancel` was set.
 pub(super) fn same_content(files: &[(&InputFile, &str)], watch: Watch<'_>) -> Result<bool, ShardsError> {
     for (file, hash) in files {
         watch.check_cancelled()?;
-        if hash_file(&file.path).is_none_or(|found| found != *hash) {
+        if dipaco_files::file_hash(&file.path)? != *hash {
             return Ok(false);
         }
         watch.progress.advance(file.bytes, 0);

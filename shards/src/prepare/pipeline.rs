@@ -120,7 +120,7 @@ impl Pipeline<'_> {
             // A failed writer drops the channels here, which ends the other threads.
             drop((encoded_out, permits_back));
             let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            written.map(|()| read)
+            written.and(read)
         });
         report.merge(&outcome?);
         self.watch.check_cancelled()
@@ -211,8 +211,9 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads all files; returns the reader's share of the report: files, refusals and skipped files.
-    fn run(mut self) -> PrepareReport {
+    /// Reads all files; returns the reader's share of the report: files, refusals and skipped files. It ends at a file that
+    /// cannot be read.
+    fn run(mut self) -> Result<PrepareReport, ShardsError> {
         let Pipeline { config, inputs, split, watch, .. } = *self.pipeline;
         let mut report = PrepareReport::default();
         let (mut items, mut bytes) = (Vec::new(), 0);
@@ -237,7 +238,7 @@ impl Reader<'_> {
                     return ControlFlow::Break(());
                 }
                 ControlFlow::Continue(())
-            });
+            })?;
             report.add_file(file, end, split == Split::AllValidation, documents, refused);
             if watch.is_cancelled() {
                 break;
@@ -246,7 +247,7 @@ impl Reader<'_> {
         if !items.is_empty() {
             self.send(&mut items, &mut bytes);
         }
-        report
+        Ok(report)
     }
 
     /// Passes a batch on once there is room for it; false if the writer is gone.

@@ -124,7 +124,7 @@ impl Sample<'_> {
             } else {
                 ControlFlow::Continue(())
             }
-        });
+        })?;
         if let Some(error) = failed {
             return Err(error);
         }

@@ -1,6 +1,7 @@
 mod inputs;
 mod outputs;
 mod tokenizer;
+mod unreadable;
 
 use std::fmt::Write as _;
 use std::sync::Mutex;

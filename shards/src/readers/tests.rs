@@ -37,7 +37,7 @@ fn read(file: &InputFile) -> (Vec<String>, Vec<(Refusal, u64)>, FileEnd) {
         }
         ControlFlow::Continue(())
     });
-    (texts, refused, end)
+    (texts, refused, end.unwrap())
 }
 
 #[test]
@@ -105,8 +105,22 @@ fn damaged_files_keep_the_documents_before_and_name_the_damage() {
         assert!(damage.contains(words), "{name}: {damage}; {refused:?}");
         assert_eq!(end.hash, Some(blake3::hash(&content).to_hex().to_string()), "{name}");
     }
-    let end = read(&InputFile::new(folder.path().join("missing.jsonl"), 0)).2;
-    assert!(end.damage.unwrap().contains("cannot open") && end.hash.is_none());
+}
+
+#[test]
+fn a_file_that_cannot_be_opened_or_read_is_an_error_and_no_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    // Linux opens a folder as a file and refuses to read it.
+    std::fs::create_dir(folder.path().join("folder.jsonl")).unwrap();
+    for name in ["missing.jsonl", "folder.jsonl"] {
+        let path = folder.path().join(name);
+        let file = InputFile::new(path.clone(), 0);
+        let read = read_documents(&file, &settings(), &NoProgress, &mut |_| ControlFlow::Continue(()));
+        let lines = read_lines(&path, 100, &mut |_, _| ControlFlow::Continue(()));
+        for error in [read.unwrap_err(), lines.unwrap_err()] {
+            assert!(matches!(&error, ShardsError::Io { path: found, .. } if *found == path), "{error}");
+        }
+    }
 }
 
 #[test]
@@ -199,7 +213,8 @@ fn the_dirty_corpus_is_read_as_its_readme_demands() {
             ReadRecord::Refused { line, .. } => refused.push(line),
         }
         ControlFlow::Continue(())
-    });
+    })
+    .unwrap();
     // The mark in line 69 is stripped, which the strict reader of the corpus's README refuses.
     let wanted: Vec<u64> = [30..=36, 42..=58, 64..=68, 71..=74, 84..=90].into_iter().flatten().collect();
     assert_eq!(refused, wanted);
@@ -209,7 +224,8 @@ fn the_dirty_corpus_is_read_as_its_readme_demands() {
     let end = read_documents(&truncated, &limits, &NoProgress, &mut |_| {
         kept += 1;
         ControlFlow::Continue(())
-    });
+    })
+    .unwrap();
     assert_eq!(kept, 65);
     assert!(end.damage.unwrap().contains("line 66: the gzip stream is cut off"));
 }

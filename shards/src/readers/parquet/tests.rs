@@ -31,7 +31,7 @@ fn read_column(path: &Path, field: &str) -> Outcome {
         }
         ControlFlow::Continue(())
     });
-    (texts, refused, end)
+    (texts, refused, end.unwrap())
 }
 
 /// Reads the bytes of a file with the column `text`.
@@ -267,4 +267,22 @@ fn damaged_files_never_end_the_program() {
             _ => Reached::Inside,
         }
     });
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_no_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    // Linux opens a folder as a file and refuses to read it.
+    let place = folder.path().join("folder.parquet");
+    std::fs::create_dir(&place).unwrap();
+    let settings =
+        ReadSettings { text_field: "text".to_owned(), max_line_bytes: 1000, text_document_bytes: 100 };
+    for path in [place, folder.path().join("missing.parquet")] {
+        let mut end = FileEnd { bytes: 0, hash: None, lines: 0, damage: None, skipped: None };
+        let file = InputFile::new(path.clone(), 1 << 20);
+        let fault = read(&file, &settings, &mut |_| ControlFlow::Continue(()), &mut end).unwrap_err();
+        let named =
+            matches!(&fault, Fault::Unreadable(ShardsError::Io { path: found, .. }) if *found == path);
+        assert!(named, "{fault:?}");
+    }
 }

@@ -95,7 +95,7 @@ impl TextSize {
                 } else {
                     ControlFlow::Continue(())
                 }
-            });
+            })?;
             if cancel.load(Ordering::Relaxed) {
                 return Err(CliError::Interrupted);
             }
