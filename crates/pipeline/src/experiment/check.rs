@@ -7,8 +7,7 @@ use dipaco_routing::RouterKind;
 
 use crate::error::PipelineError;
 
-/// Refuses cells with an evaluation that lacks something which the training does not make. `has_pretrained` is true if the command
-/// names a pretrained model.
+/// Refuses cells with an evaluation that can only fail. `has_pretrained` is true if the command names a pretrained model.
 pub(super) fn check_evaluations<'a>(
     experiment: &Experiment,
     cells: impl IntoIterator<Item = &'a Cell>,
@@ -25,7 +24,7 @@ pub(super) fn check_evaluations<'a>(
     Ok(())
 }
 
-/// What an evaluation lacks, with the remedy.
+/// The lack of an evaluation, with the remedy.
 fn lacking(evaluation: &CellEvaluation, has_pretrained: bool) -> Option<&'static str> {
     let config = &evaluation.config;
     let (tokens, by) = (config.evaluation.reroute_tokens, config.evaluation.reroute_by);
@@ -46,7 +45,7 @@ fn lacking(evaluation: &CellEvaluation, has_pretrained: bool) -> Option<&'static
     }
 }
 
-/// What a choice of paths by the beginning of a text lacks.
+/// The lack of a choice of paths by the beginning of a text.
 fn of_text(config: &RunConfig) -> Option<&'static str> {
     let only_labels = config.routing.kind == RouterKind::Labels && config.routing.phases.is_empty();
     only_labels.then_some(
@@ -60,7 +59,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said of a run of four paths with these settings and this evaluation.
+    /// The refusal of a run of four paths with these settings and this evaluation.
     fn refusal(settings: &str, evaluation: &str) -> Option<String> {
         let text = format!(
             "name = \"checks\"\n[configuration]\n{settings}\n[[evaluations]]\nname = \"other\"\n{evaluation}\n\
