@@ -12,6 +12,8 @@ pub const UNLABELLED: &str = "(no label)";
 #[derive(Clone, Debug)]
 pub struct Domains {
     names: Vec<String>,
+    /// The place of each name in `names`.
+    places: HashMap<String, usize>,
     known: HashMap<[u8; 16], Option<usize>>,
     unlabelled: usize,
 }
@@ -22,7 +24,7 @@ impl Domains {
     pub fn of_documents(file: &TokenSet) -> Self {
         let keys = (0..file.documents()).map(|document| (key(file.document(document).iter()), None));
         let known: HashMap<_, _> = keys.collect();
-        Self { names: Vec::new(), unlabelled: known.len(), known }
+        Self { names: Vec::new(), places: HashMap::new(), unlabelled: known.len(), known }
     }
 
     /// Labels the document with these tokens, its end-of-text token included. A document that is not in the file is
@@ -31,11 +33,13 @@ impl Domains {
         let Some(own) = self.known.get_mut(&key(tokens.iter().copied())).filter(|own| own.is_none()) else {
             return;
         };
-        let index = self.names.iter().position(|name| name == domain).unwrap_or_else(|| {
+        let place = self.places.get(domain).copied().unwrap_or_else(|| {
+            let place = self.names.len();
             self.names.push(domain.to_owned());
-            self.names.len() - 1
+            self.places.insert(domain.to_owned(), place);
+            place
         });
-        *own = Some(index);
+        *own = Some(place);
         self.unlabelled -= 1;
     }
 
@@ -65,4 +69,25 @@ pub(crate) fn key(tokens: impl Iterator<Item = u32>) -> [u8; 16] {
     let mut key = [0; 16];
     key.copy_from_slice(&blake3::hash(&bytes).as_bytes()[..16]);
     key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_one_place_however_many_documents_it_labels() {
+        let documents = [[1], [2], [3], [4]];
+        let known: HashMap<_, _> =
+            documents.iter().map(|tokens| (key(tokens.iter().copied()), None)).collect();
+        let (names, places) = (Vec::new(), HashMap::new());
+        let mut domains = Domains { names, places, unlabelled: known.len(), known };
+        for (tokens, domain) in documents.iter().zip(["law", "art", "law", "art"]) {
+            domains.label(tokens, domain);
+        }
+        assert_eq!(domains.names, ["law", "art"]);
+        let of = |id: u32| domains.of(Tokens::U32(&[id])).map(str::to_owned);
+        assert_eq!([1, 2, 3, 4].map(of), ["law", "art", "law", "art"].map(|name| Some(name.to_owned())));
+        assert_eq!(domains.unlabelled(), 0);
+    }
 }
