@@ -16,6 +16,7 @@ use crate::label_error::LabelError;
 use crate::measured_runs::MeasuredRunsError;
 use crate::pretrained_error::PretrainedError;
 use crate::serve_memory::ServerTooLarge;
+use crate::stale_shards::StaleShards;
 
 /// Why a step failed.
 #[derive(Debug, Error)]
@@ -107,6 +108,9 @@ pub enum PipelineError {
         /// The folder of the shards.
         folder: PathBuf,
     },
+    /// The shards belong to another router, another text or other settings.
+    #[error(transparent)]
+    StaleShards(#[from] StaleShards),
     /// The tokenizer is not the one that the run was routed with.
     #[error(
         "{} has hash {found}, but this run was routed with the tokenizer {expected}: put that tokenizer.json back, or \

@@ -18,6 +18,7 @@ use dipaco_telemetry::{Progress, ProgressUnit, Task};
 use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
+use crate::matching_shards::check_validation_shards;
 use crate::path_source::PathsInTurn;
 use crate::prepared::{token_file, tokenizer};
 use crate::route::router;
@@ -172,13 +173,13 @@ impl<'a> Evaluator<'a> {
                 };
                 let choice = windows.as_ref().map_or(Choice::Document, |router| Choice::Window(router));
                 let mut paths = PathsInTurn::new(weights, device);
-                evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
+                evaluate_routed(&validation_shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
             }
             Subject::Rerouted { tokens, by } => {
                 let router = self.token_router(by)?;
                 let choice = Choice::Chunks(ChunkRouting { router: &*router, tokens });
                 let mut paths = PathsInTurn::new(weights, device);
-                evaluate_routed(&shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
+                evaluate_routed(&validation_shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
             }
             Subject::Ensemble { paths, temperature } => {
                 let router = text_router(run, weights)?;
@@ -245,7 +246,7 @@ fn rank(
         Subject::Routed(_) => {
             let mut paths = PathsInTurn::new(weights, device);
             return Ok(Some(rank_routed(
-                &shards(run, weights)?,
+                &validation_shards(run, weights)?,
                 &mut paths,
                 candidates,
                 protocol,
@@ -269,7 +270,7 @@ fn mixture(
     let EvaluatedRun { run, weights, .. } = evaluated;
     let device = evaluated.scoring();
     let mut paths = PathsInTurn::new(weights, device);
-    Ok(evaluate_mixture(&shards(run, weights)?, &mut paths, mixture, protocol, progress)?)
+    Ok(evaluate_mixture(&validation_shards(run, weights)?, &mut paths, mixture, protocol, progress)?)
 }
 
 /// The router of the current phase, with the seed.
@@ -278,15 +279,17 @@ fn text_router(run: &RunDirectory, weights: &Weights) -> Result<TextRouter, Pipe
     TextRouter::new(router, weights.model(), weights.seed_hash()?, || weights.seed())
 }
 
-/// The validation shards of the current phase.
-fn shards(run: &RunDirectory, weights: &Weights) -> Result<ShardSet, PipelineError> {
+/// The validation shards of the current phase, which belong to its router and to the validation text.
+pub(crate) fn validation_shards(run: &RunDirectory, weights: &Weights) -> Result<ShardSet, PipelineError> {
     let folder = run.routing(weights.manifest().phase()).validation();
     if !folder.exists() {
         // A run without validation text can be routed again and again.
         token_file(run, &run.validation_tokens()).map(drop)?;
         return Err(PipelineError::NotRouted { folder });
     }
-    Ok(ShardSet::open(&folder)?)
+    let shards = ShardSet::open(&folder)?;
+    check_validation_shards(run, weights, &shards)?;
+    Ok(shards)
 }
 
 /// Bytes of text of each token of the vocabulary.

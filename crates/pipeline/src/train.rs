@@ -23,11 +23,12 @@ use crate::advertised::with_bound_port;
 use crate::authority::{TOKEN_LIFETIME, authority, renew_tokens, renewals, write_tokens};
 use crate::error::PipelineError;
 use crate::limits::raise_open_files;
+use crate::matching_shards::check_training_shards;
 use crate::phases;
 use crate::rollback;
-use crate::route::shard_records;
 use crate::run_directory::RunDirectory;
 use crate::run_lock::RunLock;
+use crate::shard_records::shard_records;
 use crate::store::{manifest, manifest_in, open_store_of_long_work};
 use crate::validation::Validation;
 use crate::vocabulary::with_vocabulary;
@@ -64,8 +65,9 @@ pub struct TrainOptions {
 /// refuses the settings any more: in a training that begins when its record has them, and otherwise when the run is taken over.
 ///
 /// # Errors
-/// When the run is not routed, has begun and `resume` is false, or has other settings than it began with; when the store
-/// or a file of the run can't be written; when a worker process keeps failing; the error of `accept`.
+/// When the run is not routed, its shards belong to another router or text, it has begun and `resume` is false, or it has other
+/// settings than it began with; when the store or a file of the run can't be written; when a worker process keeps failing; the
+/// error of `accept`.
 pub async fn train(
     run: &RunDirectory,
     config: &RunConfig,
@@ -147,7 +149,7 @@ pub async fn train(
 }
 
 /// Begins the training, or goes on with one that has begun, and warns of its settings.
-async fn start(
+pub(crate) async fn start(
     run: &RunDirectory,
     config: &RunConfig,
     store: &RunStore,
@@ -158,8 +160,11 @@ async fn start(
         rollback::tell(run, &rollback);
     }
     // Read after the recovery, because the run may have gone back to an earlier phase.
-    let phase = manifest_in(store).await?.map_or(0, |saved| saved.phase());
-    let started = start_training(store, config, shard_records(run, phase, config)?, resume).await?;
+    let saved = manifest_in(store).await?;
+    let phase = saved.as_ref().map_or(0, RunManifest::phase);
+    let shards = shard_records(run, phase, config)?;
+    check_training_shards(run, phase, config, saved.is_some_and(|saved| saved.training.is_some()))?;
+    let started = start_training(store, config, shards, resume).await?;
     warn_of_settings(started.manifest.training.as_ref(), config);
     Ok(started)
 }

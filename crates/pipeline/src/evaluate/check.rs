@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dipaco_eval::{EvalError, EvaluationConfig, RerouteBy, RouteUnit, check_ranking};
 use dipaco_routing::{Router, TextRouter};
 
-use super::{EvaluatedRun, Evaluator, Subject, shards};
+use super::{EvaluatedRun, Evaluator, Subject, validation_shards};
 use crate::error::PipelineError;
 use crate::prepared::token_file;
 use crate::route::router;
@@ -100,7 +100,7 @@ impl Evaluator<'_> {
         if let Some(paths) = self.shards {
             return Ok(paths);
         }
-        let shards = shards(self.evaluated.run, self.evaluated.weights)?;
+        let shards = validation_shards(self.evaluated.run, self.evaluated.weights)?;
         for path in shards.shards().iter().map(|shard| shard.path) {
             shards.open_shard(path).map_err(|source| EvalError::Shard { path, source })?;
         }

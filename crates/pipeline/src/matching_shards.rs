@@ -1,0 +1,140 @@
+//! Shards belong to the router, the tokenizer, the text and the settings that their run has now.
+
+use std::path::Path;
+
+use dipaco_config::RunConfig;
+use dipaco_routing::{ShardManifest, ShardSet};
+use dipaco_shards::TokenSetManifest;
+
+use crate::error::PipelineError;
+use crate::prepared::tokenizer;
+use crate::route::router;
+use crate::run_directory::RunDirectory;
+use crate::stale_shards::StaleShards;
+use crate::weights::Weights;
+
+/// Checks that a training can use the training shards of a phase. `begun` is true for a training that goes on, whose shards
+/// keep the text and the settings of its beginning. Later phases divide the text with settings that may differ.
+///
+/// # Errors
+/// [`PipelineError::StaleShards`] when the shards are older than the router, the tokenizer, the text or the settings, and the
+/// errors of reading these.
+pub(crate) fn check_training_shards(
+    run: &RunDirectory,
+    phase: u32,
+    config: &RunConfig,
+    begun: bool,
+) -> Result<(), PipelineError> {
+    let shards = ShardSet::open(&run.routing(phase).train())?;
+    let remedy = if begun { "put back what the paths were trained with".to_owned() } else { assign(phase) };
+    let of_run = OfRun { run, phase, shards: &shards, remedy };
+    of_run.check_router(None)?;
+    of_run.check_tokenizer()?;
+    if begun {
+        return Ok(());
+    }
+    of_run.check_text(&run.train_tokens())?;
+    // With phases, settings that are given to the training are those of the next division.
+    if config.routing.phases.is_empty() { of_run.check_settings(config) } else { Ok(()) }
+}
+
+/// Checks that an evaluation can use the validation shards of the current phase.
+///
+/// # Errors
+/// [`PipelineError::StaleShards`] when the shards are older than the router, the tokenizer or the validation text,
+/// [`PipelineError::Routing`] when that router was fitted with another seed, and the errors of reading these.
+pub(crate) fn check_validation_shards(
+    run: &RunDirectory,
+    weights: &Weights,
+    shards: &ShardSet,
+) -> Result<(), PipelineError> {
+    let phase = weights.manifest().phase();
+    let of_run = OfRun { run, phase, shards, remedy: assign(phase) };
+    of_run.check_router(Some(weights.seed_hash()?))?;
+    of_run.check_tokenizer()?;
+    of_run.check_text(&run.validation_tokens())
+}
+
+/// The command that makes the shards of a phase anew.
+fn assign(phase: u32) -> String {
+    let phase = if phase == 0 { String::new() } else { format!(" --phase {phase}") };
+    format!("run `dipaco route assign{phase}` with this run, or put back what the shards were made with")
+}
+
+/// Shards and the run that they may belong to. Files that the run has lost are not compared.
+struct OfRun<'a> {
+    run: &'a RunDirectory,
+    phase: u32,
+    shards: &'a ShardSet,
+    remedy: String,
+}
+
+impl OfRun<'_> {
+    fn manifest(&self) -> &ShardManifest {
+        self.shards.manifest()
+    }
+
+    fn same(&self, newer: impl FnOnce() -> String, then: &str, now: &str) -> Result<(), PipelineError> {
+        if then == now {
+            return Ok(());
+        }
+        let (folder, newer, remedy) = (self.shards.folder().to_owned(), newer(), self.remedy.clone());
+        let (then, now) = (then.to_owned(), now.to_owned());
+        Err(StaleShards { folder, newer, then, now, remedy }.into())
+    }
+
+    /// A router that was fitted with another seed than `seed_hash` is named as such, because it can divide no text.
+    fn check_router(&self, seed_hash: Option<&str>) -> Result<(), PipelineError> {
+        let routing = self.run.routing(self.phase);
+        if !routing.router().exists() {
+            return Ok(());
+        }
+        let router = router(&routing)?;
+        if let Some(seed_hash) = seed_hash.filter(|_| self.manifest().router_hash != router.hash()) {
+            router.check_seed(router.dimension(), seed_hash)?;
+        }
+        let newer = || format!("the router in {}", routing.router().display());
+        self.same(newer, &self.manifest().router_hash, router.hash())
+    }
+
+    fn check_tokenizer(&self) -> Result<(), PipelineError> {
+        let file = self.run.tokenizer();
+        if !file.exists() {
+            return Ok(());
+        }
+        let newer = || format!("the tokenizer in {}", file.display());
+        self.same(newer, &self.manifest().tokenizer_hash, tokenizer(self.run)?.hash())
+    }
+
+    /// Compares with the list of a text. The text itself is not read.
+    fn check_text(&self, list: &Path) -> Result<(), PipelineError> {
+        if !list.exists() {
+            return Ok(());
+        }
+        let newer = || format!("the text in {}", list.display());
+        self.same(newer, &self.manifest().tokens_hash, &TokenSetManifest::read(list)?.content_hash())
+    }
+
+    fn check_settings(&self, config: &RunConfig) -> Result<(), PipelineError> {
+        let (manifest, routing) = (self.manifest(), &config.routing);
+        let newer = |setting: &str| format!("the setting {setting}");
+        let overlap = routing.overlap.clamp(1, self.shards.paths() as usize);
+        self.same(|| newer("routing.overlap"), &manifest.overlap.to_string(), &overlap.to_string())?;
+        let reserved = manifest.reserved.as_ref();
+        let share = reserved.map_or(0.0, |reserved| reserved.share);
+        self.same(
+            || newer("routing.router_share"),
+            &share.to_string(),
+            &routing.router_share.max(0.0).to_string(),
+        )?;
+        match reserved {
+            Some(reserved) => {
+                self.same(|| newer("routing.seed"), &reserved.seed.to_string(), &routing.seed.to_string())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
