@@ -22,6 +22,20 @@ pub enum LabelError {
         #[source]
         source: serde_json::Error,
     },
+    /// The router was fitted with another label file.
+    #[error(
+        "{} has hash {found}, but the router was fitted with a label file of hash {expected}: put that file back, or run \
+         `dipaco route fit` again",
+        file.display()
+    )]
+    OtherFile {
+        /// The label file.
+        file: PathBuf,
+        /// Its hash.
+        found: String,
+        /// Hash of the label file of the fit.
+        expected: String,
+    },
     /// The text that labels refer to is gone.
     #[error(
         "{} was prepared into this run's validation text and no longer exists: give the text with --labelled-text",

@@ -19,6 +19,7 @@ mod fingerprint;
 mod import_memory;
 mod imported_files;
 mod imported_tokens;
+mod label_file;
 mod matching_shards;
 mod model_card;
 mod path_source;

@@ -15,6 +15,7 @@ use dipaco_telemetry::{Progress, ProgressUnit, Task};
 
 use crate::error::PipelineError;
 use crate::files;
+use crate::label_file::{check_label_file, labels_hash};
 use crate::prepared::{token_file, tokenizer};
 use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
@@ -148,15 +149,6 @@ pub(crate) fn origin_of(tokens: &TokenSet, seed_hash: &str) -> FitOrigin {
     }
 }
 
-/// Hash of the label file that shards follow; `None` for routers without labels.
-fn labels_hash(config: &RunConfig) -> Result<Option<String>, PipelineError> {
-    let Some(file) = config.routing.labels.as_ref().filter(|_| config.routing.kind == RouterKind::Labels)
-    else {
-        return Ok(None);
-    };
-    Ok(Some(dipaco_files::file_hash(file)?))
-}
-
 /// The token vectors of a text, for a router of a kind that needs them.
 pub(crate) fn token_vectors(
     file: &TokenSet,
@@ -191,7 +183,8 @@ pub struct Division {
 /// Blocks on the store.
 ///
 /// # Errors
-/// As [`fit`], and [`PipelineError::ShardsInUse`] when paths were trained on other shards of this phase.
+/// As [`fit`], [`PipelineError::ShardsInUse`] when paths were trained on other shards of this phase, and
+/// [`PipelineError::Labels`] when the router was fitted with another label file.
 pub fn assign(
     run: &RunDirectory,
     phase: u32,
@@ -259,6 +252,7 @@ fn divide<T>(
     let router = router(&routing)?;
     let train = token_file(run, &run.train_tokens())?;
     refuse_other_shards(&routing, phase, weights, &router, &train)?;
+    check_label_file(weights.config(), &router)?;
     let (config, settings) = (weights.config(), &router.fitted_on().config);
     let wanted = WantedFeatures { settings, kind: router.kind(), vectors: router.token_vectors(), device };
     let model = wanted.features(run, config, weights, progress, cancel)?;
@@ -358,19 +352,4 @@ pub(crate) fn shown<'a>(
 }
 
 #[cfg(test)]
-mod tests {
-    use dipaco_routing::{FeatureKind, RouterKind};
-
-    use super::*;
-
-    #[test]
-    fn among_all_steps_a_gpu_routes_only_what_a_model_reads() {
-        let mut config = RunConfig::default();
-        let device = |config: &RunConfig| device_among_all_steps(config, DeviceChoice::Cuda(1));
-        assert_eq!(device(&config), DeviceChoice::Cpu);
-        config.routing.features = FeatureKind::Seed;
-        assert_eq!(device(&config), DeviceChoice::Cuda(1));
-        config.routing.kind = RouterKind::Random;
-        assert_eq!(device(&config), DeviceChoice::Cpu);
-    }
-}
+mod tests;

@@ -1,0 +1,36 @@
+use dipaco_routing::{FeatureKind, RouterKind};
+
+use super::*;
+use crate::small_run::{DOCUMENTS, SmallRun};
+
+#[test]
+fn among_all_steps_a_gpu_routes_only_what_a_model_reads() {
+    let mut config = RunConfig::default();
+    let device = |config: &RunConfig| device_among_all_steps(config, DeviceChoice::Cuda(1));
+    assert_eq!(device(&config), DeviceChoice::Cpu);
+    config.routing.features = FeatureKind::Seed;
+    assert_eq!(device(&config), DeviceChoice::Cuda(1));
+    config.routing.kind = RouterKind::Random;
+    assert_eq!(device(&config), DeviceChoice::Cpu);
+}
+
+#[test]
+fn text_is_divided_by_the_label_file_of_the_fit() {
+    let mut small = SmallRun::seeded();
+    let file = small.folder.path().join("labels.jsonl");
+    let write = |domains: [&str; 4]| {
+        let line = |i: usize| format!("{{\"url\": \"training/{i}\", \"domain\": \"{}\"}}\n", domains[i % 4]);
+        std::fs::write(&file, (0..DOCUMENTS).map(line).collect::<String>()).unwrap();
+    };
+    write(["a", "b", "c", "d"]);
+    small.config.routing.kind = RouterKind::Labels;
+    small.config.routing.labels = Some(file.clone());
+    // The labels are those of the training text.
+    std::fs::remove_file(small.run.validation_tokens()).unwrap();
+    small.fit().unwrap();
+    write(["b", "a", "c", "d"]);
+    let said = small.assign().err().unwrap().to_string();
+    assert!(said.contains("labels.jsonl has hash") && said.contains("`dipaco route fit` again"), "{said}");
+    write(["a", "b", "c", "d"]);
+    small.assign().unwrap();
+}
