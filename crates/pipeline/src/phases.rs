@@ -22,7 +22,7 @@ use crate::device;
 use crate::error::PipelineError;
 use crate::files;
 use crate::prepared::token_file;
-use crate::route::{assign, origin_of, router, shown, token_vectors, with_vectors};
+use crate::route::{assign, origin_of, router, shown, token_vectors, usable_router, with_vectors};
 use crate::router_settings::router_settings;
 use crate::run_directory::{RoutingFolder, RunDirectory};
 use crate::shard_records::shard_records;
@@ -263,12 +263,9 @@ impl RefitInputs {
 
     /// The router in a folder, if it is fitted on these inputs.
     fn fitted(&self, routing: &RoutingFolder) -> Result<Option<Router>, PipelineError> {
-        if !routing.router().exists() {
-            return Ok(None);
-        }
-        let known = router(routing)?;
-        let is_of_these = known.fitted_on().has_inputs(&self.origin, &self.settings, Some(&self.from));
-        Ok(is_of_these.then_some(known))
+        let is_of_these =
+            |known: &Router| known.fitted_on().has_inputs(&self.origin, &self.settings, Some(&self.from));
+        Ok(usable_router(routing)?.filter(is_of_these))
     }
 }
 
@@ -366,3 +363,6 @@ fn header(
 ) -> Result<ScoreHeader, PipelineError> {
     Ok(score_header(training, weights.topology(), path, tokens, config.train.sequence_tokens)?)
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,6 +35,22 @@ pub fn router(routing: &RoutingFolder) -> Result<Router, PipelineError> {
     read_router(file)
 }
 
+/// The router of a phase; `None` if there is none.
+fn existing_router(routing: &RoutingFolder) -> Result<Option<Router>, PipelineError> {
+    routing.router().exists().then(|| router(routing)).transpose()
+}
+
+/// As [`existing_router`], for a caller that fits the router anew. A router that can't be used counts as none, with a warning.
+pub(crate) fn usable_router(routing: &RoutingFolder) -> Result<Option<Router>, PipelineError> {
+    match existing_router(routing) {
+        Err(PipelineError::Router { file, source }) => {
+            tracing::warn!("{} can't be used and is replaced: {source}", file.display());
+            Ok(None)
+        }
+        found => found,
+    }
+}
+
 /// The router whose paths the run keeps; `None` for a run that extends no other run.
 fn kept_router(run: &RunDirectory, tokenizer_hash: &str) -> Result<Option<Router>, PipelineError> {
     let file = run.kept_router();
@@ -79,12 +95,14 @@ pub fn fit(
         // Only paths were removed: there is nothing to fit.
         return Ok((kept.clone(), publish_router(&routing, kept)?));
     }
-    if routing.router().exists() {
-        let known = router(&routing)?;
+    let is_trained = weights.manifest().training.is_some();
+    // The router of trained paths is worth a copy from elsewhere.
+    let known = if is_trained { existing_router(&routing)? } else { usable_router(&routing)? };
+    if let Some(known) = known {
         if known.fitted_on().has_inputs(&origin, &settings, None) && known.paths() == paths {
             return Ok((known, false));
         }
-        if weights.manifest().training.is_some() {
+        if is_trained {
             return Err(PipelineError::RouterInUse { file: routing.router() });
         }
     }
@@ -117,11 +135,10 @@ pub fn fit(
 
 /// Writes a router, unless it is there already. Returns true if it is new.
 pub(crate) fn publish_router(routing: &RoutingFolder, router: &Router) -> Result<bool, PipelineError> {
-    let file = routing.router();
-    if file.exists() && read_router(file.clone())?.hash() == router.hash() {
+    if usable_router(routing)?.is_some_and(|known| known.hash() == router.hash()) {
         return Ok(false);
     }
-    files::write(&file, router.to_bytes())?;
+    files::write(&routing.router(), router.to_bytes())?;
     Ok(true)
 }
 

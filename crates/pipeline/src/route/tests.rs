@@ -15,6 +15,18 @@ fn among_all_steps_a_gpu_routes_only_what_a_model_reads() {
 }
 
 #[test]
+fn a_router_that_can_not_be_used_is_fitted_again() {
+    let small = SmallRun::seeded();
+    let (router, _) = small.fit().unwrap();
+    let file = small.run.routing(0).router();
+    std::fs::write(&file, "no router").unwrap();
+    assert_eq!(small.fit().unwrap(), (router.clone(), true));
+    std::fs::write(&file, "no router").unwrap();
+    assert!(publish_router(&small.run.routing(0), &router).unwrap());
+    assert!(!publish_router(&small.run.routing(0), &router).unwrap());
+}
+
+#[test]
 fn text_is_divided_by_the_label_file_of_the_fit() {
     let mut small = SmallRun::seeded();
     let file = small.folder.path().join("labels.jsonl");
