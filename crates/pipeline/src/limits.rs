@@ -19,7 +19,8 @@ pub fn threads(threads: usize) -> Result<(), PipelineError> {
 }
 
 /// Raises the number of files that this process may open to the system's maximum. A coordinator keeps one file open
-/// for each result that it receives, and the usual 1,024 are too few for a thousand workers.
+/// for each result that it receives, and the usual 1,024 are too few for a thousand workers. The fit of a router on scores keeps
+/// one file open for each path.
 pub fn raise_open_files() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

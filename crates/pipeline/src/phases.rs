@@ -21,6 +21,7 @@ use dipaco_train::{CoordinatorError, LedgerError, Reroute, score_header, small_s
 use crate::device;
 use crate::error::PipelineError;
 use crate::files;
+use crate::limits::raise_open_files;
 use crate::prepared::token_file;
 use crate::route::{assign, origin_of, router, shown, token_vectors, usable_router, with_vectors};
 use crate::router_settings::router_settings;
@@ -340,6 +341,8 @@ pub(crate) fn scores(
     weights: &Weights,
     tokens: &TokenSet,
 ) -> Result<ReservedScores, PipelineError> {
+    // The scores of each path are a file that stays open.
+    raise_open_files();
     let training = training(weights)?;
     let folder = run.routing(training.phase).scores();
     let (mut scores, mut hasher) = (Vec::new(), blake3::Hasher::new());
