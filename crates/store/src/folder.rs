@@ -1,8 +1,17 @@
 //! The directory of a local store: files that become objects.
 
 use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The first half of this process's numbers of unfinished files. Those of other processes begin with others.
+static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
+
+/// Unfinished files that this process has begun.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
 
 /// The directory of a local store.
 #[derive(Debug)]
@@ -19,14 +28,15 @@ impl Folder {
     }
 
     /// Creates a file that can become the object at `place`. Its name is that of the object store's own unfinished writes, so
-    /// no list shows it and [`RunStore::sweep`](crate::RunStore::sweep) finds it.
+    /// no list shows it and [`RunStore::sweep`](crate::RunStore::sweep) finds it. No other file ever has this name, also when
+    /// the sweep has removed it.
     pub(crate) fn create(&self, place: &Path) -> io::Result<(File, PathBuf)> {
-        let mut number = 1_u64;
         loop {
             let mut path = place.as_os_str().to_owned();
-            path.push(format!("#{number}"));
+            path.push(format!("#{}{:020}", *PROCESS, BEGUN.fetch_add(1, Ordering::Relaxed)));
             match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                // The next number is free.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 // An empty folder can disappear again before the next attempt: it goes with its last object.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     fs::create_dir_all(place.parent().ok_or(error)?)?;
@@ -52,6 +62,9 @@ impl Folder {
     }
 
     /// Gives a file the name of the object at `place` beside its own. Returns false if the name is taken.
+    ///
+    /// # Errors
+    /// When the disk fails, or another file lies at `path`. Nothing is published then.
     pub(crate) fn publish(&self, file: &File, path: &Path, place: &Path) -> io::Result<bool> {
         if self.durable {
             file.sync_all()?;
@@ -60,6 +73,10 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             linked => linked.map(|()| true)?,
         };
+        if published && !is_same(file, place)? {
+            fs::remove_file(place)?;
+            return Err(io::Error::other("another file has taken its name: send the content again"));
+        }
         self.sync_folders(place)?;
         Ok(published)
     }
@@ -85,4 +102,19 @@ impl Folder {
         // Ends at the first folder that is not empty.
         folders.take_while(|folder| fs::remove_dir(folder).is_ok()).for_each(drop);
     }
+}
+
+/// True if the open file is the one at `path`. A link is made by path, and the content was checked through the open file.
+#[cfg(unix)]
+fn is_same(file: &File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+
+    let [own, found] = [file.metadata()?, fs::symlink_metadata(path)?];
+    Ok((own.dev(), own.ino()) == (found.dev(), found.ino()))
+}
+
+/// Other systems keep the name of an open file.
+#[cfg(not(unix))]
+fn is_same(_file: &File, _path: &Path) -> io::Result<bool> {
+    Ok(true)
 }

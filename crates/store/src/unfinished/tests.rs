@@ -49,7 +49,7 @@ async fn in_a_directory_the_file_becomes_the_object_and_nothing_else_is_written(
     let content = content();
     let object = begun(&store, "paths/3/10-hash", &content, Path::new("no folder"));
     assert_eq!(store.list("").await.unwrap(), []);
-    let file = fs::metadata(folder.path().join("paths/3/10-hash#1")).unwrap().ino();
+    let file = fs::metadata(&object.place).unwrap().ino();
     assert!(object.read(PIECE as u64 - 3..PIECE as u64 + 3).unwrap() == content[PIECE - 3..PIECE + 3]);
     object.publish().await.unwrap().unwrap();
     let place = folder.path().join("paths/3/10-hash");
@@ -104,6 +104,25 @@ async fn a_file_that_the_sweep_has_removed_is_not_published() {
     assert_eq!(store.sweep(SystemTime::now() + Duration::from_secs(60)).await.unwrap(), 1);
     let error = object.publish().await.unwrap().unwrap_err();
     assert!(error.to_string().contains("can't publish a file"), "{error}");
+    assert_eq!(store.list("").await.unwrap(), []);
+    // A later object of the same name gets a file of its own, and keeps it.
+    let later = begun(&store, "paths/3/10-hash", b"garbage", Path::new("no folder"));
+    assert_ne!(later.place, object.place);
+    object.publish().await.unwrap().unwrap_err();
+    assert_eq!(store.list("").await.unwrap(), []);
+    drop(object);
+    later.publish().await.unwrap().unwrap();
+    drop((later, folder));
+}
+
+#[tokio::test]
+async fn a_file_that_has_taken_the_name_of_another_one_is_not_published() {
+    let (folder, store) = in_folder();
+    let object = begun(&store, "paths/3/10-hash", b"all", Path::new("no folder"));
+    fs::remove_file(&object.place).unwrap();
+    fs::write(&object.place, "garbage").unwrap();
+    let error = object.publish().await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("another file has taken its name"), "{error}");
     assert_eq!(store.list("").await.unwrap(), []);
     drop((object, folder));
 }
