@@ -1,16 +1,17 @@
-//! A store that counts what is done through it, for tests.
+//! A store that counts what is done through it, and fails where a test wants it.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
+use futures::{StreamExt, stream};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
@@ -22,6 +23,9 @@ pub struct StoreLoad {
     reads: OpenCalls,
     deletions: OpenCalls,
     written: Mutex<BTreeMap<String, usize>>,
+    lists: AtomicUsize,
+    failing_lists: Mutex<Range<usize>>,
+    failing_deletions: AtomicBool,
 }
 
 impl StoreLoad {
@@ -41,6 +45,22 @@ impl StoreLoad {
     #[must_use]
     pub fn writes(&self) -> BTreeMap<String, usize> {
         self.written().clone()
+    }
+
+    /// Lets lists fail: those with these numbers, counted from 0 for the next one.
+    pub fn fail_lists(&self, numbers: Range<usize>) {
+        self.lists.store(0, Ordering::Relaxed);
+        *self.failing_lists.lock().unwrap_or_else(PoisonError::into_inner) = numbers;
+    }
+
+    /// Lets each further deletion fail.
+    pub fn fail_deletions(&self) {
+        self.failing_deletions.store(true, Ordering::Relaxed);
+    }
+
+    fn list_fails(&self) -> bool {
+        let number = self.lists.fetch_add(1, Ordering::Relaxed);
+        self.failing_lists.lock().unwrap_or_else(PoisonError::into_inner).contains(&number)
     }
 
     fn written(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
@@ -99,6 +119,12 @@ impl Drop for OpenCall {
     }
 }
 
+/// The answer of a store that fails.
+fn failure<T: Send + 'static>() -> BoxStream<'static, Result<T>> {
+    let error = Error::Generic { store: "a counted store", source: "it fails in this test".into() };
+    stream::iter([Err(error)]).boxed()
+}
+
 // Written out as the trait's macro writes its functions, so that this package does not depend on the macro.
 impl ObjectStore for CountedObjects {
     fn put_opts<'a, 'b, 'c>(
@@ -150,6 +176,9 @@ impl ObjectStore for CountedObjects {
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        if self.load.failing_deletions.load(Ordering::Relaxed) {
+            return failure();
+        }
         let deleting = self.load.deletions.begin();
         let deleted = self.objects.delete_stream(locations).then(move |deleted| {
             // The call is open as long as this stream.
@@ -164,6 +193,9 @@ impl ObjectStore for CountedObjects {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        if self.load.list_fails() {
+            return failure();
+        }
         self.objects.list(prefix)
     }
 

@@ -29,13 +29,15 @@ impl RunStore {
     }
 
     pub(crate) async fn remove(&self, path: &Path) -> Result<(), StoreError> {
-        let attempt = || async {
-            match self.objects.delete(path).await {
-                Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-                Err(source) => Err(self.failed("delete", path.as_ref(), source)),
-            }
-        };
-        self.patiently(attempt).await
+        self.patiently(|| self.remove_once(path)).await
+    }
+
+    /// Removes an object without patience.
+    pub(crate) async fn remove_once(&self, path: &Path) -> Result<(), StoreError> {
+        match self.objects.delete(path).await {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(source) => Err(self.failed("delete", path.as_ref(), source)),
+        }
     }
 }
 

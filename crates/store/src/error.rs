@@ -161,6 +161,19 @@ pub enum StoreError {
         /// Current sequence number.
         current: u64,
     },
+    /// A manifest was written, and the store failed before it told whether another writer was first.
+    #[error(
+        "manifest `{object}` was written to {store}, but the store then failed, so it is not known whether it counts: see `dipaco status` before you repeat the command"
+    )]
+    UnknownOutcome {
+        /// The manifest's name.
+        object: String,
+        /// The store's address.
+        store: String,
+        /// The failure.
+        #[source]
+        source: Box<StoreError>,
+    },
     /// All kept manifests are damaged.
     #[error("every manifest of {store} is damaged ({reasons}): restore `manifest/` from a copy of the store")]
     ManifestDamaged {
@@ -256,6 +269,7 @@ impl StoreError {
             Self::Directory { source, .. } | Self::Leftovers { cause: source, .. } => {
                 DENIED.contains(&source.kind())
             }
+            Self::UnknownOutcome { source, .. } => source.is_denied(),
             _ => false,
         }
     }

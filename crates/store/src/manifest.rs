@@ -4,6 +4,7 @@
 //! manifest. Create-if-absent is the only conditional write that every object store has, local directories included.
 //! It serves as the compare-and-swap: of all writers that replace the same manifest one creates the next.
 
+use std::error::Error as _;
 use std::fmt;
 
 use bytes::Bytes;
@@ -134,10 +135,12 @@ impl RunStore {
     /// Replaces the manifest if `expected` is still the current sequence. Returns the new sequence and prunes old
     /// manifests.
     ///
-    /// Write all objects that the manifest refers to first. A lost reply is no conflict: the manifest names its writer.
+    /// Write all objects that the manifest refers to first. A lost reply is no conflict: the manifest names its writer. An old
+    /// manifest that can't be removed is a warning, and the next replacement removes it.
     ///
     /// # Errors
-    /// [`StoreError::Conflict`] if another writer was first, [`StoreError::Full`] if the disk is full.
+    /// [`StoreError::Conflict`] if another writer was first, [`StoreError::Full`] if the disk is full, and
+    /// [`StoreError::UnknownOutcome`] if the manifest was written and the store then failed: [`Self::load`] tells what counts.
     pub async fn replace<M: ManifestSchema>(
         &self,
         manifest: &M,
@@ -159,16 +162,29 @@ impl RunStore {
         }
         // A writer that paused after its listing may create a number that other writers have used and pruned. The
         // second listing detects this: only numbers at least `KEPT_MANIFESTS` behind the newest are pruned.
-        let sequences = self.sequences().await?;
+        let sequences = self.sequences().await.map_err(|source| {
+            let (object, store) = (name.clone(), self.address().to_owned());
+            StoreError::UnknownOutcome { object, store, source: Box::new(source) }
+        })?;
         let newest = sequences.last().copied().unwrap_or(sequence);
+        self.prune(&sequences, newest).await;
         if newest >= sequence.saturating_add(KEPT_MANIFESTS) {
-            self.remove(&path).await?;
             return Err(self.conflict(expected, newest));
         }
-        for old in sequences.into_iter().filter(|old| old.saturating_add(KEPT_MANIFESTS) <= newest) {
-            self.remove(&Path::from(self::name(old))).await?;
-        }
         Ok(ManifestSequence(sequence))
+    }
+
+    /// Removes the manifests that are not kept. If one remains, this warns: it counts for nobody.
+    async fn prune(&self, sequences: &[u64], newest: u64) {
+        for old in sequences.iter().filter(|old| old.saturating_add(KEPT_MANIFESTS) <= newest) {
+            let name = name(*old);
+            // Without patience: the writer waits, and the next replacement is another attempt.
+            if let Err(error) = self.remove_once(&Path::from(name.as_str())).await {
+                let source = error.source().map(ToString::to_string);
+                tracing::warn!(%error, source, "old manifests remain in the store until another one is written");
+                return;
+            }
+        }
     }
 
     async fn newest(&self) -> Result<u64, StoreError> {

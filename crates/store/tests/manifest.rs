@@ -117,6 +117,33 @@ async fn only_the_last_manifests_are_kept() {
 }
 
 #[tokio::test]
+async fn a_manifest_counts_although_old_ones_remain() {
+    let run = Run::with_rounds(KEPT_MANIFESTS).await;
+    let (failing, load) = run.store.clone().counted();
+    load.fail_deletions();
+    for round in KEPT_MANIFESTS + 1..=KEPT_MANIFESTS + 3 {
+        let replaced = failing.replace(&manifest_of(round), ManifestSequence(round - 1)).await;
+        assert_eq!(replaced.unwrap(), ManifestSequence(round));
+    }
+    assert!(run.manifest(1).exists());
+    // The next replacement removes what has remained.
+    let newest = KEPT_MANIFESTS + 4;
+    run.store.replace(&manifest_of(newest), ManifestSequence(newest - 1)).await.unwrap();
+    assert!(run.manifest(5).exists() && (1..5).all(|old| !run.manifest(old).exists()));
+}
+
+#[tokio::test]
+async fn a_manifest_whose_outcome_the_store_does_not_tell_is_neither_a_success_nor_a_conflict() {
+    let run = Run::with_rounds(2).await;
+    let (failing, load) = run.store.clone().counted();
+    load.fail_lists(1..2);
+    let error = failing.replace(&manifest_of(3), ManifestSequence(2)).await.unwrap_err();
+    assert!(matches!(error, StoreError::UnknownOutcome { .. }) && !error.may_pass(), "{error}");
+    let loaded = failing.load::<RoundManifest>().await.unwrap().unwrap();
+    assert_eq!((loaded.manifest, loaded.sequence), (manifest_of(3), ManifestSequence(3)));
+}
+
+#[tokio::test]
 async fn a_torn_manifest_is_skipped_with_a_warning_and_the_run_continues() {
     let run = Run::with_rounds(3).await;
     let whole = fs::read(run.manifest(3)).unwrap();

@@ -73,6 +73,14 @@ pub enum CoordinatorError {
         /// The first damaged object.
         source: dipaco_store::StoreError,
     },
+    /// The store failed while the manifest of a rollback was written, and when it was read afterwards.
+    #[error(
+        "the store failed during the rollback, so it is not known whether the run has gone back: see `dipaco status` before you repeat the command"
+    )]
+    UnknownRollback {
+        /// The failure of the write.
+        source: dipaco_store::StoreError,
+    },
     /// An object that the run needs is damaged, and so is every checkpoint.
     #[error("the run can't go on, and has no undamaged checkpoint: restore its store from a copy")]
     DamagedRun {

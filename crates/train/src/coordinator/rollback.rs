@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use dipaco_ledger::LedgerError;
-use dipaco_store::{Loaded, RollbackRecord, RunManifest, RunStore};
+use dipaco_store::{Loaded, ManifestSequence, RollbackRecord, RunManifest, RunStore};
 use dipaco_telemetry::Progress;
 
 use crate::coordinator::error::CoordinatorError;
@@ -16,7 +16,8 @@ use crate::coordinator::take_over::{CheckpointContent, read_checkpoint};
 ///
 /// # Errors
 /// [`CoordinatorError::NotKept`] when the run has no checkpoint of this round, [`CoordinatorError::DamagedCheckpoint`]
-/// when an object of the checkpoint is damaged, and when the store can't be read or written. The run is unchanged then.
+/// when an object of the checkpoint is damaged, and when the store can't be read or written. The run is unchanged then, unless
+/// the store fails in the write and in the look at its outcome: [`CoordinatorError::UnknownRollback`].
 pub async fn roll_back(
     store: &RunStore,
     round: u32,
@@ -50,6 +51,30 @@ pub async fn roll_back(
     let rollback = RollbackRecord { from, to: round, undone: undone.collect() };
     manifest.training = Some(training);
     manifest.note_rollback(rollback.clone());
-    store.replace(&manifest, sequence).await?;
+    replace(store, &manifest, sequence).await?;
     Ok(rollback)
 }
+
+/// Replaces the manifest. When the store fails meanwhile, the manifest that it then holds tells the outcome.
+async fn replace(
+    store: &RunStore,
+    manifest: &RunManifest,
+    sequence: ManifestSequence,
+) -> Result<(), CoordinatorError> {
+    let Err(error) = store.replace(manifest, sequence).await else { return Ok(()) };
+    match store.load::<RunManifest>().await {
+        // No earlier manifest is equal: this one notes the rollback.
+        Ok(Some(found)) if found.manifest == *manifest => {
+            tracing::warn!(%error, "the run has gone back, although the store failed");
+            Ok(())
+        }
+        Ok(_) => Err(error.into()),
+        Err(unread) => {
+            tracing::warn!(%unread, "the outcome of the rollback can't be read");
+            Err(CoordinatorError::UnknownRollback { source: error })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -33,7 +33,10 @@ pub async fn take_over(store: &RunStore, started: OpenRun) -> Result<OpenRun, Co
     loop {
         match store.replace(&manifest, sequence).await {
             Ok(sequence) => return Ok(OpenRun { manifest, sequence }),
-            Err(StoreError::Conflict { .. }) if attempt < ATTEMPTS => attempt += 1,
+            // After an unknown outcome the newest manifest, this one or the other coordinator's, is replaced once more.
+            Err(StoreError::Conflict { .. } | StoreError::UnknownOutcome { .. }) if attempt < ATTEMPTS => {
+                attempt += 1;
+            }
             Err(error) => return Err(error.into()),
         }
         let newest = store.load::<RunManifest>().await?.ok_or(LedgerError::NotStarted)?;
