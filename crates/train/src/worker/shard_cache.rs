@@ -1,7 +1,7 @@
 //! The shards that a worker trains on.
 
-use std::collections::VecDeque;
-use std::io::{Seek, SeekFrom, Write};
+use std::collections::{HashSet, VecDeque};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Component, Path as FilePath, PathBuf};
 use std::sync::Arc;
 
@@ -42,11 +42,15 @@ struct ShardKey {
 struct OpenedShards {
     capacity: usize,
     shards: VecDeque<(ShardKey, Arc<PathData>)>,
+    verified: VerifiedShards,
 }
+
+/// Places and content hashes of the shards whose bytes this process has verified.
+type VerifiedShards = HashSet<(PathBuf, String)>;
 
 impl OpenedShards {
     fn new(capacity: usize) -> Self {
-        Self { capacity: capacity.max(1), shards: VecDeque::new() }
+        Self { capacity: capacity.max(1), shards: VecDeque::new(), verified: VerifiedShards::new() }
     }
 
     fn get(&mut self, key: &ShardKey) -> Option<Arc<PathData>> {
@@ -75,59 +79,94 @@ impl ShardCache {
     }
 
     /// The shard of a lease. It comes from memory, from the routing folder, from the folder of downloaded shards, or from
-    /// the coordinator.
+    /// the coordinator. The bytes of one that lies in a folder are verified once in the life of this process.
     pub(super) async fn data(&self, lease: &GrantedLease) -> Result<Arc<PathData>, WorkerError> {
         let key = ShardKey { path: lease.path, hash: lease.shard.hash.clone() };
         let mut opened = self.opened.lock().await;
         if let Some(data) = opened.get(&key) {
             return Ok(data);
         }
-        let data = Arc::new(self.open(&key, &lease.shard.file).await?);
+        let data = Arc::new(self.open(&key, &lease.shard.file, &mut opened.verified).await?);
         opened.insert(key, data.clone());
         Ok(data)
     }
 
-    /// Opens a shard whose list in the routing folder is called `file`, and downloads it if no folder has it.
-    async fn open(&self, key: &ShardKey, file: &str) -> Result<PathData, WorkerError> {
+    /// Opens a shard whose list in the routing folder is called `file`, and downloads it if no folder has it. A damaged shard of
+    /// the routing folder is an error, because others use that folder too.
+    async fn open(
+        &self,
+        key: &ShardKey,
+        file: &str,
+        verified: &mut VerifiedShards,
+    ) -> Result<PathData, WorkerError> {
         let plan = self.transfer.routes.coordinator().plan().clone();
         check_names(file, &key.hash)?;
         // Named by the hash, because shards of several runs and phases may lie in one folder.
         let list = FilePath::new(file).extension().is_some_and(|extension| extension == "json");
         let downloaded = self.cache.join(format!("{}.{}", key.hash, if list { "json" } else { "h5" }));
         let ShardKey { path, hash } = key.clone();
-        let mut places = self.folder.iter().map(|folder| folder.join(file)).chain([downloaded.clone()]);
-        if let Some(place) = places.find(|place| place.exists()) {
-            let data = blocking(move || PathData::new(TokenSet::open(place)?, &hash, path, &plan));
-            return Ok(data.await??);
+        let given = self.folder.iter().map(|folder| folder.join(file)).find(|place| place.exists());
+        let place = given.clone().unwrap_or_else(|| downloaded.clone());
+        let of_place = (place.clone(), hash.clone());
+        if !verified.contains(&of_place) || !place.exists() {
+            match given {
+                Some(given) => blocking(move || TokenSet::open(given)?.verify()).await??,
+                None => self.make_sound(key, &downloaded, list).await?,
+            }
+            verified.insert(of_place);
         }
-        std::fs::create_dir_all(&self.cache).map_err(FileError::new("create the folder", &self.cache))?;
-        if list {
-            self.download_listed(key, &downloaded).await?;
-        } else {
-            self.download_file(key, None, &downloaded, &hash).await?;
-        }
-        blocking(move || Ok(PathData::new(TokenSet::open(downloaded)?, &hash, path, &plan)?)).await?
+        blocking(move || Ok(PathData::new(TokenSet::open(place)?, &hash, path, &plan)?)).await?
     }
 
-    /// Downloads the list of a shard and those of its files that are not there. The list gets its name last, so it is
+    /// Downloads a shard if it is missing or damaged in the folder of downloaded shards.
+    async fn make_sound(
+        &self,
+        key: &ShardKey,
+        destination: &FilePath,
+        list: bool,
+    ) -> Result<(), WorkerError> {
+        if is_sound(destination, &key.hash).await? {
+            return Ok(());
+        }
+        std::fs::create_dir_all(&self.cache).map_err(FileError::new("create the folder", &self.cache))?;
+        match list {
+            true => self.download_listed(key, destination).await,
+            false => self.download_file(key, None, destination, &key.hash).await,
+        }
+    }
+
+    /// Downloads the list of a shard and those of its files that are missing or damaged. The list gets its name last, so it is
     /// there only with all of its files. It names them by their hashes.
     async fn download_listed(&self, key: &ShardKey, destination: &FilePath) -> Result<(), WorkerError> {
-        let pending = self.download(key, None, destination).await?;
-        let mut list = blocking(move || TokenSetManifest::read(pending.temporary_path())).await??;
-        if list.content_hash() != key.hash {
-            let reason = format!("the coordinator sent a list with the content hash {}", list.content_hash());
-            return Err(ShardsError::Damaged { path: destination.to_owned(), reason }.into());
-        }
+        let mut list = match kept_list(destination, &key.hash).await? {
+            Some(list) => list,
+            None => self.download_list(key, destination).await?,
+        };
         for (number, ListedFile { file, content_hash, .. }) in (0..).zip(&mut list.files) {
             *file = format!("{content_hash}.h5");
             check_names(file, content_hash)?;
             let place = self.cache.join(&file);
-            if !place.exists() {
+            if !is_sound(&place, content_hash).await? {
                 self.download_file(key, Some(number), &place, content_hash).await?;
             }
         }
         let destination = destination.to_owned();
         Ok(blocking(move || list.publish(&destination)).await??)
+    }
+
+    /// Downloads the list of a shard.
+    async fn download_list(
+        &self,
+        key: &ShardKey,
+        destination: &FilePath,
+    ) -> Result<TokenSetManifest, WorkerError> {
+        let pending = self.download(key, None, destination).await?;
+        let list = blocking(move || TokenSetManifest::read(pending.temporary_path())).await??;
+        if list.content_hash() != key.hash {
+            let reason = format!("the coordinator sent a list with the content hash {}", list.content_hash());
+            return Err(ShardsError::Damaged { path: destination.to_owned(), reason }.into());
+        }
+        Ok(list)
     }
 
     /// Downloads a token file with the content hash `hash`.
@@ -175,6 +214,49 @@ impl ShardCache {
     }
 }
 
+/// Reads all bytes of a downloaded shard, or of a file of one. False if it is missing, damaged, or another one.
+async fn is_sound(place: &FilePath, hash: &str) -> Result<bool, WorkerError> {
+    let (place, hash) = (place.to_owned(), hash.to_owned());
+    let sound = move || {
+        if !place.exists() {
+            return Ok(false);
+        }
+        let verified = TokenSet::open(&place).and_then(|set| set.verify().map(|()| set));
+        match verified {
+            Ok(set) if set.content_hash() == hash => return Ok(true),
+            Ok(_) => {
+                tracing::warn!(file = %place.display(), "a kept shard is another one: it is downloaded again");
+            }
+            Err(error) if is_damage(&error) => {
+                tracing::warn!(%error, "a kept shard is damaged: it is downloaded again");
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(false)
+    };
+    Ok(blocking(sound).await??)
+}
+
+/// The list of a downloaded shard, if it is there and undamaged: then only a file of the shard is damaged.
+async fn kept_list(place: &FilePath, hash: &str) -> Result<Option<TokenSetManifest>, WorkerError> {
+    let (place, hash) = (place.to_owned(), hash.to_owned());
+    let read = move || match TokenSetManifest::read(&place) {
+        Ok(list) => Ok(Some(list).filter(|list| list.content_hash() == hash)),
+        Err(error) if is_damage(&error) => Ok(None),
+        Err(error) => Err(error),
+    };
+    Ok(blocking(read).await??)
+}
+
+/// True if a shard, or a file of one, is missing or damaged, so that another copy helps. The disk may fail for other reasons.
+fn is_damage(error: &ShardsError) -> bool {
+    match error {
+        ShardsError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+        ShardsError::File(_) | ShardsError::Cancelled => false,
+        _ => true,
+    }
+}
+
 /// Checks that the coordinator's names of a shard stay in the folders of shards.
 fn check_names(file: &str, hash: &str) -> Result<(), WorkerError> {
     let inside = |part: Component<'_>| matches!(part, Component::Normal(_));
@@ -188,91 +270,4 @@ fn check_names(file: &str, hash: &str) -> Result<(), WorkerError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use dipaco_shards::{TokenFileInfo, TokenFileWriter, TokenSet};
-    use dipaco_store::ShardRecord;
-    use dipaco_sync::{Fence, LeaseSecret};
-
-    use super::*;
-    use crate::client::transfer::tests::connect;
-
-    /// Writes a shard of five documents and returns a lease of its path.
-    fn lease(folder: &FilePath, path: u32) -> GrantedLease {
-        let file = format!("shard-{path}.h5");
-        let info = TokenFileInfo { vocab_size: 100, ..TokenFileInfo::default() };
-        let mut writer = TokenFileWriter::create(folder.join(&file), info).unwrap();
-        for document in 0..5 {
-            writer.push_document(&[path + 1, document + 1, 7, 0]).unwrap();
-        }
-        writer.finish().unwrap();
-        let opened = TokenSet::open(folder.join(&file)).unwrap();
-        let (hash, documents, tokens) =
-            (opened.content_hash().to_owned(), opened.documents(), opened.tokens());
-        GrantedLease {
-            path: PathId(path),
-            fence: Fence(1),
-            secret: LeaseSecret::new([0; 16]),
-            lease_ms: 1000,
-            from: 0,
-            to: 1,
-            phase_step: 0,
-            weights: Vec::new(),
-            sends: Vec::new(),
-            state: None,
-            replay: Vec::new(),
-            made_by: None,
-            uploads_state: false,
-            shard: ShardRecord { file, hash, documents, tokens },
-        }
-    }
-
-    #[test]
-    fn a_coordinator_can_not_name_files_outside_of_the_folders() {
-        assert!(check_names("train/path-003.h5", "0aff").is_ok());
-        for (file, hash) in
-            [("../x.h5", "0a"), ("/x.h5", "0a"), ("a/../../b", "0a"), ("", "0a"), ("x", "../0a"), ("x", "")]
-        {
-            assert!(matches!(check_names(file, hash), Err(WorkerError::ShardName { .. })), "{file} {hash}");
-        }
-    }
-
-    #[tokio::test]
-    async fn as_many_shards_stay_open_as_states_are_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let (_server, transfer) = connect(&Arc::default()).await;
-        let capacity = 3;
-        let cache = ShardCache {
-            opened: Mutex::new(OpenedShards::new(capacity)),
-            ..ShardCache::new(transfer, Some(folder.path().to_owned()), folder.path().join("cache"))
-        };
-        let leases: Vec<_> = (0..=capacity as u32).map(|path| lease(folder.path(), path)).collect();
-        let mut opened = Vec::new();
-        for lease in &leases[..capacity] {
-            opened.push(cache.data(lease).await.unwrap());
-        }
-        // Without their files, the shards can only come from memory.
-        for lease in &leases[..capacity] {
-            std::fs::remove_file(folder.path().join(&lease.shard.file)).unwrap();
-        }
-        for (lease, data) in leases.iter().zip(&opened).rev() {
-            assert!(Arc::ptr_eq(&cache.data(lease).await.unwrap(), data));
-        }
-        // One more shard takes the place of the least recently used shard, the first of the loop above.
-        cache.data(&leases[capacity]).await.unwrap();
-        let kept = cache.opened.lock().await.shards.iter().map(|(key, _)| key.path.0).collect::<Vec<_>>();
-        assert_eq!(kept, (0..capacity as u32 - 1).rev().chain([capacity as u32]).collect::<Vec<_>>());
-    }
-
-    #[tokio::test]
-    async fn a_new_shard_of_a_path_replaces_the_shard_of_the_earlier_phase() {
-        let folder = tempfile::tempdir().unwrap();
-        let (_server, transfer) = connect(&Arc::default()).await;
-        let cache = ShardCache::new(transfer, Some(folder.path().to_owned()), folder.path().join("cache"));
-        let (first, mut second) = (lease(folder.path(), 0), lease(folder.path(), 1));
-        second.path = first.path;
-        let old = cache.data(&first).await.unwrap();
-        let new = cache.data(&second).await.unwrap();
-        assert!(!Arc::ptr_eq(&old, &new));
-        assert_eq!(cache.opened.lock().await.shards.len(), 1);
-    }
-}
+mod tests;
