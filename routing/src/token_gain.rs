@@ -4,8 +4,8 @@ use dipaco_shards::TokenSet;
 
 use crate::{RouterKind, RoutingError, ShardSet};
 
-/// Below this gain in bits per token, shards are hardly different kinds of text. Each division of 4 and 16 paths that was measured
-/// with less had a better one on the same text, and good divisions have 0.3 and more (docs/results/short-runs.md).
+/// Below this gain in bits per token, shards are hardly different kinds of text. On text of several kinds each division of 4 and 16
+/// paths that was measured with less had a better one (docs/results/short-runs.md). Text of one kind has about 0.
 const LEAST_GAIN: f64 = 0.25;
 
 /// Tokens of a shard that are read, so that the time does not grow with the corpus.

@@ -114,6 +114,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "outer.nesterov.momentum",
         "number",
         "Outer momentum, at least 0 and below 1. The papers take 0.9. With the default the perplexity of 4 × 4 paths is lower by \
-         more than a tenth after 8 and 32 rounds, each with the best outer rate that was tried (docs/results/quality.md).",
+         more than a tenth after 8 and 32 rounds, each with the best outer rate that was tried (docs/results/quality.md). \
+         A run that begins with a pretrained model has 0.9, an outer rate of 0.35 and `outer.rescale = \"none\"`, if nothing else is set.",
     ),
 ];
