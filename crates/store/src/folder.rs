@@ -1,17 +1,10 @@
 //! The directory of a local store: files that become objects.
 
 use std::fs::{self, File, OpenOptions};
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The first half of this process's numbers of unfinished files. Those of other processes begin with others.
-static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
-
-/// Unfinished files that this process has begun.
-static BEGUN: AtomicU64 = AtomicU64::new(0);
+use crate::probe::unique_numbers;
 
 /// The directory of a local store.
 #[derive(Debug)]
@@ -33,9 +26,10 @@ impl Folder {
     pub(crate) fn create(&self, place: &Path) -> io::Result<(File, PathBuf)> {
         loop {
             let mut path = place.as_os_str().to_owned();
-            path.push(format!("#{}{:020}", *PROCESS, BEGUN.fetch_add(1, Ordering::Relaxed)));
+            let (nanoseconds, random) = unique_numbers();
+            path.push(format!("#{nanoseconds}{random:020}"));
             match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
-                // The next number is free.
+                // The next numbers are others.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 // An empty folder can disappear again before the next attempt: it goes with its last object.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {

@@ -10,7 +10,6 @@ use dipaco_experiment::{
     Cell, CellEvaluation, CellResult, DomainMeasurement, EvaluatedModel, Facts, Measurement, cell_key,
     evaluation_key, seed_config, seed_key,
 };
-use dipaco_routing::RouterKind;
 
 use super::facts::facts;
 use super::folder::{ExperimentFolder, PreparedText};
@@ -18,6 +17,7 @@ use super::record::Record;
 use crate::error::PipelineError;
 use crate::evaluate::{ENSEMBLE_TEMPERATURE, EvaluatedRun, Subject, evaluate};
 use crate::import::import;
+use crate::label_file::labels_hash;
 use crate::run::save_config;
 use crate::run_directory::RunDirectory;
 use crate::train::{TrainOptions, train};
@@ -144,15 +144,9 @@ pub(super) fn root(folder: &ExperimentFolder, key: &str) -> PathBuf {
     folder.out().join("cells").join(key)
 }
 
-/// The label file that the shards of a run follow.
-pub(super) fn label_file(config: &RunConfig) -> Option<&Path> {
-    config.routing.labels.as_deref().filter(|_| config.routing.kind == RouterKind::Labels)
-}
-
 /// Content hashes of all that a cell reads: its text, the pretrained model, and the label file that its shards follow.
 fn content(config: &RunConfig, text: &PreparedText) -> Result<String, PipelineError> {
-    let hash = label_file(config).map(dipaco_files::file_hash).transpose()?;
-    Ok(hash.map_or_else(|| text.all.clone(), |hash| format!("{} {hash}", text.all)))
+    Ok(labels_hash(config)?.map_or_else(|| text.all.clone(), |hash| format!("{} {hash}", text.all)))
 }
 
 /// A configuration with its text, vocabulary and name.
@@ -372,7 +366,7 @@ pub(super) mod tests {
         config.routing.labels = Some(file.clone());
         let key = |config: &RunConfig| content(config, &text).map(|content| cell_key(config, &content));
         assert_eq!(key(&config).unwrap(), cell_key(&config, "train validation"), "no shard follows a label");
-        config.routing.kind = RouterKind::Labels;
+        config.routing.kind = dipaco_routing::RouterKind::Labels;
         let error = key(&config).unwrap_err().to_string();
         assert!(error.contains("labels.jsonl"), "{error}");
         fs::write(&file, r#"{"url": "a", "domain": "law"}"#).unwrap();

@@ -16,6 +16,7 @@ use super::folder::ExperimentFolder;
 use super::record::write_json;
 use crate::charts::of_results;
 use crate::error::PipelineError;
+use crate::label_file::label_file;
 use crate::{files, labels};
 
 /// The end of an experiment.
@@ -51,7 +52,7 @@ pub fn run(
     // What is finished is published before anything is trained: the results of an interrupted command have it too.
     work.pass(experiment)?;
     // The turn of a cell with a label file may come after days, and that of the command's label file after the first training.
-    let of_shards = all().filter_map(|it| cell::label_file(&it.config));
+    let of_shards = all().filter_map(|it| label_file(&it.config));
     let of_command = work.folder.options.labels.as_deref();
     of_shards.chain(of_command).collect::<BTreeSet<&Path>>().into_iter().try_for_each(labels::check_file)?;
     work.selection = Some(selection);
