@@ -20,10 +20,11 @@ pub trait TextCodec: Send + Sync {
     /// When the tokenizer refuses the text.
     fn encode(&self, text: &str) -> Result<Vec<u32>, BoxError>;
 
-    /// Returns the text of token ids. Invalid UTF-8 becomes U+FFFD.
+    /// Returns the text of token ids. Invalid UTF-8 becomes U+FFFD. A token outside of the vocabulary may have no text instead
+    /// of an error, so callers check ids of clients.
     ///
     /// # Errors
-    /// When a token is not in the vocabulary.
+    /// When the tokenizer refuses the tokens.
     fn decode(&self, tokens: &[u32]) -> Result<String, BoxError>;
 
     /// Returns the text of a single token, which may be a special token. Invalid UTF-8 becomes U+FFFD, and an unknown token
@@ -63,7 +64,7 @@ pub trait TextStream: Send {
     /// Takes the next token and returns the text that it completes, which may be empty.
     ///
     /// # Errors
-    /// When the token is not in the vocabulary.
+    /// As [`TextCodec::decode`].
     fn push(&mut self, token: u32) -> Result<String, BoxError>;
 
     /// Ends the stream and returns the remaining text. An incomplete character becomes U+FFFD.

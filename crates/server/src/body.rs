@@ -14,10 +14,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::ServeConfig;
 use crate::error::ApiError;
 
-/// Bytes beyond the limit that are read and discarded. A client that is still sending when the connection closes would
-/// see a reset instead of the answer.
-const DISCARDED: usize = 64 << 20;
-
 /// Most values of a JSON body.
 const MAX_VALUES: usize = 1 << 18;
 /// Most lists and objects of a JSON body.
@@ -30,7 +26,7 @@ const CONTAINER: usize = 640;
 const LARGE_BODIES: usize = 16;
 
 /// Most memory of the bodies of all requests together, in bytes: their bytes, the prompts that were read from them, and the
-/// bodies that are being decoded.
+/// bodies that are being decoded. A prompt that waits for the engine is not counted: `serve.queued_tokens` bounds those.
 #[must_use]
 pub fn body_bytes(config: &ServeConfig) -> usize {
     // A token id has two bytes or more in a body, and four in a prompt.
@@ -173,28 +169,21 @@ async fn read(
     held: &mut Option<OwnedSemaphorePermit>,
 ) -> Result<BytesMut, ApiError> {
     let limit = memory.limit;
-    // Reading on would not help: the announced length is more than is ever discarded.
-    if body.size_hint().lower() > limit.saturating_add(DISCARDED) as u64 {
+    if body.size_hint().lower() > limit as u64 {
         return Err(too_large(limit));
     }
     let mut kept = BytesMut::new();
-    let mut length = 0usize;
     let mut frames = body.into_data_stream();
     while let Some(frame) = frames.next().await {
         let frame = frame.map_err(|error| ApiError {
             code: Some("broken_body"),
             ..ApiError::new(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
         })?;
-        length = length.saturating_add(frame.len());
-        if length <= limit {
-            memory.take(held, frame.len())?;
-            kept.extend_from_slice(&frame);
-        } else if length > limit.saturating_add(DISCARDED) {
-            break;
+        if frame.len() > limit - kept.len() {
+            return Err(too_large(limit));
         }
-    }
-    if length > limit {
-        return Err(too_large(limit));
+        memory.take(held, frame.len())?;
+        kept.extend_from_slice(&frame);
     }
     Ok(kept)
 }

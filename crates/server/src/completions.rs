@@ -21,7 +21,7 @@ use crate::ServerState;
 use crate::admission::Asked;
 use crate::deadline::Deadline;
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::fields::{BodyShare, Fields};
 use crate::request_id::RequestId;
 
 use answer::Answer;
@@ -53,8 +53,8 @@ pub(crate) async fn completions(
     let headers = request.headers().clone();
     let mut fields = fields_of(&state, &id, request).await?;
     let completion = CompletionRequest::read(&mut fields)?;
-    let _body = fields.end();
-    respond(state, id, headers, completion, began).await
+    let body = fields.end();
+    respond(state, id, headers, completion, body, began).await
 }
 
 pub(crate) async fn chat(
@@ -69,11 +69,11 @@ pub(crate) async fn chat(
     let messages = chat::messages(&mut fields)?;
     let prompt = Prompt::Chat { messages, answer_begins: true };
     let mut completion = CompletionRequest::of_prompts(vec![prompt], &mut fields)?;
-    let _body = fields.end();
+    let body = fields.end();
     // A chat ends with the model's answer, not after a few tokens.
     completion.default_max_tokens = usize::MAX;
     completion.form = Form::Chat;
-    respond(state, id, headers, completion, began).await
+    respond(state, id, headers, completion, body, began).await
 }
 
 /// The fields of a request, with the sampling parameters of the model where the request sets none. The id comes first: an error
@@ -92,9 +92,10 @@ async fn respond(
     id: RequestId,
     headers: HeaderMap,
     mut completion: CompletionRequest,
+    body: BodyShare,
     began: Instant,
 ) -> Result<Response, ApiError> {
-    let accepted = accept(&state, &headers, &mut completion, began).await?;
+    let accepted = accept(&state, &headers, &mut completion, body, began).await?;
     let Accepted { prompts, choices, submission, seeds } = accepted;
     state.metrics.admitted(completion.n);
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -136,6 +137,7 @@ async fn accept(
     state: &Arc<ServerState>,
     headers: &HeaderMap,
     completion: &mut CompletionRequest,
+    body: BodyShare,
     began: Instant,
 ) -> Result<Accepted, ApiError> {
     pin(state, headers, completion)?;
@@ -148,7 +150,7 @@ async fn accept(
     let least = completion.least(client, state.engine.model().context());
     state.admission.check(least, deadline.left())?;
 
-    let prompts = deadline.bound(token_ids(state, completion)).await?;
+    let prompts = deadline.bound(token_ids(state, completion, body)).await?;
     let seeds = match completion.sampling.seed {
         Some(seed) => vec![seed],
         // Equal prompts of a request without a seed get different texts.
@@ -203,10 +205,11 @@ fn check_answer(
     Ok(())
 }
 
-/// Takes the prompts out of the completion and returns their token ids.
+/// Takes the prompts out of the completion and returns their token ids. `body` is the share of their body.
 async fn token_ids(
     state: &Arc<ServerState>,
     completion: &mut CompletionRequest,
+    body: BodyShare,
 ) -> Result<Vec<SharedTokens>, ApiError> {
     let prompts = std::mem::take(&mut completion.prompts);
     let work = Arc::clone(state);
@@ -221,6 +224,8 @@ async fn token_ids(
         }
     };
     let tokens = move || {
+        // Free again when the texts have become tokens: other bodies do not wait for the answer.
+        let _body = body;
         let tokens = prompts.into_iter().map(|prompt| {
             let tokens = prompt.tokens(&work)?;
             Ok(tokens[tokens.len().saturating_sub(most)..].into())
@@ -246,13 +251,13 @@ fn sequences(
     }
     let ends: Arc<[u32]> = ends.into();
     for (prompt, &seed) in prompts.iter().zip(seeds.iter().cycle()) {
-        let left = context.saturating_sub(prompt.len());
-        // The engine accepts a prompt that fills the context, because it can be scored. Generating needs room.
-        if left == 0 && completion.max_tokens != Some(0) {
-            let max_tokens = completion.max_tokens.unwrap_or(1);
+        // Without `max_tokens` a request asks for one token at least.
+        let left = context.saturating_sub(prompt.len()).max(1);
+        let max_tokens = completion.max_tokens.unwrap_or(left.min(completion.default_max_tokens));
+        // The engine would refuse this, too. But a busy server would first say when to try again, which is of no use.
+        if prompt.len().saturating_add(max_tokens) > context {
             return Err(EngineError::Context { prompt: prompt.len(), max_tokens, context }.into());
         }
-        let max_tokens = completion.max_tokens.unwrap_or(left.min(completion.default_max_tokens));
         for number in 0..completion.n {
             sequences.requests.push(GenerateRequest {
                 prompt: Arc::clone(prompt),

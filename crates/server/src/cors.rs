@@ -2,7 +2,7 @@
 
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, Method, header};
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// The router with answers to the questions of browsers, for the origins of `serve.allowed_origins`.
 pub(crate) fn allow(router: Router, origins: &[String]) -> Router {
@@ -15,13 +15,11 @@ fn layer(origins: &[String]) -> CorsLayer {
     } else {
         AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
     };
-    let own =
-        ["x-request-id", "x-dipaco-path", "x-dipaco-seed", "x-dipaco-timeout"].map(HeaderName::from_static);
+    let own = ["x-request-id", "x-dipaco-path", "x-dipaco-seed"].map(HeaderName::from_static);
     CorsLayer::new()
         .allow_origin(origins)
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers(
-            own.iter().cloned().chain([header::AUTHORIZATION, header::CONTENT_TYPE]).collect::<Vec<_>>(),
-        )
+        // Clients send headers of their own, such as the `x-stainless-os` of OpenAI's. The server ignores those.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(own.into_iter().chain([header::RETRY_AFTER]).collect::<Vec<_>>())
 }

@@ -35,7 +35,7 @@ impl Fields {
     }
 
     /// Frees the fields that were not taken. A request does this before it waits for anything: until then others may have to
-    /// wait with the decoding of their bodies. Returns what is to be kept as long as the values of the fields.
+    /// wait with the decoding of their bodies. Returns what is to be kept until the texts of the fields have become tokens.
     pub(crate) fn end(self) -> BodyShare {
         self.body
     }

@@ -44,7 +44,8 @@ pub(crate) async fn info(State(state): State<Arc<ServerState>>) -> Json<Value> {
         "modules_loaded": memory.modules,
         "limits": {
             "slots": engine.slots(), "queued_requests": config.queued_requests, "queued_tokens": config.queued_tokens,
-            "choices": config.max_choices, "body_bytes": config.body_limit, "request_seconds": config.request_timeout,
+            "choices": config.max_choices, "answer_tokens": config.max_answer_tokens,
+            "body_bytes": config.body_limit, "request_seconds": config.request_timeout,
         },
     }))
 }

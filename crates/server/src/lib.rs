@@ -33,6 +33,7 @@ mod serve;
 mod settings;
 mod state;
 mod tokenize;
+mod unread;
 mod write_limit;
 
 pub use auth::ApiKeys;

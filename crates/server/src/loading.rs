@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use axum::extract::Request;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
@@ -16,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::ApiError;
 use crate::serve::answer_all;
+use crate::unread::discard;
 
 /// Connections at a time. Only probes come this early.
 const CONNECTIONS: usize = 64;
@@ -71,7 +73,10 @@ pub async fn while_loading<T>(
 ) -> Option<T> {
     let (began, loaded) = (Instant::now(), CancellationToken::new());
     let progress = progress.clone();
-    let app = Router::new().fallback(async move || progress.answer(began.elapsed().as_secs()));
+    let app = Router::new().fallback(async move |request: Request| {
+        discard(request.into_body(), CLIENT_TIME).await;
+        progress.answer(began.elapsed().as_secs())
+    });
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
     let answering = answer_all(listener, &room, &app, CLIENT_TIME, &loaded, &mut connections);

@@ -134,7 +134,7 @@ fn document(version: &str, metrics: bool) -> Value {
         "info": {
             "title": "dipaco serve",
             "version": version,
-            "description": "OpenAI's completions over the paths of a run. Unknown fields of a request are ignored, and logged by name.",
+            "description": "OpenAI's completions over the paths of a run. Unknown fields of a request are ignored. The log names those of completions and chats.",
         },
         "paths": paths,
         "components": {

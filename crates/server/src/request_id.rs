@@ -29,6 +29,7 @@ impl RequestId {
         }
         // A request has one body, so there is no other id.
         let _ = self.named.set(id);
+        tracing::Span::current().record("id", self.as_str());
         Ok(())
     }
 

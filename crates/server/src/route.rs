@@ -15,25 +15,37 @@ use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::{Fields, tokens, wrong};
 
-pub(crate) async fn route(
-    State(state): State<Arc<ServerState>>,
-    request: Request,
-) -> Result<Json<Value>, ApiError> {
-    let deadline = Deadline::of(&state, request.headers(), Instant::now())?;
-    let mut fields = Fields::read(&state, request).await?;
-    if let Some(model) = fields.string("model")? {
-        state.resolve(&model)?;
-    }
+/// The model and the prompt of a request.
+pub(crate) fn read(fields: &mut Fields) -> Result<(Option<String>, Prompt), ApiError> {
+    let model = fields.string("model")?;
     let prompt = match fields.take("prompt") {
         Some(Value::String(text)) => Prompt::Text(text),
         Some(Value::Array(values)) => Prompt::Tokens(tokens("prompt", &values)?),
         Some(other) => return Err(wrong("prompt", &other, "a text or a list of token ids")),
         None => return Err(ApiError::field("prompt", "prompt is missing")),
     };
-    let _body = fields.end();
+    Ok((model, prompt))
+}
+
+pub(crate) async fn route(
+    State(state): State<Arc<ServerState>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let deadline = Deadline::of(&state, request.headers(), Instant::now())?;
+    let mut fields = Fields::read(&state, request).await?;
+    let (model, prompt) = read(&mut fields)?;
+    if let Some(model) = model {
+        state.resolve(&model)?;
+    }
+    let body = fields.end();
     let work = Arc::clone(&state);
+    let tokens = move || {
+        // Free again when the text has become tokens: other bodies do not wait for the router.
+        let _body = body;
+        prompt.tokens(&work)
+    };
     let answer = async {
-        let ids = state.blocking.run(move || prompt.tokens(&work)).await?;
+        let ids = state.blocking.run(tokens).await?;
         let route = state.engine.route(&ids).await?;
         Ok(Json(explained(&state, &ids, &route)))
     };

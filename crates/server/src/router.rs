@@ -4,15 +4,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use tracing::Instrument;
 
 use crate::error::{ApiError, Refusal};
 use crate::request_id::{RequestId, usable_id};
-use crate::{ServerState, completions, cors, info, models, openapi, route, tokenize};
+use crate::unread::{SharedBody, discard};
+use crate::{ServerState, completions, cors, info, models, openapi, route, settings, tokenize};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -74,12 +77,13 @@ async fn wrong_method(request: Request) -> ApiError {
     ApiError { code: Some("method_not_allowed"), ..ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message) }
 }
 
-/// Steps common to all answers: request ids, API keys, refusals during shutdown, and counts.
+/// Steps common to all answers: request ids, API keys, refusals during shutdown, bodies of refused requests, and counts.
 async fn common(State(state): State<Arc<ServerState>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
     let usable = given.filter(|id| usable_id(id));
     let id = usable.map_or_else(|| RequestId::new(&state.random.id()), RequestId::new);
     request.extensions_mut().insert(id.clone());
+    let body = SharedBody::of(&mut request);
 
     let handler = handler(request.uri().path());
     let mut counted = Counted::new(&state, method(request.method()), handler);
@@ -89,27 +93,31 @@ async fn common(State(state): State<Arc<ServerState>>, mut request: Request, nex
         let open = public || handler == "/metrics";
         state.closed().filter(|_| !open).map_or(Ok(()), Err)
     });
+    // The reason of a failure goes to the log only, with the id that the client knows.
+    let span = tracing::info_span!("request", id = id.as_str());
     let mut response = match refused {
-        Ok(()) => next.run(request).await,
+        Ok(()) => next.run(request).instrument(span).await,
         Err(error) => error.into_response(),
     };
     counted.status = response.status().as_u16();
     if let Some(refusal) = response.extensions_mut().remove::<Refusal>()
         && !public
     {
-        state.metrics.refused(response.status());
         let Refusal { param, code } = refusal;
-        tracing::info!(
-            id = id.as_str(),
-            handler,
-            status = counted.status,
-            code,
-            param,
-            "a request was refused"
-        );
+        let (id, status) = (id.as_str(), counted.status);
+        if matches!(status, 500 | 504) {
+            tracing::info!(id, handler, status, code, param, "a request ended with an error");
+        } else {
+            state.metrics.refused(response.status());
+            tracing::info!(id, handler, status, code, param, "a request was refused");
+        }
     }
     if let Ok(id) = HeaderValue::from_str(id.as_str()) {
         response.headers_mut().insert(REQUEST_ID, id);
+    }
+    if response.status().is_client_error() || response.status().is_server_error() {
+        let time = settings::seconds(state.config.read_timeout).saturating_sub(counted.began.elapsed());
+        discard(Body::new(body), time).await;
     }
     response
 }

@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Request, State};
+use dipaco_infer::EngineError;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::completions::{Prompt, list_of_messages};
@@ -12,6 +14,32 @@ use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::fields::{Fields, tokens, wrong};
 use crate::{ChatTemplate, ServerState};
+
+/// A request for the tokens of a text or of a chat.
+pub(crate) struct TokenizeRequest {
+    model: Option<String>,
+    prompt: Prompt,
+    /// Asks for the text of each token.
+    strings: bool,
+}
+
+impl TokenizeRequest {
+    pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        let (model, prompt) = (fields.string("model")?, prompt(fields)?);
+        // No token is added to a text. A template adds the tokens of a chat.
+        fields.flag("add_special_tokens")?;
+        Ok(Self { model, prompt, strings: fields.flag("return_token_strs")? })
+    }
+}
+
+/// The tokens of a text or of a chat. They may be many, so there is no JSON value of each.
+#[derive(Debug, Serialize)]
+pub(crate) struct Tokenized {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+    token_strs: Option<Vec<String>>,
+}
 
 /// The text or the chat of a request.
 fn prompt(fields: &mut Fields) -> Result<Prompt, ApiError> {
@@ -33,33 +61,52 @@ fn prompt(fields: &mut Fields) -> Result<Prompt, ApiError> {
 pub(crate) async fn tokenize(
     State(state): State<Arc<ServerState>>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Tokenized>, ApiError> {
     let deadline = Deadline::of(&state, request.headers(), Instant::now())?;
     let mut fields = Fields::read(&state, request).await?;
-    if let Some(model) = fields.string("model")? {
+    let TokenizeRequest { model, prompt, strings } = TokenizeRequest::read(&mut fields)?;
+    if let Some(model) = model {
         state.resolve(&model)?;
     }
-    let prompt = prompt(&mut fields)?;
     if matches!(prompt, Prompt::Chat { .. }) {
         state.chat()?;
     }
-    // No token is added to a text. A template adds the tokens of a chat.
-    fields.flag("add_special_tokens")?;
-    let strings = fields.flag("return_token_strs")?;
-    let _body = fields.end();
+    let body = fields.end();
     let work = Arc::clone(&state);
     let answer = move || {
-        let tokens = match prompt {
-            // Harnesses ask for the text of the end-of-text token to learn its id. In a longer text it is ordinary text.
-            Prompt::Text(text) if text == work.codec.info().end_of_text => vec![work.codec.end_of_text()],
-            prompt => prompt.tokens(&work)?,
-        };
-        let shown =
-            strings.then(|| tokens.iter().map(|&token| work.codec.token_text(token)).collect::<Vec<_>>());
-        let context = work.engine.model().context();
-        Ok(json!({"count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": shown}))
+        let _body = body;
+        tokenized(&work, prompt, strings)
     };
     deadline.bound(state.blocking.run(answer)).await.map(Json)
+}
+
+/// The answer for a prompt, with the text of each token if `strings` asks for it. Occupies a core.
+fn tokenized(state: &ServerState, prompt: Prompt, strings: bool) -> Result<Tokenized, ApiError> {
+    let field = if matches!(prompt, Prompt::Chat { .. }) { "messages" } else { "prompt" };
+    let tokens = match prompt {
+        // Harnesses ask for the text of the end-of-text token to learn its id. In a longer text it is ordinary text.
+        Prompt::Text(text) if text == state.codec.info().end_of_text => vec![state.codec.end_of_text()],
+        prompt => prompt.tokens(state)?,
+    };
+    let (held, limit) = (tokens.len() * (1 + usize::from(strings)), state.config.max_answer_tokens);
+    if held > limit {
+        let message = format!(
+            "the answer would hold {held} tokens and texts of tokens, over the limit of {limit}: send a shorter text"
+        );
+        return Err(ApiError { code: Some("request_too_large"), ..ApiError::field(field, message) });
+    }
+    let token_strs = strings.then(|| tokens.iter().map(|&token| state.codec.token_text(token)).collect());
+    let max_model_len = state.engine.model().context();
+    Ok(Tokenized { count: tokens.len(), max_model_len, tokens, token_strs })
+}
+
+/// The token ids of a request for their text.
+pub(crate) fn ids(fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
+    match fields.take("tokens") {
+        Some(Value::Array(values)) => tokens("tokens", &values),
+        Some(other) => Err(wrong("tokens", &other, "a list of token ids")),
+        None => Err(ApiError::field("tokens", "tokens is missing: give a list of token ids")),
+    }
 }
 
 pub(crate) async fn detokenize(
@@ -68,14 +115,16 @@ pub(crate) async fn detokenize(
 ) -> Result<Json<Value>, ApiError> {
     let deadline = Deadline::of(&state, request.headers(), Instant::now())?;
     let mut fields = Fields::read(&state, request).await?;
-    let ids = match fields.take("tokens") {
-        Some(Value::Array(values)) => tokens("tokens", &values)?,
-        Some(other) => return Err(wrong("tokens", &other, "a list of token ids")),
-        None => return Err(ApiError::field("tokens", "tokens is missing: give a list of token ids")),
-    };
-    let _body = fields.end();
+    let ids = ids(&mut fields)?;
+    // A tokenizer may pass over ids that it does not know.
+    let vocab_size = state.engine.model().vocab_size();
+    if let Some(&token) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+        return Err(EngineError::Token { token, vocab_size, field: "tokens" }.into());
+    }
+    let body = fields.end();
     let work = Arc::clone(&state);
     let answer = move || {
+        let _body = body;
         let text = work.codec.decode(&ids);
         let text =
             text.map_err(|error| ApiError::field("tokens", format!("tokens can't be decoded: {error}")))?;

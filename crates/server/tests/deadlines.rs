@@ -9,7 +9,7 @@ mod fake;
 use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 
-use client::{JSON, Server, reply};
+use client::{JSON, Server, chunk, head, reply};
 use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig, TemplateTokens};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{self, Receiver};
@@ -82,4 +82,33 @@ async fn a_chat_that_is_refused_is_not_rendered() {
     let soon = server.send("POST", "/v1/chat/completions", &headers, chat().to_string().as_bytes()).await;
     assert_eq!(soon.status, 400);
     assert!(begun.try_recv().is_err(), "a refused chat was rendered");
+}
+
+#[tokio::test]
+async fn a_request_that_no_context_holds_is_400_on_a_busy_server_too() {
+    // A silent stream has a comment after longer than the first measurement of the rate takes.
+    let config = ServeConfig { slots: 1, step_tokens: 400, keep_alive: 0.3, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    let mut load = server.state.engine().watch_load();
+    let begin = async |prompt: &str| {
+        let body = json!({"prompt": prompt, "max_tokens": 5, "path": 0, "stream": true}).to_string();
+        server.begin("POST", "/v1/completions", JSON, body.as_bytes()).await
+    };
+    server.model.gate.shut();
+    let mut first = begin(&"a".repeat(390)).await;
+    head(&mut first).await;
+    assert_eq!(chunk(&mut first).await.unwrap(), b": keep-alive\n\n");
+    server.model.gate.open();
+    while chunk(&mut first).await.is_some() {}
+    load.wait_for(|load| load.running == 0).await.unwrap();
+    server.model.gate.shut();
+    let second = begin("a").await;
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    let headers = format!("{JSON}x-dipaco-timeout: 20\r\n");
+    let body = json!({"prompt": "a", "max_tokens": 900_000, "path": 0}).to_string();
+    let refused = server.send("POST", "/v1/completions", &headers, body.as_bytes()).await;
+    let (status, _, _, param, code) = refused.error();
+    assert_eq!((status, param, code), (400, json!("max_tokens"), json!("context_length_exceeded")));
+    server.model.gate.open();
+    drop(second);
 }

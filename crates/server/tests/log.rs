@@ -145,6 +145,34 @@ async fn every_refused_request_has_one_line_and_counts_once() {
     assert_eq!(log.lines("completion").len(), 2, "the one that ran and the one that failed");
 }
 
+#[tokio::test]
+async fn the_reason_of_a_failure_is_in_the_log_with_the_id_of_the_answer() {
+    let (log, _guard) = Log::listen();
+    let server = Server::start(ServeConfig { slots: 1, ..ServeConfig::default() }).await;
+    let encode: EncodeChat = Box::new(|_| panic!("the tokenizer was asked to panic"));
+    let template = ChatTemplate::new("a".to_owned(), TemplateTokens::of_end("<|end|>"), encode).unwrap();
+    server.state.set_chat_template(template);
+    let headers = format!("{JSON}x-request-id: of-the-head\r\n");
+    let ask = async |address: &str, body: serde_json::Value| {
+        server.send("POST", address, &headers, body.to_string().as_bytes()).await
+    };
+    let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+    let failed = ask("/tokenize", chat).await;
+    assert_eq!((failed.status, failed.header("x-request-id")), (500, Some("of-the-head")));
+    assert_eq!(log.ids("a request panicked outside of the engine"), ["of-the-head"]);
+    let own = json!({"prompt": "a!", "path": 0, "request_id": "whole"});
+    assert_eq!(ask("/v1/completions", own).await.status, 500);
+    // The path is known, so the head comes before the failure.
+    let own = json!({"prompt": "a!", "path": 0, "request_id": "stream", "stream": true});
+    assert_eq!(ask("/v1/completions", own).await.status, 200);
+    assert_eq!(log.ids("a request failed"), ["whole", "stream"]);
+    let lines = log.lines("a request ended with an error");
+    assert_eq!((lines.len(), &lines[0]["status"], &lines[0]["id"]), (1, &json!(500), &json!("of-the-head")));
+    assert!(log.lines("a request was refused").is_empty(), "a failure is no refusal");
+    let refused = "dipaco_request_failure_total{model_name=\"tiny\",reason=\"refused\"}";
+    assert_eq!(server.metric(refused).await, 0.0);
+}
+
 /// Serves chats whose prompt is the text of all messages.
 fn with_template(server: &Server) {
     let template = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned();

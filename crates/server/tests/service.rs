@@ -7,6 +7,7 @@ mod client;
 mod fake;
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use client::{JSON, Server, chunk, head, reply};
 use dipaco_server::{ServeConfig, ServerError};
@@ -73,6 +74,17 @@ async fn a_body_that_never_comes_is_408_and_garbage_does_no_harm() {
     stream.write_all(b"\x16\x03\x01garbage\r\n\r\n").await.unwrap();
     assert_eq!(reply(stream).await.status, 400);
     assert_eq!(server.get("/health").await.json(), json!({"status": "ok"}));
+}
+
+#[tokio::test]
+async fn a_head_that_never_ends_loses_its_connection() {
+    // There is room for one connection, so the next one is served when the first has ended.
+    let config = ServeConfig { read_timeout: 0.2, max_connections: 1, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    let mut slow = server.open().await;
+    slow.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n").await.unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(60), server.get("/health")).await;
+    assert_eq!(next.expect("the connection is kept").status, 200);
 }
 
 #[tokio::test]
@@ -164,8 +176,44 @@ async fn a_harness_can_use_the_servers_tokenizer() {
     assert_eq!(tokenize("<|end|>!").await["count"], 8);
     let text = server.post("/detokenize", &json!({"tokens": [104, 195, 169]})).await.json();
     assert_eq!(text, json!({"prompt": "hé"}));
-    assert_eq!(server.post("/detokenize", &json!({"tokens": [999]})).await.error().3, "tokens");
+    // The server's own check: a tokenizer may pass over ids that it does not know.
+    let (status, message, _, param, _) = server.post("/detokenize", &json!({"tokens": [257]})).await.error();
+    assert_eq!((status, param), (400, json!("tokens")));
+    assert!(message.contains("ids are below 257"), "{message}");
+    assert_eq!(server.post("/detokenize", &json!({"tokens": [256]})).await.json()["prompt"], "");
     assert_eq!(server.post("/tokenize", &json!({"prompt": 1})).await.error().3, "prompt");
+}
+
+#[tokio::test]
+async fn an_answer_of_too_many_tokens_is_refused() {
+    let server = Server::start(ServeConfig { max_answer_tokens: 10, ..ServeConfig::default() }).await;
+    assert_eq!(server.get("/info").await.json()["limits"]["answer_tokens"], 10);
+    let ask = async |length: usize, texts: bool| {
+        let body = json!({"prompt": "a".repeat(length), "return_token_strs": texts});
+        server.post("/tokenize", &body).await
+    };
+    assert_eq!((ask(10, false).await.status, ask(5, true).await.status), (200, 200));
+    for (length, texts) in [(11, false), (6, true)] {
+        let (status, message, _, param, code) = ask(length, texts).await.error();
+        assert_eq!((status, param, code), (400, json!("prompt"), json!("request_too_large")), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_arrives_whatever_the_client_still_sends() {
+    let server = server().await;
+    server.state.add_keys(&dipaco_server::ApiKeys::from_text("secret"));
+    let long = vec![b' '; 10_000_000];
+    let key = "authorization: Bearer secret\r\n";
+    for (path, headers, status) in [
+        ("/v1/completions", JSON.to_owned(), 401),
+        ("/nothing", format!("{JSON}{key}"), 404),
+        ("/v1/models", format!("{JSON}{key}"), 405),
+        ("/v1/completions", key.to_owned(), 415),
+        ("/v1/completions", format!("{JSON}{key}"), 413),
+    ] {
+        assert_eq!(server.send("POST", path, &headers, &long).await.error().0, status, "{path}");
+    }
 }
 
 #[tokio::test]
@@ -213,9 +261,11 @@ async fn metrics_can_have_a_listener_of_their_own() {
 async fn pages_of_allowed_origins_may_use_the_server() {
     let origins = vec!["https://chat.example.org".to_owned()];
     let server = Server::start(ServeConfig { allowed_origins: origins, ..ServeConfig::default() }).await;
+    // OpenAI's client for JavaScript sends headers about itself.
+    let asked = "authorization,content-type,x-stainless-os";
     let ask = async |server: &Server, origin: &str| {
         let headers = format!(
-            "origin: {origin}\r\naccess-control-request-method: POST\r\naccess-control-request-headers: authorization\r\n"
+            "origin: {origin}\r\naccess-control-request-method: POST\r\naccess-control-request-headers: {asked}\r\n"
         );
         server.send("OPTIONS", "/v1/completions", &headers, b"").await
     };
@@ -224,7 +274,7 @@ async fn pages_of_allowed_origins_may_use_the_server() {
         (own.status, own.header("access-control-allow-origin")),
         (200, Some("https://chat.example.org"))
     );
-    assert!(own.header("access-control-allow-headers").unwrap().contains("authorization"));
+    assert_eq!(own.header("access-control-allow-headers"), Some(asked));
     assert_eq!(ask(&server, "https://other.example.org").await.header("access-control-allow-origin"), None);
     let answer = server.send("GET", "/v1/models", "origin: https://chat.example.org\r\n", b"").await;
     assert_eq!(answer.header("access-control-allow-origin"), Some("https://chat.example.org"));

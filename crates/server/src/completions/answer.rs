@@ -34,6 +34,8 @@ pub(crate) struct Answer {
 /// The line of a request in the log.
 pub(crate) struct Log {
     id: String,
+    /// The span of the request. The body of a stream is made outside of it.
+    span: tracing::Span,
     began: Instant,
     /// Names of fields of the request that this server does not know.
     unknown: Vec<String>,
@@ -54,6 +56,7 @@ impl Log {
         // The outcome stays `abort` until an event decides it, because a client that leaves drops the answer.
         Self {
             id,
+            span: tracing::Span::current(),
             began,
             unknown,
             outcome: "abort",
@@ -85,8 +88,7 @@ impl Answer {
     pub(crate) async fn next(&mut self) -> Result<Option<CompletionChoice>, ApiError> {
         loop {
             // The reason of a failure goes to the log only, with the id that the client knows.
-            let failed =
-                |error| tracing::info_span!("request", id = self.log.id).in_scope(|| ApiError::from(error));
+            let failed = |error| self.log.span.in_scope(|| ApiError::from(error));
             let event = self.submission.next().await.map_err(failed);
             let Some(event) = event.inspect_err(|error| self.log.failed(error))? else {
                 self.log.outcome = "done";

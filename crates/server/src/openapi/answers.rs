@@ -85,6 +85,22 @@ fn completions() -> Vec<(&'static str, Value)> {
     ]
 }
 
+fn info() -> Value {
+    let limits = json!({
+        "slots": integer(), "queued_requests": integer(), "queued_tokens": integer(), "choices": integer(),
+        "answer_tokens": integer(), "body_bytes": integer(), "request_seconds": {"type": "number"},
+    });
+    let info = json!({
+        "model": string(), "version": string(), "git": string(), "system_fingerprint": string(), "created": integer(),
+        "max_model_len": integer(), "vocab_size": integer(), "paths": integer(), "modules_per_level": integers(),
+        "route_prefix_tokens": integer(), "reroutes": {"type": "boolean"}, "route_every": integer(),
+        "reroute_by": string(), "path_parameters": integer(), "total_parameters": integer(), "format": string(),
+        "kv_type": string(), "weight_bytes": integer(), "weight_bytes_limit": {"type": ["integer", "null"]},
+        "modules_loaded": integer(), "limits": object(limits, &[]),
+    });
+    object(info, &[])
+}
+
 fn others() -> Vec<(&'static str, Value)> {
     let error = object(
         json!({
@@ -122,7 +138,7 @@ fn others() -> Vec<(&'static str, Value)> {
         ("Tokenized", object(tokenized, &[])),
         ("Detokenized", object(json!({"prompt": string()}), &[])),
         ("TokenizerInfo", json!({"type": "object"})),
-        ("Info", json!({"type": "object"})),
+        ("Info", info()),
         ("Health", object(json!({"status": {"const": "ok"}}), &[])),
         ("Description", json!({"type": "object"})),
     ]

@@ -4,20 +4,24 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::fields::{chat, completion};
+use super::fields::{chat, completion, detokenize, route, tokenize};
 use super::{Field, document};
 use crate::completions::read_fields;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::tokenize::TokenizeRequest;
 
 fn names(fields: &[Field]) -> BTreeSet<String> {
     fields.iter().map(|field| field.name.to_owned()).collect()
 }
 
-/// Reads a body as a completion or as a chat. Returns the names of the fields that were looked for.
-fn looked_for(body: Value, is_chat: bool) -> Result<BTreeSet<String>, ApiError> {
+/// Reads a body. Returns the names of the fields that were looked for.
+fn looked_for(
+    body: Value,
+    read: impl FnOnce(&mut Fields) -> Result<(), ApiError>,
+) -> Result<BTreeSet<String>, ApiError> {
     let mut fields = Fields::new(body)?;
-    read_fields(&mut fields, is_chat)?;
+    read(&mut fields)?;
     assert!(fields.rest().is_empty(), "these fields are not read: {:?}", fields.rest());
     Ok(fields.asked())
 }
@@ -25,10 +29,18 @@ fn looked_for(body: Value, is_chat: bool) -> Result<BTreeSet<String>, ApiError> 
 #[test]
 fn the_fields_are_exactly_those_that_the_server_reads() {
     let text = json!({"prompt": "a", "stream": true, "stream_options": {}});
-    assert_eq!(looked_for(text, false).unwrap(), names(&completion()));
+    let read = |fields: &mut Fields| read_fields(fields, false);
+    assert_eq!(looked_for(text, read).unwrap(), names(&completion()));
     let messages = json!([{"role": "user", "content": "a"}]);
     let body = json!({"messages": messages, "logprobs": true, "top_logprobs": 1, "max_completion_tokens": 5});
-    assert_eq!(looked_for(body, true).unwrap(), names(&chat()));
+    let read = |fields: &mut Fields| read_fields(fields, true);
+    assert_eq!(looked_for(body, read).unwrap(), names(&chat()));
+    let read = |fields: &mut Fields| crate::route::read(fields).map(drop);
+    assert_eq!(looked_for(json!({"prompt": "a"}), read).unwrap(), names(&route()));
+    let read = |fields: &mut Fields| TokenizeRequest::read(fields).map(drop);
+    assert_eq!(looked_for(json!({"prompt": "a"}), read).unwrap(), names(&tokenize()));
+    let read = |fields: &mut Fields| crate::tokenize::ids(fields).map(drop);
+    assert_eq!(looked_for(json!({"tokens": [1]}), read).unwrap(), names(&detokenize()));
 }
 
 /// A value that a schema allows.
@@ -64,6 +76,7 @@ fn example(schema: &Value) -> Value {
 #[test]
 fn every_field_takes_its_example_and_refuses_another_type() {
     for (fields, is_chat) in [(completion(), false), (chat(), true)] {
+        let read = |fields: &mut Fields| read_fields(fields, is_chat);
         let least = |name: &str| {
             let mut body = if is_chat {
                 json!({"messages": [{"role": "user", "content": "a"}]})
@@ -80,10 +93,10 @@ fn every_field_takes_its_example_and_refuses_another_type() {
         for field in fields {
             let mut body = least(field.name);
             body[field.name] = example(&field.schema);
-            looked_for(body, is_chat).unwrap_or_else(|error| panic!("{}: {error:?}", field.name));
+            looked_for(body, read).unwrap_or_else(|error| panic!("{}: {error:?}", field.name));
             let mut body = least(field.name);
             body[field.name] = json!([{"wrong": [true]}]);
-            let refused = looked_for(body, is_chat).unwrap_err();
+            let refused = looked_for(body, read).unwrap_err();
             assert_eq!(refused.status, 400, "{}", field.name);
             let named = refused.param.unwrap();
             let stands_for = [("max_completion_tokens", "max_tokens"), ("top_logprobs", "logprobs")];

@@ -67,3 +67,20 @@ async fn a_key_that_has_its_share_is_refused_before_its_prompt_is_tokenized() {
     assert_eq!(status("other", "a".repeat(500).as_str()).await, "429");
     server.model.gate.open();
 }
+
+#[tokio::test]
+async fn requests_that_wait_leave_the_memory_of_their_bodies_to_others() {
+    let config = ServeConfig { slots: 1, body_limit: 200, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    let mut load = server.state.engine().watch_load();
+    server.model.gate.shut();
+    let body = json!({"prompt": "a", "max_tokens": 1, "path": 0}).to_string();
+    let largest = format!("{body:<200}");
+    let mut connections = Vec::new();
+    for _ in 0..16 {
+        connections.push(server.begin("POST", "/v1/completions", JSON, largest.as_bytes()).await);
+    }
+    load.wait_for(|load| (load.running, load.waiting) == (1, 15)).await.unwrap();
+    assert_eq!(server.post("/tokenize", &json!({"prompt": "a"})).await.status, 200);
+    server.model.gate.open();
+}

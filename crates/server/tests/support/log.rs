@@ -26,6 +26,14 @@ impl Log {
         let fields = |line: &str| serde_json::from_str::<Value>(line).unwrap()["fields"].take();
         text.lines().map(fields).filter(|fields| fields["message"] == message).collect()
     }
+
+    /// The ids of the requests within which there are lines with this message, in order.
+    pub fn ids(&self, message: &str) -> Vec<Value> {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let own = lines.filter(|line| line["fields"]["message"] == message);
+        own.map(|mut line| line["span"]["id"].take()).collect()
+    }
 }
 
 impl io::Write for Log {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::MAX_TOKEN_RULES;
 use crate::error::ApiError;
-use crate::fields::{Fields, wrong};
+use crate::fields::{Fields, whole, wrong};
 use crate::{SamplingDefaults, ServerError};
 
 /// The parameters that a model's generation settings give: those that vLLM takes from them too.
@@ -73,11 +73,13 @@ impl AskedSampling {
         // A seed may be any 64-bit integer. Of the negative seeds -1 asks for a random one, as in other servers.
         let seed = match fields.take("seed") {
             None => None,
-            Some(value) if value.as_i64() == Some(-1) => None,
-            Some(value) => {
-                let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
-                Some(seed.ok_or_else(|| wrong("seed", &value, "an integer of 64 bits"))?)
-            }
+            Some(value) => match whole(&value) {
+                Some(-1) => None,
+                small => {
+                    let seed = value.as_u64().or(small.map(|seed| seed as u64));
+                    Some(seed.ok_or_else(|| wrong("seed", &value, "an integer of 64 bits"))?)
+                }
+            },
         };
         let defaults = SamplingParams::default();
         let rest = SamplingParams {

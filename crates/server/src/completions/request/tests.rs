@@ -61,6 +61,8 @@ fn wrong_fields_are_named_and_unknown_fields_accepted() {
     assert_eq!(read(json!({"prompt": "a", "max_tokens": 5.0})).unwrap().max_tokens, Some(5));
     let seed = |seed: i64| read(json!({"prompt": "a", "seed": seed})).unwrap().sampling.seed;
     assert_eq!((seed(-1), seed(0), seed(-2)), (None, Some(0), Some(-2i64 as u64)));
+    let seed = |seed: Value| read(json!({"prompt": "a", "seed": seed})).unwrap().sampling.seed;
+    assert_eq!((seed(json!(5.0)), seed(json!(-1.0)), seed(json!(u64::MAX))), (Some(5), None, Some(u64::MAX)));
     let priority = |priority: i64| read(json!({"prompt": "a", "priority": priority})).map(|c| c.priority);
     assert_eq!(
         (plain_priority, priority(-5).unwrap(), priority(i64::from(i32::MAX)).unwrap()),
