@@ -46,10 +46,14 @@ impl SmallRun {
         small.config = with_vocabulary(&small.run, &small.config).unwrap();
         small.config.prepare.tokenizer = Some(tokenizer);
         small.prepare("first", "first");
-        let (hidden, stop) = (Progress::hidden(), Arc::new(AtomicBool::new(false)));
-        let seeding = seed(&small.run, &small.config, SeedHow::default(), &hidden, stop, || Ok(()));
-        small.runtime.block_on(seeding).unwrap();
+        small.seed(SeedHow::default());
         small
+    }
+
+    pub(crate) fn seed(&self, how: SeedHow) {
+        let (hidden, stop) = (Progress::hidden(), Arc::new(AtomicBool::new(false)));
+        let seeding = seed(&self.run, &self.config, how, &hidden, stop, || Ok(()));
+        self.runtime.block_on(seeding).unwrap();
     }
 
     /// Prepares a training text and a validation text of these words.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Shards that were made before the router, the tokenizer, the text or the settings of their run.
+/// Shards that were made before the router, the tokenizer, the seed, the text or the settings of their run.
 #[derive(Debug, Error)]
 #[error(
     "the shards in {} are older than {newer}: they were made with {then}, and it is {now} now: {remedy}",

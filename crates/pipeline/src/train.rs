@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use dipaco_config::RunConfig;
+use dipaco_config::{RunConfig, TrainConfig};
 use dipaco_monitor::{Monitor, TensorBoard, follow};
 use dipaco_net::{Clock, Limits, RunAuthority, Server};
 use dipaco_path::DeviceChoice;
@@ -163,7 +163,7 @@ pub(crate) async fn start(
     let saved = manifest_in(store).await?;
     let phase = saved.as_ref().map_or(0, RunManifest::phase);
     let shards = shard_records(run, phase, config)?;
-    check_training_shards(run, phase, config, saved.is_some_and(|saved| saved.training.is_some()))?;
+    check_training_shards(run, phase, config, saved.as_ref())?;
     let started = start_training(store, config, shards, resume).await?;
     warn_of_settings(started.manifest.training.as_ref(), config);
     Ok(started)
@@ -231,6 +231,32 @@ pub async fn check_settings(run: &RunDirectory, config: &RunConfig) -> Result<()
     }
 }
 
+/// The settings of the steps before the training that differ between `saved` and `given`, in a run whose training has
+/// begun: each key with both values. Those of routing may differ while a phase is to come, which then reads them.
+///
+/// # Errors
+/// [`PipelineError::Store`] when the store can't be read.
+pub async fn changes_of_finished_steps(
+    run: &RunDirectory,
+    saved: &RunConfig,
+    given: &RunConfig,
+) -> Result<Vec<(String, String, String)>, PipelineError> {
+    let sections = ["prepare.", "seed_model.", "routing."];
+    let mut changes = saved.differences(given);
+    changes.retain(|(key, ..)| sections.iter().any(|section| key.starts_with(section)));
+    if changes.is_empty() {
+        return Ok(changes);
+    }
+    match manifest(run).await?.and_then(|manifest| manifest.training) {
+        None => changes.clear(),
+        Some(training) if (training.phase as usize) < training.boundaries.len() => {
+            changes.retain(|(key, ..)| !key.starts_with("routing."));
+        }
+        Some(_) => {}
+    }
+    Ok(changes)
+}
+
 /// The summary of a run that is complete under this configuration; `None` when there is something left to train.
 ///
 /// Neither workers nor shards are needed to find out: both may be gone when a run is complete.
@@ -269,7 +295,7 @@ pub fn threads_per_worker(config: &RunConfig, workers: usize) -> usize {
     match config.train.threads_per_worker {
         0 => {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            (cores / workers.max(1)).max(1)
+            (cores / workers.max(1)).clamp(1, TrainConfig::MOST_THREADS)
         }
         threads => threads,
     }

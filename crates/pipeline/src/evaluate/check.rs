@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dipaco_eval::{EvalError, EvaluationConfig, RerouteBy, RouteUnit, check_ranking};
-use dipaco_routing::{Router, TextRouter};
+use dipaco_routing::TextRouter;
 
 use super::{EvaluatedRun, Evaluator, Subject, validation_shards};
 use crate::error::PipelineError;
@@ -19,7 +19,11 @@ use crate::transformer_router;
 /// tokens that are read and not counted.
 pub fn check_validation_text(run: &RunDirectory, evaluation: &EvaluationConfig) -> Result<(), PipelineError> {
     let text = token_file(run, &run.validation_tokens())?;
-    let (documents, prefix_tokens) = (text.documents(), evaluation.prefix_tokens);
+    let prefix_tokens = evaluation.prefix_tokens;
+    let documents = match evaluation.max_documents {
+        0 => text.documents(),
+        most => text.documents().min(most),
+    };
     // The first token of a document has no context, so it is never counted.
     let uncounted = prefix_tokens.max(1) as u64;
     let counts = |document| {
@@ -66,14 +70,9 @@ impl Evaluator<'_> {
                 self.all_paths()?;
                 self.divided_text().map(drop)
             }
-            Subject::Routed(RouteUnit::Window) | Subject::Ensemble { .. } => {
-                let (read, uncounted) = (self.text_router()?.prefix_tokens(), evaluation.prefix_tokens);
-                if read > uncounted {
-                    return Err(EvalError::RouterPrefix { read, uncounted }.into());
-                }
-                Ok(())
-            }
-            Subject::Rerouted { by: RerouteBy::Features, .. } => self.text_router().map(drop),
+            Subject::Routed(RouteUnit::Window)
+            | Subject::Ensemble { .. }
+            | Subject::Rerouted { by: RerouteBy::Features, .. } => self.text_router(),
             Subject::Rerouted { by: RerouteBy::Transformer, .. } => {
                 self.all_paths()?;
                 self.divided_text()?;
@@ -108,8 +107,8 @@ impl Evaluator<'_> {
         Ok(shards.paths())
     }
 
-    /// The router that chooses paths by tokens of a text, and all that belongs to its choices but the seed.
-    fn text_router(&mut self) -> Result<Router, PipelineError> {
+    /// Checks the router that chooses paths by tokens of a text, and all that belongs to its choices but the seed.
+    fn text_router(&mut self) -> Result<(), PipelineError> {
         self.all_paths()?;
         let shards = self.divided_text()?;
         let EvaluatedRun { run, weights, .. } = self.evaluated;
@@ -118,6 +117,39 @@ impl Evaluator<'_> {
         if router.paths() != shards {
             return Err(EvalError::RouterPaths { router: router.paths(), shards }.into());
         }
-        Ok(router)
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use dipaco_telemetry::Progress;
+
+    use super::*;
+    use crate::prepare::prepare;
+    use crate::small_run::SmallRun;
+
+    #[test]
+    fn a_text_has_a_token_to_count_among_the_documents_that_an_evaluation_reads() {
+        let small = SmallRun::seeded();
+        let line = |text: &str| format!("{}\n", serde_json::json!({ "text": text }));
+        let (training, validation) = (small.folder.path().join("training.jsonl"), small.folder.path().join("v.jsonl"));
+        std::fs::write(&training, (0..20).map(|i| line(&format!("document {i} of the text"))).collect::<String>()).unwrap();
+        std::fs::write(&validation, line("a short one") + &line(&"a long one, ".repeat(40))).unwrap();
+        let (hidden, stop) = (Progress::hidden(), AtomicBool::new(false));
+        prepare(&small.run, &small.config, &[training], &[validation], &hidden, &stop).unwrap();
+        let of_most = |max_documents| {
+            let evaluation = EvaluationConfig { max_documents, ..small.config.evaluation.clone() };
+            check_validation_text(&small.run, &evaluation)
+        };
+        of_most(0).unwrap();
+        of_most(2).unwrap();
+        let error = of_most(1).unwrap_err();
+        assert!(
+            matches!(error, PipelineError::Eval(EvalError::NothingToCount { documents: 1, .. })),
+            "{error:?}"
+        );
     }
 }

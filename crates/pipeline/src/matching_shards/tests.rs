@@ -5,6 +5,7 @@ use dipaco_telemetry::Progress;
 
 use super::*;
 use crate::evaluate::validation_shards;
+use crate::seed::SeedHow;
 use crate::small_run::SmallRun;
 use crate::store::open_store;
 use crate::train::start;
@@ -26,7 +27,7 @@ fn refused(result: Result<(), PipelineError>, words: &[&str]) {
 }
 
 #[test]
-fn a_training_does_not_begin_with_shards_that_are_older_than_router_text_or_settings() {
+fn a_training_does_not_begin_with_shards_that_are_older_than_router_text_settings_or_seed() {
     let mut small = SmallRun::seeded();
     small.fit().unwrap();
     small.assign().unwrap();
@@ -40,6 +41,11 @@ fn a_training_does_not_begin_with_shards_that_are_older_than_router_text_or_sett
     small.config.routing.overlap = 2;
     refused(begin(&small, false), &["are older than the setting routing.overlap", "with 1, and it is 2 now"]);
     small.config.routing.overlap = 1;
+    small.config.run.seed += 1;
+    small.seed(SeedHow { restart: true, ..SeedHow::default() });
+    refused(begin(&small, false), &["are older than the seed model of the run", "`dipaco route fit` and"]);
+    small.fit().unwrap();
+    small.assign().unwrap();
     begin(&small, false).unwrap();
 }
 
@@ -89,6 +95,15 @@ fn an_evaluation_needs_shards_of_the_validation_text_and_the_router_of_now() {
     small.fit().unwrap();
     refused(shards(&small), &["routing/validation are older than the router in"]);
     small.assign().unwrap();
+    let (routing, evaluation) = (small.config.routing.prefix_tokens, small.config.evaluation.prefix_tokens);
+    (small.config.routing.prefix_tokens, small.config.evaluation.prefix_tokens) = (routing - 1, routing - 1);
+    let error = shards(&small).unwrap_err();
+    // The tokens that choose the path must not count, whatever the settings say of a router that is there.
+    assert!(
+        matches!(&error, PipelineError::Eval(EvalError::RouterPrefix { read, uncounted }) if *read == uncounted + 1),
+        "{error:?}"
+    );
+    (small.config.routing.prefix_tokens, small.config.evaluation.prefix_tokens) = (routing, evaluation);
     // A run that has lost its text keeps its shards.
     fs::remove_file(small.run.validation_tokens()).unwrap();
     shards(&small).unwrap();
