@@ -54,7 +54,8 @@ pub fn change(module: ModuleId, fragment: u32, version: u32, fence: u64) -> Stri
     format!("{CHANGES}/{module}/{fragment}/{version}-{fence}")
 }
 
-/// The state of a path after `step` inner steps: `paths/<id>/<step>-<fence>`.
+/// The state of a path after `step` inner steps: `paths/<id>/<step>-<fence>`. In the store `-<hash>` follows, see
+/// [`LeaseResult::object_name`](crate::LeaseResult::object_name).
 ///
 /// `fence` is the fencing number of the lease that computed the state, so a worker without a current lease cannot
 /// overwrite the state of its successor.
@@ -63,7 +64,9 @@ pub fn path_state(path: PathId, step: u64, fence: u64) -> String {
     format!("{PATHS}/{path}/{step}-{fence}")
 }
 
-/// A path's outer gradient of a fragment: `outer-gradients/<level>/<index>/<fragment>/<number>/<path>-<fence>`.
+/// A path's outer gradient of a fragment: `outer-gradients/<level>/<index>/<fragment>/<number>/<path>-<fence>`. In the
+/// store `-<hash>` follows, see [`LeaseResult::object_name`](crate::LeaseResult::object_name).
+///
 /// `number` is the sequence number of the path's contributions to the fragment.
 #[must_use]
 pub fn outer_gradient(module: ModuleId, fragment: u32, number: u32, path: PathId, fence: u64) -> String {

@@ -179,9 +179,9 @@ pub struct TrainingRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardRecord {
-    /// Path of the token file in the run's routing folder, such as `phase-1/train/path-000.h5`.
+    /// Path of the token set in the run's routing folder, such as `phase-1/train/path-000.json`.
     pub file: String,
-    /// Content hash of the token file.
+    /// Content hash of the token set.
     pub hash: String,
     /// Documents in the shard.
     pub documents: u64,

@@ -12,11 +12,10 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 use crate::certificate::Renewal;
+use crate::clock::CLOCK_SLACK;
 use crate::tls::{self, COORDINATOR_NAME, HELPER_NAME};
 use crate::{Clock, JoinToken, NetError};
 
-/// Certificates are valid from this long before their issue, for machines with a slow clock.
-const CLOCK_SLACK: Duration = Duration::from_secs(3600);
 /// Lifetime of an authority, and so the longest lifetime of its certificates.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
 const RUN_LINE: &str = "dipaco run: ";

@@ -44,7 +44,8 @@ pub(crate) struct Renewal {
 }
 
 /// Gives each handshake the server's certificate. When half of its life is over, the next handshake gets a new one, so
-/// peers can connect however long the server runs.
+/// peers can connect however long the server runs. When the clock has been set back, too: peers refuse a certificate of the
+/// future.
 pub(crate) struct ServerCertificate {
     current: Mutex<Current>,
     renewal: Option<Renewal>,
@@ -52,6 +53,8 @@ pub(crate) struct ServerCertificate {
 
 struct Current {
     certificate: Arc<CertifiedKey>,
+    /// The time at which the server took this certificate.
+    taken: SystemTime,
     /// The time from which on a new certificate is wanted.
     renew_at: SystemTime,
 }
@@ -59,8 +62,10 @@ struct Current {
 impl ServerCertificate {
     pub(crate) fn new(identity: &ServerIdentity) -> Result<Self, NetError> {
         let certificate = Arc::new(certified(identity)?);
-        let current = Mutex::new(Current { certificate, renew_at: identity.renew_at });
-        Ok(Self { current, renewal: identity.renewal.clone() })
+        let renewal = identity.renewal.clone();
+        let taken = renewal.as_ref().map_or(SystemTime::UNIX_EPOCH, |renewal| renewal.clock.now());
+        let current = Mutex::new(Current { certificate, taken, renew_at: identity.renew_at });
+        Ok(Self { current, renewal })
     }
 
     fn current(&self) -> MutexGuard<'_, Current> {
@@ -71,10 +76,10 @@ impl ServerCertificate {
         let mut current = self.current();
         if let Some(Renewal { clock, source }) = &self.renewal {
             let now = clock.now();
-            if now >= current.renew_at {
+            if now >= current.renew_at || clock.set_back_since(current.taken) {
                 let renewed = source(now).and_then(|next| Ok((Arc::new(certified(&next)?), next.renew_at)));
                 match renewed {
-                    Ok((certificate, renew_at)) => *current = Current { certificate, renew_at },
+                    Ok((certificate, renew_at)) => *current = Current { certificate, taken: now, renew_at },
                     Err(error) => tracing::warn!(%error, "the server's certificate can't be renewed"),
                 }
             }

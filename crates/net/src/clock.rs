@@ -2,10 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::UnixTime;
 use rustls::time_provider::TimeProvider;
+
+/// Certificates are valid from this long before their issue, for machines with a slow clock.
+pub(crate) const CLOCK_SLACK: Duration = Duration::from_secs(3600);
 
 /// Tells the time of day. Certificates are checked and renewed by it.
 #[derive(Clone)]
@@ -27,6 +30,12 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> SystemTime {
         (self.0)()
+    }
+
+    /// True if the clock showed `then` and has been set back since, so far that a certificate of then is not valid yet.
+    #[must_use]
+    pub fn set_back_since(&self, then: SystemTime) -> bool {
+        self.now() + CLOCK_SLACK < then
     }
 }
 

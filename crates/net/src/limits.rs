@@ -38,7 +38,8 @@ pub struct Limits {
     pub token_header_bytes: u32,
     /// Time for an address to answer and for both ends to verify each other. Default 10 s.
     pub connect_timeout: Duration,
-    /// Time from the opening of a stream to the arrival of its request header. Default 10 s.
+    /// Time from the opening of a stream to the arrival of its first bytes, which say how long the request header is, and
+    /// again for the header itself. Default 10 s.
     pub header_timeout: Duration,
     /// Longest time of a transfer without progress. Default 30 s.
     pub stall_timeout: Duration,

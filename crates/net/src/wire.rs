@@ -252,13 +252,23 @@ pub(crate) fn closed(peer: &str, source: quinn::ConnectionError) -> NetError {
             NetError::Revoked { peer }
         }
         quinn::ConnectionError::ApplicationClosed(close) => {
-            NetError::Closed { peer, reason: String::from_utf8_lossy(&close.reason).into_owned() }
+            NetError::Closed { peer, reason: spelled_out(&close.reason) }
         }
         quinn::ConnectionError::LocallyClosed => {
             NetError::Closed { peer, reason: "this end closed the connection".to_owned() }
         }
         source => NetError::Lost { peer, source: Box::new(source) },
     }
+}
+
+/// The other end's reason as text. Its control characters are spelled out, because the text of a stranger may hold commands
+/// to a terminal.
+fn spelled_out(reason: &[u8]) -> String {
+    let mut text = String::with_capacity(reason.len());
+    for letter in String::from_utf8_lossy(reason).chars() {
+        if letter.is_control() { text.extend(letter.escape_debug()) } else { text.push(letter) }
+    }
+    text
 }
 
 fn connection_error(error: &io::Error) -> Option<quinn::ConnectionError> {

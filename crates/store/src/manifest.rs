@@ -187,6 +187,15 @@ impl RunStore {
         }
     }
 
+    /// Checks that no manifest is newer than `sequence`.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] if another writer has replaced the manifest since.
+    pub async fn check_current(&self, sequence: ManifestSequence) -> Result<(), StoreError> {
+        let newest = self.newest().await?;
+        if newest > sequence.0 { Err(self.conflict(sequence, newest)) } else { Ok(()) }
+    }
+
     async fn newest(&self) -> Result<u64, StoreError> {
         Ok(self.sequences().await?.last().copied().unwrap_or(ManifestSequence::NONE.0))
     }

@@ -234,8 +234,8 @@ impl Fold {
             let norm = if measured { norm(gradient) } else { 0.0 };
             let factor = match self.rule.rescale {
                 // A gradient without length has no direction.
-                Rescale::Rda if tensor.embedding_row.is_none() && norm > 0.0 => {
-                    (f64::from(weight) / norm) as f32
+                Rescale::Rda if tensor.embedding_row.is_none() => {
+                    scale_to(weight.into(), norm).unwrap_or(weight)
                 }
                 _ => weight,
             };
@@ -304,16 +304,22 @@ impl Fold {
                         }
                     }
                 }
-                (None, _) if self.rule.rescale == Rescale::Rda => match norm(sum) {
-                    // Directions that cancel leave no direction.
-                    0.0 => scale(sum, 0.0),
-                    norm => scale(sum, (length / norm) as f32),
-                },
+                // Directions that cancel leave no direction.
+                (None, _) if self.rule.rescale == Rescale::Rda => {
+                    let factor = scale_to(*length, norm(sum)).unwrap_or(0.0);
+                    scale(sum, factor);
+                }
                 _ => scale(sum, self.rule.rescale.factor(paths)),
             }
         }
         Ok(self.sum)
     }
+}
+
+/// The factor that gives a vector of this norm a length. `None` if it does not fit an `f32`: a tiny vector, whose smaller
+/// values are 0, has no direction.
+pub(crate) fn scale_to(length: f64, norm: f64) -> Option<f32> {
+    Some((length / norm) as f32).filter(|factor| factor.is_finite())
 }
 
 pub(crate) fn scale(values: &mut [f32], factor: f32) {

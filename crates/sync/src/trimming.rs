@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use dipaco_topology::PathId;
 
-use crate::fold::{norm, scale};
+use crate::fold::{norm, scale, scale_to};
 use crate::{EmbeddingMean, FoldError, FoldRule, FoldTensor, Rescale};
 
 /// The coordinate-wise trimmed mean (arXiv:1803.01498, definition 2): of each value of the fragment the largest and the
@@ -124,10 +124,10 @@ impl TrimmedMean {
             _ => None,
         };
         let rda = self.rule.rescale == Rescale::Rda && tensor.embedding_row.is_none();
-        let unit = |place: usize| match self.norms[place][slice.tensor] {
-            // A gradient without length has no direction.
-            norm if rda && norm > 0.0 => (1.0 / norm) as f32,
-            _ => 1.0,
+        // A gradient without length has no direction.
+        let unit = |place: usize| match rda {
+            true => scale_to(1.0, self.norms[place][slice.tensor]).unwrap_or(1.0),
+            false => 1.0,
         };
         let units: Vec<f32> = (0..self.weights.len()).map(unit).collect();
         let mut column = Vec::with_capacity(self.weights.len());
@@ -176,11 +176,9 @@ impl TrimmedMean {
         let length = f64::from(total * trimmed(&mut lengths, self.share));
         let begin = self.merged.len() - self.tensors[tensor].values;
         let direction = &mut self.merged[begin..];
-        match norm(direction) {
-            // Directions that cancel leave no direction.
-            0.0 => scale(direction, 0.0),
-            norm => scale(direction, (length / norm) as f32),
-        }
+        // Directions that cancel leave no direction.
+        let factor = scale_to(length, norm(direction)).unwrap_or(0.0);
+        scale(direction, factor);
     }
 
     /// The merged outer gradient, rescaled.

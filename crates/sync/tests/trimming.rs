@@ -144,6 +144,16 @@ fn the_radial_mean_has_the_trimmed_length() {
     near(&found, &[8.75 * 0.6, 8.75 * 0.8]);
 }
 
+/// One over its norm is no `f32`.
+#[test]
+fn the_radial_mean_takes_no_direction_of_a_tiny_vector() {
+    let rule = FoldRule { rescale: Rescale::Rda, ..FoldRule::default() };
+    let contributions: [&[f32]; 3] = [&[3.0, 4.0], &[3.0, 4.0], &[1e-45, 0.0]];
+    // Nothing is trimmed of three.
+    let found = merged(&[FoldTensor::plain(2)], &[1.0 / 3.0; 3], 0.25, rule, &contributions, 2);
+    near(&found, &[2.0, 8.0 / 3.0]);
+}
+
 #[test]
 fn missing_and_cut_slices_are_errors() {
     let new = || {

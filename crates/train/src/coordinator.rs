@@ -34,7 +34,7 @@ use std::time::Duration;
 use dipaco_config::RunConfig;
 use dipaco_ledger::{Ledger, PhaseBoundary};
 use dipaco_net::{Clock, Server, Traffic};
-use dipaco_store::{RunStore, ShardRecord};
+use dipaco_store::{ManifestSequence, Patience, RunStore, ShardRecord, StoreError};
 use dipaco_telemetry::{Event, Events, LiveSource, Progress, WireBytes};
 use dipaco_topology::Topology;
 use serde::Serialize;
@@ -44,6 +44,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::TrainError;
 use crate::coordinator::clock_looks::ClockLooks;
 use crate::coordinator::lease_watch::watch_leases;
 use crate::coordinator::leftovers::Leftovers;
@@ -302,30 +303,41 @@ impl RunningCoordinator {
 /// The running manifest writer. It stops when this is dropped.
 struct WriterTask {
     stop: CancellationToken,
-    task: JoinHandle<Result<(), CoordinatorError>>,
+    task: JoinHandle<Result<ManifestSequence, CoordinatorError>>,
+    store: RunStore,
     _stop_on_drop: DropGuard,
 }
 
 impl WriterTask {
     /// Runs the writer on a thread of its own: encoding a large manifest takes long, and must not delay answers.
     fn spawn(writer: ManifestWriter) -> Self {
-        let stop = CancellationToken::new();
+        let (stop, store) = (CancellationToken::new(), writer.store.clone());
         let (runtime, stopped) = (Handle::current(), stop.clone());
         let task = tokio::task::spawn_blocking(move || runtime.block_on(writer.run(stopped)));
-        Self { _stop_on_drop: stop.clone().drop_guard(), stop, task }
+        Self { _stop_on_drop: stop.clone().drop_guard(), stop, task, store }
     }
 
-    /// Waits for the last write.
-    async fn stop(self) -> Result<(), CoordinatorError> {
+    /// Waits for the last write. Returns the sequence number of the last manifest.
+    async fn stop(self) -> Result<ManifestSequence, CoordinatorError> {
         self.stop.cancel();
         self.task.await?
     }
 
     /// Waits for the last write after another part of the coordinator has failed. Returns the cause of the failure: if
-    /// the writer failed, the other parts only know that it ended.
+    /// the writer failed, the other parts only know that it ended. If another coordinator has taken the run over, this is the
+    /// cause: the other one has deleted what this one misses.
     async fn stop_after(self, error: CoordinatorError) -> CoordinatorError {
-        match (error, self.stop().await) {
-            (CoordinatorError::Stopped, Err(cause)) => cause,
+        // One look is enough: the failure had the patience of the store.
+        let store = self.store.clone().with_patience(Patience::default());
+        let stopped = match self.stop().await {
+            Ok(sequence) => store.check_current(sequence).await.map_err(CoordinatorError::from),
+            Err(cause) => Err(cause),
+        };
+        match (error, stopped) {
+            (CoordinatorError::Stopped, Err(cause))
+            | (_, Err(cause @ CoordinatorError::Core(TrainError::Store(StoreError::Conflict { .. })))) => {
+                cause
+            }
             (error, _) => error,
         }
     }

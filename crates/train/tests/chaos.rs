@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, SystemTime};
 
 use dipaco_codec::Compression;
-use dipaco_protocol::{LeaseResult, Request, Response};
+use dipaco_protocol::{FetchSource, LeaseResult, Request, Response};
 use dipaco_store::StoreError;
 use dipaco_sync::Fence;
 use dipaco_telemetry::Events;
@@ -223,6 +223,24 @@ async fn a_replaced_coordinator_fails_at_its_next_write() {
     assert!(newer.await.unwrap().unwrap().finished);
     worker.await.unwrap().unwrap();
     assert_eq!(run.bits().await, undisturbed().await);
+}
+
+/// Its own manifest still names what the newer one has deleted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replaced_coordinator_that_misses_an_object_tells_of_the_other_one() {
+    let run = Run::seeded(config()).await;
+    let (older, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let puppet = Puppet::welcome(&token, "puppet").await;
+    let taken = take_over(&run.store, run.start(true).await.unwrap()).await.unwrap();
+    let weights = taken.manifest.training.unwrap().modules[0].fragments[0].weights.clone();
+    run.store.delete(&weights.name).await.unwrap();
+    let fetch = Request::Fetch { source: FetchSource::Object(weights), offset: 0 };
+    assert!(puppet.ask(&fetch, None).await.is_err(), "the coordinator ends without an answer");
+    let error = older.await.unwrap().unwrap_err();
+    assert!(
+        matches!(error, CoordinatorError::Core(TrainError::Store(StoreError::Conflict { .. }))),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -75,6 +75,15 @@ fn a_text_length_beyond_the_frame_is_no_message() {
     assert!(matches!(TRANSFER.last::<u8>(b"ab"), Err(NetError::Message { .. })), "rest after the message");
 }
 
+#[test]
+fn the_reason_of_a_peer_sends_no_commands_to_a_terminal() {
+    let reason = "größer \u{1b}[2J\u{9b}1m\r\n".into();
+    let close = quinn::ApplicationClose { error_code: 0_u32.into(), reason };
+    let error = closed("the peer", quinn::ConnectionError::ApplicationClosed(close));
+    let NetError::Closed { reason, .. } = error else { panic!("{error}") };
+    assert_eq!(reason, r"größer \u{1b}[2J\u{9b}1m\r\n");
+}
+
 /// A message with the forms that requests have: numbers, texts, lists, options and variants.
 type Message = (u64, String, Option<Vec<u8>>, Vec<(u32, String)>, Result<f64, [u8; 16]>);
 

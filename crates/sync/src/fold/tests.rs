@@ -101,6 +101,18 @@ fn rda_keeps_the_mean_length_whatever_the_directions() {
     assert_eq!(merged(&[1, 1], &[[0.0, 0.0], [0.0, 0.0]]), [0.0, 0.0]);
 }
 
+/// One over its norm is no `f32`.
+#[test]
+fn rda_takes_no_direction_of_a_tiny_vector() {
+    let rule = FoldRule { rescale: Rescale::Rda, ..FoldRule::default() };
+    let found = merged(&[FoldTensor::plain(2)], rule, &[1; 3], &[&[3.0, 4.0], &[3.0, 4.0], &[1e-45, 0.0]]);
+    // A length of 10 / 3 in the direction of the others.
+    assert!((found[0] - 2.0).abs() < 1e-5 && (found[1] - 8.0 / 3.0).abs() < 1e-5, "{found:?}");
+    // What is left of directions that cancel is tiny, too.
+    let found = merged(&[FoldTensor::plain(2)], rule, &[1; 2], &[&[1e5, 1e-32], &[-1e5, 1e-32]]);
+    assert_eq!(found, [0.0, 0.0]);
+}
+
 #[test]
 fn rda_works_tensor_by_tensor_and_takes_the_mean_of_embeddings() {
     let rule = FoldRule { rescale: Rescale::Rda, ..FoldRule::default() };

@@ -70,12 +70,27 @@ pub struct Session {
     service: Service,
     /// Changes when the token is renewed.
     identity: std::sync::Mutex<Identity>,
-    /// The time from which on the token is renewed. Locked during a renewal.
-    renew_at: Mutex<SystemTime>,
+    /// Locked during a renewal.
+    renewal: Mutex<TokenRenewal>,
     /// Locked while a connection is made, so that all calls wait for the new connection.
     client: Mutex<Arc<Client>>,
     plan: WorkerPlan,
     cancel: CancellationToken,
+}
+
+/// When the token is renewed.
+struct TokenRenewal {
+    /// The time of the last renewal, or of the attempt at it.
+    last: SystemTime,
+    /// The time from which on the token is renewed again.
+    next: SystemTime,
+}
+
+impl TokenRenewal {
+    /// The renewal after `now`.
+    fn of(token: &JoinToken, now: SystemTime) -> Self {
+        Self { last: now, next: token.renew_at(now) }
+    }
 }
 
 impl Session {
@@ -91,11 +106,11 @@ impl Session {
     ) -> Result<Self, ClientError> {
         let Connected { client, plan, token } = connect(service, &identity, &cancel, transient).await?;
         identity.token = token;
-        let renew_at = Mutex::new(identity.token.renew_at(identity.clock.now()));
+        let renewal = Mutex::new(TokenRenewal::of(&identity.token, identity.clock.now()));
         Ok(Self {
             service,
             identity: std::sync::Mutex::new(identity),
-            renew_at,
+            renewal,
             client: Mutex::new(client),
             plan,
             cancel,
@@ -119,16 +134,17 @@ impl Session {
     }
 
     /// Gets a new token over the live connection when half of the token's life is over. Without it no connection could be
-    /// made after the token's expiry. A failed renewal is tried again when half of the rest is over.
+    /// made after the token's expiry. A failed renewal is tried again when half of the rest is over. A token of a clock that
+    /// has been set back is renewed, too: it may not be valid yet.
     async fn renew_if_due(&self) {
         if self.service != Service::Coordinator {
             return;
         }
         // Another call renews the token.
-        let Ok(mut renew_at) = self.renew_at.try_lock() else { return };
+        let Ok(mut renewal) = self.renewal.try_lock() else { return };
         let identity = self.identity();
         let now = identity.clock.now();
-        if now < *renew_at {
+        if now < renewal.next && !identity.clock.set_back_since(renewal.last) {
             return;
         }
         let token = match self.renew(&identity).await {
@@ -138,7 +154,7 @@ impl Session {
                 identity.token
             }
         };
-        *renew_at = token.renew_at(now);
+        *renewal = TokenRenewal::of(&token, now);
         self.identity.lock().unwrap_or_else(PoisonError::into_inner).token = token;
     }
 

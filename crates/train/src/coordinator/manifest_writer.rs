@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_micros(30);
 const WAITING: usize = 64;
 
 /// Writes the manifest: one write for all changes since the previous write, and a pause between writes, so that a run
-/// with thousands of paths does not spend its time on writing. No peer is told of a change before it is on the disk, and
+/// with thousands of paths does not spend its time on writing. No peer is told of a result before it is on the disk, and
 /// no object is deleted to which the manifest on the disk refers.
 pub(crate) struct ManifestWriter {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
@@ -78,11 +78,11 @@ impl ManifestWriter {
     }
 
     /// Writes until `stop` is triggered, and then the remaining changes. Deletes meanwhile, and to the end, the objects to which
-    /// the manifest does not refer any more.
+    /// the manifest does not refer any more. Returns the sequence number of the last manifest.
     ///
     /// # Errors
     /// When a write or a deletion fails. After a deletion the write under way is finished.
-    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), CoordinatorError> {
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<ManifestSequence, CoordinatorError> {
         let (written, writes) = mpsc::channel(WAITING);
         let mut deleting =
             pin!(Deletions::new(self.ledger.clone(), self.store.clone(), self.clock.clone()).run(writes));
@@ -90,30 +90,32 @@ impl ManifestWriter {
         tokio::select! {
             biased;
             result = &mut writing => {
-                result?;
+                let sequence = result?;
                 deleting.await?;
+                Ok(sequence)
             }
             result = &mut deleting => {
-                writing.await?;
+                let sequence = writing.await?;
                 result?;
+                Ok(sequence)
             }
         }
-        Ok(())
     }
 
-    /// Writes until `stop` is triggered or the deletions have failed, and passes the dropped objects of each write on.
+    /// Writes until `stop` is triggered or the deletions have failed, and passes the dropped objects of each write on. Returns
+    /// the sequence number of the last manifest.
     async fn write_until(
         &mut self,
         stop: CancellationToken,
         written: Sender<Vec<String>>,
-    ) -> Result<(), CoordinatorError> {
+    ) -> Result<ManifestSequence, CoordinatorError> {
         loop {
             // Read before the ledger: changes that precede the stop are in this write, the last one.
             let stopping = stop.is_cancelled();
             let pause = self.write_pending().await?;
             let dropped = std::mem::take(&mut self.dropped);
             if written.send(dropped).await.is_err() || stopping {
-                return Ok(());
+                return Ok(self.sequence);
             }
             let next_change = async {
                 tokio::time::sleep(pause).await;

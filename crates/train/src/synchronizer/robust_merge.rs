@@ -73,12 +73,13 @@ impl RobustMerge {
         let factors = clipping.factors(&reduced.collect::<Vec<f32>>(), radius);
         // A path may contribute more than once, so a contribution is identified by its place.
         let weights = (0..).map(PathId).zip(self.weights.iter().copied()).collect();
-        let mut fold = Fold::new(self.tensors, weights, self.outer.fold_rule()).reduced(self.reductions);
-        for (place, factor) in (0..).map(PathId).zip(factors) {
-            let mut contribution = self.contributions.contribution(place.index())?;
-            contribution.iter_mut().for_each(|value| *value *= factor);
+        // RDA gives every contribution its whole direction, however short it is. So the fold reduces them.
+        let reductions = self.reductions.iter().zip(&factors).map(|(reduction, factor)| reduction * factor);
+        let rule = self.outer.fold_rule();
+        let mut fold = Fold::new(self.tensors, weights, rule).reduced(reductions.collect());
+        for place in (0..).map(PathId).take(factors.len()) {
             fold.announce(place)?;
-            fold.merge(place, contribution)?;
+            fold.merge(place, self.contributions.contribution(place.index())?)?;
         }
         let cosine = fold.cosine();
         Ok(MergedContributions { values: fold.finish()?, cosine })
@@ -95,5 +96,26 @@ impl RobustMerge {
         }
         // The values of a trimmed mean come from different contributions: there is no sum of vectors to compare.
         Ok(MergedContributions { values: mean.finish()?, cosine: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dipaco_sync::Rescale;
+
+    use super::*;
+
+    #[test]
+    fn a_clipped_liar_does_not_turn_the_direction_of_rda() {
+        let outer = OuterConfig { merge: Merge::Clipped, rescale: Rescale::Rda, ..OuterConfig::default() };
+        let share = |path| MergeInput { path: PathId(path), weight: 0.25, reduction: 1.0, gradient: None };
+        let shares: Vec<_> = (0..4).map(share).collect();
+        let folder = std::env::temp_dir();
+        let mut merge = RobustMerge::new(vec![FoldTensor::plain(2)], &shares, &outer, &folder);
+        for contribution in [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, -40.0]] {
+            merge.push(&contribution).unwrap();
+        }
+        let values = merge.finish().unwrap().values;
+        assert!(values[0] > 0.1 && (values[1] / values[0]).abs() < 0.05, "{values:?}");
     }
 }

@@ -10,6 +10,7 @@ use dipaco_telemetry::Event;
 use dipaco_topology::PathId;
 use tokio::time::Instant;
 
+use super::results::possible_loss;
 use super::waiting::WaitingRequest;
 use super::{CoordinatorRequests, LONGEST_WAIT};
 use crate::coordinator::error::CoordinatorError;
@@ -105,7 +106,9 @@ impl CoordinatorRequests {
         ask: impl Fn(&mut Ledger, Duration) -> Result<Grant, LeaseError>,
         unfit: impl Fn(String) -> Response,
     ) -> Result<Answer, CoordinatorError> {
-        let deadline = Instant::now() + wait.min(LONGEST_WAIT);
+        // A worker that waits for as long as a lease without a word counts as gone, and its paths go to others.
+        let silence = Duration::from_secs(self.intake.plan.train.lease_seconds);
+        let deadline = Instant::now() + wait.min(LONGEST_WAIT).min(silence / 2);
         let mut first = true;
         loop {
             // Registered before the ledger is read, so that no change in between is missed.
@@ -183,7 +186,7 @@ impl CoordinatorRequests {
             Ok(()) => {
                 // A worker may report any number; the bar must not run ahead of the lease.
                 let step = step.min(self.intake.plan.train.inner_steps);
-                self.progress.running(path, fence, step, loss);
+                self.progress.running(path, fence, step, possible_loss(loss));
                 (Response::Done, None)
             }
             Err(error) => (Response::Lost { reason: error.to_string() }, None),

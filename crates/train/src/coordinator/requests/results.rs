@@ -174,7 +174,7 @@ impl CoordinatorRequests {
     ) -> Result<Answer, CoordinatorError> {
         let LeaseKey { path, fence, .. } = claim.key;
         let worker = &claim.worker.name;
-        let loss = possible_loss(report.loss);
+        let loss = possible_loss(report.loss).unwrap_or(f64::NAN);
         let completed = self.count(|ledger| {
             let completed = ledger.complete_lease(self.now(), claim, &report);
             if let Ok(LeaseCompletion::Accepted { lease, .. }) = &completed
@@ -222,7 +222,7 @@ impl CoordinatorRequests {
                     worker: worker.clone(),
                     steps: Some(lease.to.saturating_sub(lease.from)),
                     loss,
-                    heldout_loss: report.held_out_loss,
+                    heldout_loss: possible_loss(report.held_out_loss),
                     best,
                     seconds,
                     waited_seconds,
@@ -240,11 +240,11 @@ fn possible_time(seconds: f64, passed: Duration) -> f64 {
     if seconds.is_finite() { seconds.clamp(0.0, passed.as_secs_f64()) } else { 0.0 }
 }
 
-/// The mean training loss that a peer reports; NaN without one that a model can have. A cross entropy is not negative, and
-/// the loss of an inner step is an `f32`: the sum of such losses over all leases of a run is finite.
-fn possible_loss(loss: Option<f64>) -> f64 {
+/// The mean loss that a peer reports; `None` if no model can have it. A cross entropy is not negative, and the loss of an
+/// inner step is an `f32`: the sum of such losses over all leases of a run is finite.
+pub(super) fn possible_loss<L: Copy + Into<f64>>(loss: Option<L>) -> Option<L> {
     let possible = 0.0..=f64::from(f32::MAX);
-    loss.filter(|loss| possible.contains(loss)).unwrap_or(f64::NAN)
+    loss.filter(|&loss| possible.contains::<f64>(&loss.into()))
 }
 
 /// The answer to the worker of a result that does not count.

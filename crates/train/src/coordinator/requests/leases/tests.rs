@@ -70,6 +70,20 @@ async fn the_end_of_a_lease_that_frees_no_path_wakes_its_own_worker_alone() {
 }
 
 #[tokio::test]
+async fn a_worker_may_ask_again_before_its_wait_is_as_long_as_a_lease() {
+    let short = |config: &mut RunConfig| (config.sync.quorum, config.train.lease_seconds) = (2, 1);
+    let RunningCoordinator { requests, writer: _writer, .. } = two_paths(1, short).await;
+    let [a, b, waiting] = ["a", "b", "waiting"].map(worker);
+    granted(requests.lease(&a, &[], WAIT).await);
+    granted(requests.lease(&b, &[], WAIT).await);
+    let begun = Instant::now();
+    let (answer, _) = requests.lease(&waiting, &[], WAIT).await.unwrap();
+    assert!(matches!(answer, Response::Wait { .. }), "{answer:?}");
+    // A slow machine needs more than the half second, and nothing near the time that the worker asked for.
+    assert!(begun.elapsed() < WAIT / 2);
+}
+
+#[tokio::test]
 async fn a_request_after_a_stop_of_the_coordinator_forgets_no_worker() {
     for runs in [false, true] {
         let kept_by_workers = |config: &mut RunConfig| {

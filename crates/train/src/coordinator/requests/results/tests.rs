@@ -1,11 +1,14 @@
 //! The end of a lease leaves no uploads, and an impossible report spoils no sum.
 
+use std::fs::{File, read_to_string};
+
 use dipaco_config::RunConfig;
 use dipaco_protocol::PIECE_BYTES;
-use dipaco_telemetry::{Events, Progress, read_events};
+use dipaco_telemetry::{Events, Progress, SystemClock, read_events};
 
 use super::*;
 use crate::coordinator::RunningCoordinator;
+use crate::coordinator::requests::leases::StepsTaken;
 use crate::coordinator::requests::test_support::{WAIT, granted, pass, record, two_paths, worker};
 use crate::coordinator::run_progress::{RunProgress, RunReach, WorkerTime};
 
@@ -34,19 +37,23 @@ async fn a_lease_that_diverges_before_it_is_current_leaves_no_upload_of_the_curr
 #[tokio::test]
 async fn impossible_times_and_losses_spoil_no_sum() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("metrics.jsonl");
+    let [file, display] = ["metrics.jsonl", "display"].map(|name| folder.path().join(name));
     let RunningCoordinator { mut requests, writer: _writer, .. } = two_paths(1, |_| ()).await;
     let (events, begin) = (Events::create(&file).unwrap(), RunReach { rounds: 0, steps: 0 });
     let steps = requests.intake.plan.train.inner_steps;
-    let progress = RunProgress::new(&Progress::hidden(), events, steps, begin, 0, 2 * steps);
+    let shown = Progress::plain(Box::new(File::create(&display).unwrap()), Arc::new(SystemClock::start()));
+    let progress = RunProgress::new(&shown, events, steps, begin, 0, 2 * steps);
     Arc::get_mut(&mut requests).unwrap().progress = Arc::new(progress);
     pass(&mut requests, Duration::from_secs(100), true);
     let before = requests.now();
     for (peer, number) in ["liar", "truthful"].map(worker).iter().zip([1e308, 3.0]) {
         let lease = granted(requests.lease(peer, &[], WAIT).await);
+        let taken = StepsTaken { step: 1, repeated: 0, loss: Some(number as f32) };
+        assert_eq!(requests.heartbeat(&peer.claim(lease.key()), taken).0, Response::Done);
         record(&requests, peer, &lease).await;
         let report = LeaseReport {
             loss: Some(number),
+            held_out_loss: Some(number),
             seconds: number,
             waited_seconds: number,
             ..LeaseReport::default()
@@ -59,9 +66,16 @@ async fn impossible_times_and_losses_spoil_no_sum() {
     assert!((0.0..=2.0 * since).contains(&inner), "{inner} of {since}");
     // The honest worker has waited for its lease, and the liar no longer than the coordinator runs.
     assert!((103.0..=3.0 + now.as_secs_f64()).contains(&waited), "{waited}");
-    let losses = read_events(&file).unwrap().filter_map(|record| match record.unwrap().event {
-        Event::RoundCompleted { loss, .. } => Some(loss),
-        _ => None,
-    });
-    assert_eq!(losses.collect::<Vec<_>>(), [3.0]);
+    let (mut rounds, mut held_out) = (Vec::new(), Vec::new());
+    for record in read_events(&file).unwrap() {
+        match record.unwrap().event {
+            Event::RoundCompleted { loss, .. } => rounds.push(loss),
+            Event::PathCompleted { heldout_loss, .. } => held_out.push(heldout_loss),
+            _ => {}
+        }
+    }
+    assert_eq!((rounds, held_out), (vec![3.0], vec![None, Some(3.0)]));
+    requests.progress.finish();
+    let shown = read_to_string(&display).unwrap();
+    assert!(shown.contains("loss 3.000"), "{shown}");
 }
