@@ -299,7 +299,7 @@ fn workers_with_wrong_tokens_are_refused_and_the_run_goes_on() {
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
     let place = format!("--join {} --cache {} --cpus {allowed}", token.display(), cache.display());
     let good = dipaco(&format!("worker {place} --json"));
-    assert_eq!(good.succeeded().json()["rounds"], 12, "four paths, three rounds");
+    assert_eq!(good.succeeded().json()["leases"], 12, "four paths, three rounds");
     let _ = coordinator.finish().succeeded();
 }
 

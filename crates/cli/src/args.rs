@@ -129,13 +129,13 @@ const EVERY_COMMAND: &str = "Options of every command";
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GlobalOptions {
-    /// Show no progress; given twice, also no logs.
+    /// Show no progress, and of the logs only warnings and errors; given twice, no logs.
     #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "verbose", help_heading = EVERY_COMMAND)]
     pub(crate) quiet: u8,
     /// Show more logs; may be given up to three times. RUST_LOG sets the level of each package.
     #[arg(short, long, global = true, action = ArgAction::Count, help_heading = EVERY_COMMAND)]
     pub(crate) verbose: u8,
-    /// Format of logs and progress on standard error.
+    /// Format of logs, progress and errors on standard error.
     #[arg(
         long,
         global = true,
@@ -159,19 +159,25 @@ pub(crate) enum LogFormatOption {
 }
 
 impl GlobalOptions {
+    /// The format of logs and errors.
+    pub(crate) fn log_format(&self) -> LogFormat {
+        match self.log_format {
+            LogFormatOption::Pretty => LogFormat::Pretty,
+            LogFormatOption::Json => LogFormat::Json,
+        }
+    }
+
     /// Sets up logs, and returns the progress display that writes between them.
     pub(crate) fn init_logs(&self) -> Result<Progress, CliError> {
-        let progress = match self.log_format {
+        let format = self.log_format();
+        let progress = match format {
             _ if self.quiet > 0 => Progress::hidden(),
-            LogFormatOption::Pretty => Progress::stderr(),
-            LogFormatOption::Json => Progress::logged(),
+            LogFormat::Pretty => Progress::stderr(),
+            LogFormat::Json => Progress::logged(),
         };
         let level = |count: u8| i8::try_from(count).unwrap_or(i8::MAX);
         let options = LogOptions {
-            format: match self.log_format {
-                LogFormatOption::Pretty => LogFormat::Pretty,
-                LogFormatOption::Json => LogFormat::Json,
-            },
+            format,
             verbosity: level(self.verbose).saturating_sub(level(self.quiet)),
             filter: std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty()),
             colour: std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none(),

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use dipaco_config::ConfigError;
 use dipaco_experiment::ExperimentError;
 use dipaco_monitor::TensorBoardError;
-use dipaco_telemetry::{LogsError, causes};
+use dipaco_telemetry::{LogFormat, LogsError, causes};
 use thiserror::Error;
 
+use crate::plain_text::without_commands;
 use dipaco_pipeline::PipelineError;
 
 /// Exit code of a failure.
@@ -74,6 +75,8 @@ pub(crate) enum CliError {
     Listen {
         /// The address.
         address: std::net::SocketAddr,
+        /// The option or key that names it.
+        setting: &'static str,
         /// The system's reason.
         #[source]
         source: io::Error,
@@ -177,12 +180,12 @@ impl CliError {
             Self::Config(ConfigError::Read { source, .. }) => io_remedy(source).map(str::to_owned),
             Self::TensorBoard(TensorBoardError::Io { source, .. }) => io_remedy(source).map(str::to_owned),
             Self::Config(_) => Some("`dipaco config keys` explains every key".into()),
-            Self::Listen { source, .. } => match source.kind() {
+            Self::Listen { setting, source, .. } => Some(match source.kind() {
                 io::ErrorKind::AddrInUse => {
-                    Some("name another port with --address, or stop the program that uses this one".into())
+                    format!("give {setting} another port, or stop the program that uses this one")
                 }
-                kind => Some(format!("name an address of this machine with --address ({kind})")),
-            },
+                kind => format!("give {setting} an address of this machine ({kind})"),
+            }),
             Self::Violated { .. } => {
                 Some("report it: this is a fault of dipaco, and --from SEED --seeds 1 plays it again".into())
             }
@@ -206,28 +209,36 @@ impl CliError {
         }
     }
 
-    /// Reports the error on standard error.
-    pub(crate) fn report(&self) {
-        let text = match self {
+    /// Reports the error on standard error, in the format of the logs.
+    pub(crate) fn report(&self, format: LogFormat) {
+        let text = match format {
+            LogFormat::Pretty => without_commands(&self.text()),
+            LogFormat::Json => format!("{}\n", self.json()),
+        };
+        // Nothing is left to report to when standard error is closed.
+        let _ = io::stderr().write_all(text.as_bytes());
+    }
+
+    fn text(&self) -> String {
+        match self {
             Self::Config(ConfigError::Problems(problems)) => {
                 let lines = problems.iter().map(|problem| render(problem, None, None));
                 lines.chain(self.remedy().map(|remedy| format!("  try: {remedy}\n"))).collect()
             }
             _ => render(self, self.source(), self.remedy()),
-        };
-        // Nothing is left to report to when standard error is closed.
-        let _ = io::stderr().write_all(without_commands(&text).as_bytes());
+        }
     }
-}
 
-/// The text with its control characters spelled out. Names from files and answers from peers may hold commands to a terminal.
-fn without_commands(text: &str) -> String {
-    let is_plain = |letter: char| !letter.is_control() || matches!(letter, '\n' | '\t');
-    let mut out = String::with_capacity(text.len());
-    for letter in text.chars() {
-        if is_plain(letter) { out.push(letter) } else { out.extend(letter.escape_default()) }
+    fn json(&self) -> serde_json::Value {
+        let message = self.to_string();
+        serde_json::json!({
+            "level": "ERROR",
+            "because": causes(&message, self.source()),
+            "message": message,
+            "try": self.remedy(),
+            "exit_code": self.exit_code(),
+        })
     }
-    out
 }
 
 /// `error: …`, one `because: …` for each cause, `try: …`.
@@ -303,12 +314,6 @@ through_step_error!(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_of_strangers_send_no_commands_to_a_terminal() {
-        let found = without_commands("error: tensor `a\u{1b}[2J\u{9b}1mb\r` is\ttwo\nlines, größer\n");
-        assert_eq!(found, "error: tensor `a\\u{1b}[2J\\u{9b}1mb\\r` is\ttwo\nlines, größer\n");
-    }
 
     #[test]
     fn the_whole_chain_is_reported_once() {

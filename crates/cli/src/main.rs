@@ -12,6 +12,7 @@ mod interrupt;
 mod memory;
 mod output;
 mod part;
+mod plain_text;
 mod process_use;
 mod run_options;
 mod runtime;
@@ -33,10 +34,11 @@ fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(error::USAGE));
         }
     };
+    let format = cli.global.log_format();
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            error.report();
+            error.report(format);
             ExitCode::from(error.exit_code())
         }
     }

@@ -39,6 +39,15 @@ fn wrong_usage_exits_with_2() {
 }
 
 #[test]
+fn too_many_threads_are_refused_before_any_starts() {
+    for arguments in [&["worker", "--threads", "99999999"][..], &["bench", "step", "--threads", "1025"]] {
+        let (code, out, err) = run(arguments);
+        assert_eq!((code, out.as_str()), (2, ""), "{arguments:?}: {err}");
+        assert!(err.contains("threads are too many: give 1 to 1024"), "{arguments:?}: {err}");
+    }
+}
+
+#[test]
 fn wrong_configuration_exits_with_2_and_names_everything() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.toml");
@@ -176,6 +185,20 @@ fn a_forced_set_of_kernels_is_named_and_a_wrong_name_is_refused_before_any_work(
     let (code, out, err) = with("sse9", &["config", "show"]);
     assert!(code == 2 && out.is_empty(), "{out}");
     assert!(err.contains("DIPACO_SIMD is \"sse9\"") && err.contains("portable or amx-model"), "{err}");
+}
+
+#[test]
+fn doctor_leaves_no_folder_of_a_store_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run_place, kept) = (folder.path().join("run"), folder.path().join("kept"));
+    std::fs::create_dir(&kept).unwrap();
+    for store in [folder.path().join("new/store"), kept.clone()] {
+        let places = ["--run", run_place.to_str().unwrap(), "--store", store.to_str().unwrap()];
+        let (_, out, err) = run(&[&["doctor"][..], &places].concat());
+        assert!(out.contains("ok    store"), "{out}{err}");
+    }
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(left, [kept]);
 }
 
 #[test]

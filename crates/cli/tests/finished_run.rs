@@ -49,11 +49,12 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
     for step in others {
         for other in ["train.rounds=3", "model.hidden_size=64"] {
             let (code, out, err) = dipaco(&[step, &["--run", &run, "--set", other]].concat());
-            assert_eq!(code, 1, "{step:?}: {out}{err}");
+            assert_eq!(code, 2, "{step:?}: {out}{err}");
             assert!(err.contains("another configuration"), "{step:?}: {err}");
             assert_eq!(saved(), before, "{step:?}");
         }
     }
+    the_settings_of_finished_steps_stay(&run);
     // Nor are settings saved that a step refuses by itself.
     let labels = ["--set", "routing.kind=labels", "--set", "routing.labels=no-such-file.jsonl"];
     let steps = ["--set", "transformer_router.steps=7"];
@@ -68,12 +69,36 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
     the_shards_of_trained_paths_stay(&run, &text);
     assert_eq!(saved(), before);
     // Settings that no weight depends on may change.
-    let (code, out, err) = dipaco(&["train", "--run", &run, "--set", "serve.slots=3"]);
+    let free = ["--set", "serve.slots=3", "--set", "evaluation.max_documents=7"];
+    let (code, out, err) = dipaco(&[&["train", "--run", &run][..], &free].concat());
     assert_eq!(code, 0, "{out}{err}");
-    assert!(saved().contains("slots = 3"));
+    assert!(saved().contains("slots = 3") && saved().contains("max_documents = 7"));
     let (code, out, err) = dipaco(&["prepare", "--run", &run, "--set", "serve.slots=4", &text]);
     assert_eq!(code, 0, "{out}{err}");
     assert!(saved().contains("slots = 4"));
+}
+
+/// Asserts that a training saves no settings of other steps that these would refuse.
+fn the_settings_of_finished_steps_stay(run: &str) {
+    let saved = || fs::read_to_string(format!("{run}/config.toml")).unwrap();
+    let before = saved();
+    for step in [&["train"][..], &["train", "--resume"], &["coordinator", "--resume"]] {
+        for (key, value) in [("routing.seed", 9), ("seed_model.batch", 3), ("prepare.min_document_tokens", 5)]
+        {
+            let other = format!("{key}={value}");
+            let (code, out, err) = dipaco(&[step, &["--run", run, "--set", &other]].concat());
+            assert_eq!(code, 2, "{step:?} {other}: {out}{err}");
+            assert!(
+                err.contains(&format!("{key}: ")) && err.contains(&format!(" → {value}")),
+                "{step:?}: {err}"
+            );
+            assert_eq!(saved(), before, "{step:?} {other}");
+        }
+    }
+    for step in [&["route", "fit"][..], &["seed"]] {
+        let (code, out, err) = dipaco(&[step, &["--run", run]].concat());
+        assert_eq!(code, 0, "{step:?}: {out}{err}");
+    }
 }
 
 /// Asserts that steps refuse to replace the shards of a trained run, and that lost ones can be made again.
@@ -125,15 +150,15 @@ fn an_import_of_the_same_model_with_other_settings_leaves_a_trained_run_as_it_is
     let before = saved();
     // A step after the import may refuse settings, too.
     let quickstart = ["quickstart", "--run", &run, "--from", model, "--data", &text];
-    let refused: [(&[&str], &str, &str); 4] = [
-        (&import, "train.rounds=9", "another configuration"),
-        (&import, "seed_model.steps=3", "descend from its seed"),
-        (&quickstart, "seed_model.steps=3", "descend from its seed"),
-        (&quickstart, "routing.seed=9", "the trained paths"),
+    let refused: [(&[&str], &str, i32, &str); 4] = [
+        (&import, "train.rounds=9", 2, "another configuration"),
+        (&import, "seed_model.steps=3", 1, "descend from its seed"),
+        (&quickstart, "seed_model.steps=3", 1, "descend from its seed"),
+        (&quickstart, "routing.seed=9", 1, "the trained paths"),
     ];
-    for (command, setting, refusal) in refused {
+    for (command, setting, exit, refusal) in refused {
         let (code, out, err) = dipaco(&[command, &["--set", setting]].concat());
-        assert!(code == 1 && err.contains(refusal), "{command:?} {setting}: {out}{err}");
+        assert!(code == exit && err.contains(refusal), "{command:?} {setting}: {out}{err}");
         assert_eq!(saved(), before, "{command:?} {setting}");
     }
     let repeated: [&[&str]; 2] = [&import, &begin];
@@ -155,6 +180,7 @@ fn a_run_that_does_not_exist_is_not_begun_by_a_later_step() {
         &["route", "assign"],
         &["route", "inspect"],
         &["train"],
+        &["train", "--dry-run"],
         &["evaluate"],
         &["export", "--seed", "--out", "out"],
         &["serve"],

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't run the binary has failed")]
 
 use std::fs;
+use std::net::TcpListener;
 
 mod support;
 
@@ -52,6 +53,26 @@ fn the_help_says_what_options_do() {
             help(&[command, "--help"])
                 .contains("A phase whose router `dipaco route refit` has fitted begins")
         );
+    }
+}
+
+#[test]
+fn an_address_in_use_is_to_be_changed_where_it_was_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run").to_str().unwrap().to_owned();
+    let (config, text) = (format!("{FIXTURES}/tiny.toml"), format!("{FIXTURES}/corpus"));
+    let prepare = ["prepare", "--config", &config, "--run", &run, &text];
+    let (code, out, err) = dipaco(&prepare);
+    assert_eq!(code, 0, "{out}{err}");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let metrics = format!("serve.metrics_address={address}");
+    for (words, remedy) in [
+        (&["--address", &address][..], "give --address another port"),
+        (&["--address", "127.0.0.1:0", "--set", &metrics], "give serve.metrics_address another port"),
+    ] {
+        let (code, out, err) = dipaco(&[&["serve", "--run", &run][..], words].concat());
+        assert!(code == 1 && err.contains(remedy), "{words:?}: {out}{err}");
     }
 }
 

@@ -14,7 +14,7 @@ use dipaco_routing::{FeatureKind, RouterKind};
 use dipaco_sync::{EmbeddingMean, Rescale, ScheduleError, Weighting};
 use dipaco_topology::Topology;
 
-use crate::{ConfigError, OuterConfig, Problem, RunConfig, RunSection};
+use crate::{ConfigError, OuterConfig, Problem, RunConfig, RunSection, TrainConfig};
 
 impl RunConfig {
     /// Checks every section, and that the sections fit together.
@@ -239,6 +239,12 @@ impl RunConfig {
         }
         if !(1..=100_000).contains(&train.max_workers) {
             problems.add(format!("train.max_workers is {}: use 1 to 100000", train.max_workers));
+        }
+        let (threads, most) = (train.threads_per_worker, TrainConfig::MOST_THREADS);
+        if threads > most {
+            problems.add(format!(
+                "train.threads_per_worker is {threads}: use 1 to {most}, or 0 to share the cores"
+            ));
         }
         if !(train.lease_seconds..=86_400).contains(&train.standstill_seconds) {
             problems.add(format!(

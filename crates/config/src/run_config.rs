@@ -351,6 +351,9 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
+    /// Most threads of a worker.
+    pub const MOST_THREADS: usize = 1024;
+
     /// The values that influence the weights. Keys that only set how work is distributed, or trade time for memory, have
     /// their defaults.
     #[must_use]

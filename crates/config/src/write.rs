@@ -61,8 +61,7 @@ impl RunConfig {
         blake3::hash(text.as_bytes()).to_hex().to_string()
     }
 
-    /// The keys that influence the result and differ, each with its value here and in `other`. A run with such a difference
-    /// can't be resumed.
+    /// The keys that influence the result and differ, each with its value here and in `other`.
     #[must_use]
     pub fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
         let (ours, theirs) = (self.influences(), other.influences());
@@ -131,7 +130,9 @@ pub fn reference() -> String {
          Unknown keys are refused. `dipaco config show` prints the resulting configuration, and `dipaco config check`\n\
          reports its errors. Every run keeps its configuration in `config.toml` of its directory. Without `--config` a command\n\
          takes that file; with it, that file is not read.\n\n\
-         A key marked * influences the result and can't change when a run is resumed.\n",
+         A key marked * influences the result, and `train` refuses another value of it when a run is resumed.\n\
+         Three sections may change for what is still to come: `evaluation`, `transformer_router`, and `routing` before a\n\
+         phase of routing.\n",
     );
     for &(section, text) in SECTIONS {
         let title =

@@ -43,19 +43,24 @@ impl WeightFormat {
         }
     }
 
+    /// Checks that rows of `columns` numbers are whole blocks.
+    pub(crate) fn check_columns(self, columns: usize) -> Result<(), OpsError> {
+        if columns.is_multiple_of(self.block()) {
+            return Ok(());
+        }
+        let problem = format!(
+            "rows have {columns} numbers, and {self} takes multiples of {}: use f32 or bf16",
+            self.block()
+        );
+        Err(shape("weight format", problem))
+    }
+
     /// Rounds a tensor to this format. Serving and export use this function, so they have the same weights.
     ///
     /// # Errors
     /// The rows of the tensor are no multiple of a block, or `values` does not have the tensor's shape.
     pub fn quantize(self, values: &[f32], dimensions: &[usize]) -> Result<QTensor, OpsError> {
-        let columns = dimensions.last().copied().unwrap_or(1);
-        if !columns.is_multiple_of(self.block()) {
-            let problem = format!(
-                "rows have {columns} numbers, and {self} takes multiples of {}: use f32 or bf16",
-                self.block()
-            );
-            return Err(shape("weight format", problem));
-        }
+        self.check_columns(dimensions.last().copied().unwrap_or(1))?;
         let tensor = Tensor::from_slice(values, dimensions, &Device::Cpu)?;
         Ok(QTensor::quantize(&tensor, self.ggml())?)
     }

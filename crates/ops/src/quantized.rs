@@ -81,6 +81,8 @@ impl QuantizedPanels {
     /// # Errors
     /// K is no multiple of 32.
     pub(crate) fn new(weights: &[f32], depth: usize, format: WeightFormat) -> Result<Self, OpsError> {
+        // Of rows below a block no panel is left to refuse them.
+        format.check_columns(depth)?;
         let layout = Layout::from(format);
         let (rows, blocks) = (weights.len() / depth, depth / BLOCK);
         let panel = blocks * layout.block();

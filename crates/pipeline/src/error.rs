@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
+use dipaco_config::TrainConfig;
 use dipaco_store::StoreError;
 use dipaco_topology::{ModuleId, PathId};
 use dipaco_train::client::{ClientError, TokenPlaceError, TokenUrlError};
@@ -273,6 +274,12 @@ pub enum PipelineError {
     /// This process can't keep to its processors.
     #[error(transparent)]
     Processors(#[from] crate::memory_nodes::ProcessorsError),
+    /// More threads than a machine has use for: starting them takes minutes.
+    #[error("{threads} threads are too many: give 1 to {}, or 0 for one per core", TrainConfig::MOST_THREADS)]
+    ManyThreads {
+        /// Number of threads.
+        threads: usize,
+    },
     /// Threads can't be started.
     #[error("can't compute with {threads} threads")]
     Threads {
@@ -433,6 +440,8 @@ impl PipelineError {
             | Self::NoRun { .. }
             | Self::StoreInText { .. }
             | Self::NoSuchPath { .. }
+            | Self::ManyThreads { .. }
+            | Self::Coordinator(CoordinatorError::OtherTraining)
             | Self::Extend(ExtendError::Itself { .. } | ExtendError::Setting { .. })
             | Self::ServeMemory(_)
             | Self::Model(dipaco_model::ModelError::Config { .. })

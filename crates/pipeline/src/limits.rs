@@ -1,5 +1,6 @@
 //! Limits of the process: threads and open files.
 
+use dipaco_config::TrainConfig;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::error::PipelineError;
@@ -7,10 +8,14 @@ use crate::error::PipelineError;
 /// Limits the threads that tensors are computed with. 0 keeps the default, one thread per core.
 ///
 /// # Errors
-/// [`PipelineError::Threads`] when the threads can't be started, or were started before.
+/// [`PipelineError::ManyThreads`] for more than [`TrainConfig::MOST_THREADS`], [`PipelineError::Threads`] when the threads
+/// can't be started, or were started before.
 pub fn threads(threads: usize) -> Result<(), PipelineError> {
     if threads == 0 {
         return Ok(());
+    }
+    if threads > TrainConfig::MOST_THREADS {
+        return Err(PipelineError::ManyThreads { threads });
     }
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)

@@ -25,7 +25,7 @@ pub enum LogFormat {
 pub struct LogOptions {
     /// Form of a line.
     pub format: LogFormat,
-    /// 0 logs warnings and information. Each step up adds a level, each step down removes one.
+    /// 0 logs errors, warnings and information. Each step up adds a level. -1 logs errors and warnings, less nothing.
     pub verbosity: i8,
     /// Filter in the syntax of `RUST_LOG`, which overrides `verbosity`.
     pub filter: Option<String>,
@@ -79,7 +79,7 @@ pub fn init_logs(options: &LogOptions, progress: &Progress) -> Result<(), LogsEr
 fn default_filter(verbosity: i8) -> EnvFilter {
     let own = match verbosity {
         i8::MIN..=-2 => LevelFilter::OFF,
-        -1 => LevelFilter::ERROR,
+        -1 => LevelFilter::WARN,
         0 => LevelFilter::INFO,
         1 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
@@ -136,6 +136,6 @@ mod tests {
     fn libraries_are_quieter_than_our_own_packages() {
         let filter = default_filter(0).to_string();
         assert!(filter.contains("dipaco=info") && filter.contains("warn"), "{filter}");
-        assert!(default_filter(-1).to_string().contains("dipaco=error"));
+        assert!(default_filter(-1).to_string().contains("dipaco=warn"), "a warning is no progress");
     }
 }

@@ -23,7 +23,9 @@ pub(crate) fn run(
     progress: &Progress,
 ) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (run, config) = options.open()?;
+    // A run that only --run names has its configuration there. Without it the plan would be that of another run.
+    let is_named = options.run.is_some() && options.config.is_none();
+    let (run, config) = if is_named { options.open_existing()? } else { options.open()? };
     let SizedConfig { config, source: vocabulary_from } = of_run(&run, &config)?;
     let workers = useful_workers(&config, workers)?;
     let threads = threads_per_worker(&config, workers);

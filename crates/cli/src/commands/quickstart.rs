@@ -22,6 +22,7 @@ use dipaco_topology::PathId;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
+use crate::plain_text::without_commands;
 use crate::run_options::{UnsavedRun, check_changed};
 use crate::{commands, output, runtime};
 use dense::DenseRun;
@@ -349,8 +350,10 @@ impl Quickstart<'_> {
         let (run, config) = (self.run.clone(), self.config.clone());
         let completions = runtime::run(async {
             let address = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
-            let listener = commands::serve::listen(address).await?;
-            let bound = listener.local_addr().map_err(|source| CliError::Listen { address, source })?;
+            let setting = "serve.address";
+            let listener = commands::serve::listen(address, setting).await?;
+            let failed = |source| CliError::Listen { address, setting, source };
+            let bound = listener.local_addr().map_err(failed)?;
             // Nobody else can reach this server, and the prompts carry no key.
             let serve = ServeConfig { api_keys: None, ..config.serve.clone() };
             let loading = dipaco_server::LoadProgress::default();
@@ -378,7 +381,7 @@ impl Quickstart<'_> {
     }
 }
 
-/// Text on one line, with visible line ends.
+/// Text on one line, with visible line ends and without commands to a terminal.
 fn one_line(text: &str) -> String {
-    text.replace('\n', "⏎")
+    without_commands(text).replace('\n', "⏎")
 }

@@ -36,8 +36,9 @@ pub(crate) struct SeedArguments {
     #[arg(long, value_name = "DIR", conflicts_with = "restart")]
     from: Option<std::path::PathBuf>,
     /// Begin with a pretrained Llama: a folder with Hugging Face's config.json, tokenizer.json and safetensors, or a GGUF
-    /// file. It gives the run its tokenizer, its model section, and learning rates of 1e-4 unless the configuration has others.
-    /// seed_model.steps of pretraining follow when the text is prepared.
+    /// file. It gives the run its tokenizer and its model section, and unless the configuration has others, learning rates
+    /// of 1e-4 and an outer step with rate 0.35, momentum 0.9 and no rescaling. seed_model.steps of pretraining follow when
+    /// the text is prepared.
     #[arg(long, value_name = "FOLDER|FILE", conflicts_with = "from")]
     import: Option<std::path::PathBuf>,
     #[command(flatten)]

@@ -65,9 +65,9 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
     }
     let files = SmallFiles::read(&run, &config)?;
     runtime::run_detached(async {
-        let listener = listen(address).await?;
+        let listener = listen(address, "--address").await?;
         let metrics = match config.serve.metrics_address {
-            Some(address) => Some(listen(address).await?),
+            Some(address) => Some(listen(address, "serve.metrics_address").await?),
             None => None,
         };
         let bound = listener.local_addr().unwrap_or(address);
@@ -166,7 +166,7 @@ fn chat_template(
     }
 }
 
-/// Binds the server's address.
-pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, CliError> {
-    TcpListener::bind(address).await.map_err(|source| CliError::Listen { address, source })
+/// Binds an address of the server, which `setting` names.
+pub(crate) async fn listen(address: SocketAddr, setting: &'static str) -> Result<TcpListener, CliError> {
+    TcpListener::bind(address).await.map_err(|source| CliError::Listen { address, setting, source })
 }

@@ -16,6 +16,7 @@ use self::data::Accounts;
 use self::progress::ShownProgress;
 use crate::commands::rollback;
 use crate::error::CliError;
+use crate::plain_text::without_commands;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
 use dipaco_pipeline::store::manifest;
@@ -105,7 +106,8 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
         let progress = manifest.training.as_ref().map(|training| ShownProgress::new(training, &history));
         return output::print_json(&Report { manifest: Some(&manifest), progress });
     }
-    output::print(&describe(&history, &config, &manifest))
+    // Reasons of a quarantine come from workers.
+    output::print(&without_commands(&describe(&history, &config, &manifest)))
 }
 
 /// The status of a run without a manifest.

@@ -156,6 +156,7 @@ pub(crate) fn run_coordinator(options: &CoordinatorArguments, progress: &Progres
 fn lead(run: &RunOptions, how: &TrainOptions, json: bool, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (unsaved, config) = run.open_unsaved()?;
+    unsaved.check_finished_steps()?;
     let run = &unsaved.run;
     dipaco_pipeline::route::check_tokenizer(run)?;
     let accept = || unsaved.save();

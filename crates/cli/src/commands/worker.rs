@@ -94,9 +94,9 @@ pub(crate) fn run(options: &WorkerArguments) -> Result<(), CliError> {
     }
     let WorkerSummary { leases, lost } = runtime::run(async { Ok(work(setup, cancel).await?) })?;
     if options.json {
-        output::print_json(&serde_json::json!({ "rounds": leases, "lost": lost }))?;
+        output::print_json(&serde_json::json!({ "leases": leases, "lost": lost }))?;
     } else {
-        output::print(&format!("trained {leases} rounds of paths, lost the lease of {lost}\n"))?;
+        output::print(&format!("completed {leases} leases, lost {lost}\n"))?;
     }
     if interrupt.is_set() { Err(CliError::Interrupted) } else { Ok(()) }
 }

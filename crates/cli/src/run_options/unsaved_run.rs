@@ -3,7 +3,11 @@
 use std::io;
 
 use dipaco_config::RunConfig;
+use dipaco_pipeline::train::changes_of_finished_steps;
 use dipaco_pipeline::{PipelineError, RunDirectory, save_config};
+
+use crate::error::CliError;
+use crate::runtime;
 
 /// A run with settings that are not saved yet. A command saves them when its own work has accepted them. Saved before, settings
 /// that are refused would have the next command refused too, although its user changed nothing.
@@ -29,6 +33,30 @@ impl UnsavedRun {
             self.accept()?;
         }
         Ok(self)
+    }
+
+    /// Checks that a training that goes on keeps the saved settings of the steps before it. With other settings saved, a
+    /// repeated step would be refused.
+    pub(crate) fn check_finished_steps(&self) -> Result<(), CliError> {
+        // Nothing is lost of a configuration that this program can't read.
+        let read = |text: &String| RunConfig::from_toml(text, &self.run.config()).ok();
+        let Some(before) = self.before.as_ref().and_then(read) else { return Ok(()) };
+        let changes =
+            runtime::run(async { Ok(changes_of_finished_steps(&self.run, &before, &self.config).await?) })?;
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let list: Vec<_> =
+            changes.iter().map(|(key, saved, given)| format!("{key}: {saved} → {given}")).collect();
+        Err(CliError::Usage {
+            message: format!(
+                "the paths of this run are trained, and steps before the training had other settings ({})",
+                list.join(", ")
+            ),
+            remedy:
+                "leave these settings to the run's config.toml, or take all steps in another run directory"
+                    .into(),
+        })
     }
 
     /// Saves the settings before the work is done. Call it when nothing refuses them any more: a command that is killed while it works

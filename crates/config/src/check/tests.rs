@@ -113,3 +113,9 @@ fn a_sequence_of_an_evaluation_is_at_most_one_token_longer_than_the_context() {
         "evaluation.sequence_tokens is 258 but model.context is 256: use at most 257, or 0 for the context";
     refused(&["evaluation.sequence_tokens=257"], &["evaluation.sequence_tokens=258"], says);
 }
+
+#[test]
+fn a_worker_does_not_start_threads_without_bound() {
+    let says = "train.threads_per_worker is 1025: use 1 to 1024, or 0 to share the cores";
+    refused(&["train.threads_per_worker=1024"], &["train.threads_per_worker=1025"], says);
+}

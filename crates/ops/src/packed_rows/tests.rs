@@ -131,3 +131,14 @@ fn a_gate_has_the_bits_of_two_products() {
         assert!(together == alone, "{format}");
     }
 }
+
+#[test]
+fn rows_that_are_no_whole_blocks_are_refused() {
+    for format in [WeightFormat::Q8_0, WeightFormat::Q4_0] {
+        for depth in [16, 48] {
+            let error = PackedRows::with_format(&values(4 * depth, 37), depth, format).unwrap_err();
+            let says = format!("rows have {depth} numbers, and {format} takes multiples of 32");
+            assert!(error.to_string().contains(&says), "{error}");
+        }
+    }
+}

@@ -135,8 +135,13 @@ mod tests {
     fn a_text_has_a_token_to_count_among_the_documents_that_an_evaluation_reads() {
         let small = SmallRun::seeded();
         let line = |text: &str| format!("{}\n", serde_json::json!({ "text": text }));
-        let (training, validation) = (small.folder.path().join("training.jsonl"), small.folder.path().join("v.jsonl"));
-        std::fs::write(&training, (0..20).map(|i| line(&format!("document {i} of the text"))).collect::<String>()).unwrap();
+        let (training, validation) =
+            (small.folder.path().join("training.jsonl"), small.folder.path().join("v.jsonl"));
+        std::fs::write(
+            &training,
+            (0..20).map(|i| line(&format!("document {i} of the text"))).collect::<String>(),
+        )
+        .unwrap();
         std::fs::write(&validation, line("a short one") + &line(&"a long one, ".repeat(40))).unwrap();
         let (hidden, stop) = (Progress::hidden(), AtomicBool::new(false));
         prepare(&small.run, &small.config, &[training], &[validation], &hidden, &stop).unwrap();

@@ -12,6 +12,7 @@ use dipaco_telemetry::{Align, Table};
 use super::{describe, follow, nothing};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
+use crate::plain_text::without_commands;
 use crate::{output, runtime};
 
 /// Time between two looks.
@@ -30,14 +31,15 @@ pub(super) fn run(run: &RunDirectory, config: &RunConfig) -> Result<(), CliError
     while !interrupt.is_set() {
         follow(run, &mut tail, &mut history)?;
         let found = runtime::run(async { Ok(manifest(run).await?) })?;
-        let (mut text, complete) = match &found {
+        let (text, complete) = match &found {
             None => (nothing(run), false),
             Some(manifest) => {
                 let training = manifest.training.as_ref();
                 (describe(&history, config, manifest), training.is_some_and(|training| training.finished()))
             }
         };
-        text += &workers(&history);
+        // Reasons and names come from workers.
+        let text = without_commands(&(text + &workers(&history)));
         let read = if terminal {
             output::print_while_read(&format!("{CLEAR}{text}"))?
         } else {

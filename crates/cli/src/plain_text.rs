@@ -1,0 +1,23 @@
+//! What a terminal gets of the text of others.
+
+/// The text with its control characters spelled out. Text of others may hold commands to a terminal: documents,
+/// completions, names in files and answers of peers.
+pub(crate) fn without_commands(text: &str) -> String {
+    let is_plain = |letter: char| !letter.is_control() || matches!(letter, '\n' | '\t');
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if is_plain(letter) { out.push(letter) } else { out.extend(letter.escape_default()) }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_strangers_sends_no_commands_to_a_terminal() {
+        let found = without_commands("error: tensor `a\u{1b}[2J\u{9b}1mb\r` is\ttwo\nlines, größer\n");
+        assert_eq!(found, "error: tensor `a\\u{1b}[2J\\u{9b}1mb\\r` is\ttwo\nlines, größer\n");
+    }
+}
