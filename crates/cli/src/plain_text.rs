@@ -11,6 +11,11 @@ pub(crate) fn without_commands(text: &str) -> String {
     out
 }
 
+/// The text on one line, with visible line ends and without commands to a terminal.
+pub(crate) fn one_line(text: &str) -> String {
+    without_commands(text).replace('\n', "⏎")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -19,5 +24,10 @@ mod tests {
     fn text_of_strangers_sends_no_commands_to_a_terminal() {
         let found = without_commands("error: tensor `a\u{1b}[2J\u{9b}1mb\r` is\ttwo\nlines, größer\n");
         assert_eq!(found, "error: tensor `a\\u{1b}[2J\\u{9b}1mb\\r` is\ttwo\nlines, größer\n");
+    }
+
+    #[test]
+    fn a_completion_is_one_line_without_commands_to_a_terminal() {
+        assert_eq!(one_line("a\nb\u{1b}[2J"), "a⏎b\\u{1b}[2J");
     }
 }

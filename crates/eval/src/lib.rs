@@ -48,4 +48,5 @@ pub use model::{LanguageModel, PathSource};
 pub use paired::PairedDifference;
 pub use ranking::{CONTINUATION, Ranking, check_ranking, rank_dense, rank_routed};
 pub use reroute::{ChunkRouting, TokenRouter};
+pub use texts::evaluated_documents;
 pub use windows::WindowRouter;

@@ -35,7 +35,7 @@ enum Files<'a> {
 impl<'a> Text<'a> {
     /// The documents of an open token set that count.
     pub(crate) fn of(file: &'a TokenSet, path: PathId, config: &EvaluationConfig) -> Self {
-        Self { files: Files::Open(file), path, documents: limited(file.documents(), config) }
+        Self { files: Files::Open(file), path, documents: evaluated_documents(file.documents(), config) }
     }
 
     /// Its token set. The caller keeps it only while it reads, so that few are open at a time.
@@ -55,7 +55,9 @@ impl<'a> Text<'a> {
     }
 }
 
-fn limited(documents: u64, config: &EvaluationConfig) -> u64 {
+/// The number of documents that an evaluation reads of a token set with so many: the first `evaluation.max_documents`, or all.
+#[must_use]
+pub fn evaluated_documents(documents: u64, config: &EvaluationConfig) -> u64 {
     if config.max_documents == 0 { documents } else { documents.min(config.max_documents) }
 }
 
@@ -113,7 +115,7 @@ impl<'a> OpenShards<'a> {
         let text = |shard: &dipaco_routing::Shard| Text {
             files: Files::Shard(self),
             path: shard.path,
-            documents: limited(shard.documents, config),
+            documents: evaluated_documents(shard.documents, config),
         };
         self.shards.shards().iter().map(text).collect()
     }

@@ -22,7 +22,7 @@ use dipaco_topology::PathId;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::plain_text::without_commands;
+use crate::plain_text::one_line;
 use crate::run_options::{UnsavedRun, check_changed};
 use crate::{commands, output, runtime};
 use dense::DenseRun;
@@ -379,9 +379,4 @@ impl Quickstart<'_> {
         }
         Ok(())
     }
-}
-
-/// Text on one line, with visible line ends and without commands to a terminal.
-fn one_line(text: &str) -> String {
-    without_commands(text).replace('\n', "⏎")
 }

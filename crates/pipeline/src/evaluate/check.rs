@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dipaco_eval::{EvalError, EvaluationConfig, RerouteBy, RouteUnit, check_ranking};
+use dipaco_eval::{EvalError, EvaluationConfig, RerouteBy, RouteUnit, check_ranking, evaluated_documents};
 use dipaco_routing::TextRouter;
 
 use super::{EvaluatedRun, Evaluator, Subject, validation_shards};
@@ -19,11 +19,8 @@ use crate::transformer_router;
 /// tokens that are read and not counted.
 pub fn check_validation_text(run: &RunDirectory, evaluation: &EvaluationConfig) -> Result<(), PipelineError> {
     let text = token_file(run, &run.validation_tokens())?;
+    let documents = evaluated_documents(text.documents(), evaluation);
     let prefix_tokens = evaluation.prefix_tokens;
-    let documents = match evaluation.max_documents {
-        0 => text.documents(),
-        most => text.documents().min(most),
-    };
     // The first token of a document has no context, so it is never counted.
     let uncounted = prefix_tokens.max(1) as u64;
     let counts = |document| {

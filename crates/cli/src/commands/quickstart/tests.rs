@@ -112,8 +112,3 @@ fn a_text_of_few_and_long_documents_gives_validation_text_too() {
         "{refused}"
     );
 }
-
-#[test]
-fn a_completion_is_one_line_without_commands_to_a_terminal() {
-    assert_eq!(one_line("a\nb\u{1b}[2J"), "a⏎b\\u{1b}[2J");
-}

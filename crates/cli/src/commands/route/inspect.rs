@@ -6,7 +6,7 @@ use dipaco_shards::Tokenizer;
 use serde::Serialize;
 
 use crate::error::CliError;
-use crate::plain_text::without_commands;
+use crate::plain_text::one_line;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
 use dipaco_pipeline::{PipelineError, phases, prepared};
@@ -92,7 +92,7 @@ fn describe(inspection: &Inspection, tokenizer: &Tokenizer) -> Result<String, Cl
     }
     for row in &inspection.statistics.rows {
         for example in &row.examples {
-            let words = without_commands(&tokenizer.decode(&example.tokens)?).replace('\n', "⏎");
+            let words = one_line(&tokenizer.decode(&example.tokens)?);
             text += &format!("\npath {} · document {}\n  {words}\n", row.path, example.document);
         }
     }
