@@ -7,9 +7,10 @@
 Asks each path for a few tokens, in random order, with --clients at a time, --passes times. An answer of a path must be the same
 in every pass, whatever left the memory between them. --memory is in bytes, or paths=N for N times the modules of a path.
 
-The budget is what the server itself adds up before its start: serve.memory, keys and values, the router's seed, what it takes to read a
-module, a step, and bodies of requests. Prints the largest resident memory, without the program's own file, over the budget. Exits with 1
-if a path fails or answers differently, or if resident memory is above --most times the budget.
+The budget is what the server itself adds up before its start: all modules, or serve.memory if that is less, keys and values, the
+router's seed, the tokenizer, what it takes to read a module, a step, and bodies of requests. Prints the largest resident memory,
+without the program's own file, over the budget. Exits with 1 if a path fails or answers differently, or if resident memory is above
+--most times the budget.
 """
 
 import concurrent.futures
@@ -26,6 +27,14 @@ KV_BYTES = 64 << 20
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
+def needs(server):
+    """What the server needs at most, as it logs it before its start, and each part of it in bytes, rounded."""
+    formula = re.search(r"the server needs at most ([^\n]*)", server.log.read_text())[1]
+    # "3.6 GB: modules 2.6 GB, keys and values 66.8 MB, ..."
+    parts = re.findall(r"([a-z ]+) ([0-9.]+) ([kMG]?)B", formula.partition(": ")[2])
+    return formula, {name.strip(): float(number) * UNITS[unit] for name, number, unit in parts}
+
+
 def main():
     options = serving.parser(__doc__, 16)
     options.add_argument("--memory", default="paths=3")
@@ -37,6 +46,7 @@ def main():
     run = serving.prepared(given)
     with serving.Server(given.dipaco, run, *serving.setting(given, preload="none", kv_bytes=KV_BYTES)) as probe:
         info = probe.info()
+        everything = needs(probe)[1]["modules"]
     path = info["weight_bytes"]
     limit = int(path * float(given.memory.removeprefix("paths="))) if given.memory.startswith("paths=") else int(given.memory)
     words = serving.setting(given, memory=limit, kv_bytes=KV_BYTES, preload="none")
@@ -45,7 +55,9 @@ def main():
         ended = threading.Event()
 
         def watch():
-            while not ended.wait(0.05):
+            last = False
+            while not last:
+                last = ended.wait(0.05)
                 most["modules"] = max(most["modules"], server.info()["weight_bytes"])
 
         def ask(number):
@@ -74,10 +86,10 @@ def main():
         seconds = time.monotonic() - begun
         most["resident"] = (server.process.most_resident() - server.resident("RssFile")) * 2**20
         loads = server.metric("dipaco_module_loads_total")
-        formula = re.search(r"the server needs at most ([^\n]*)", server.log.read_text())[1]
-    # "modules 1.1 GB, keys and values 66.8 MB, ...". The limit of the modules is known to the byte.
-    parts = re.findall(r"([a-z ]+) ([0-9.]+) ([kMG]?)B", formula.partition(": ")[2])
-    budget = limit + sum(float(number) * UNITS[unit] for name, number, unit in parts if name.strip() != "modules")
+        formula, parts = needs(server)
+    # The log rounds. The limit is known to the byte, and so are all modules where none had to leave: each path was asked.
+    modules = most["modules"] if everything < limit else limit
+    budget = modules + sum(size for name, size in parts.items() if name != "modules")
     print(json.dumps({
         "format": info["format"], "paths": info["paths"], "answered": len(answers), "passes": given.passes, "failed": len(failed),
         "limit_mib": round(limit / 2**20, 1), "most_modules_mib": round(most["modules"] / 2**20, 1), "loads": loads,
