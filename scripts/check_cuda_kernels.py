@@ -2,14 +2,12 @@
 
 import ctypes
 import pathlib
+import re
 import sys
 
-KERNELS = pathlib.Path(__file__).parent.parent / "crates/cuda/kernels"
-# In the order of crates/cuda/src/kernels.rs.
-SOURCES = [
-    "primitives.cuh", "common.cuh", "embedding.cu", "rms_norm.cu", "rope.cu", "swiglu.cu", "attention.cu",
-    "attention_tensor.cu", "cross_entropy.cu", "gradient_norm.cu", "adamw.cu", "mean.cu",
-]
+CRATE = pathlib.Path(__file__).parent.parent / "crates/cuda"
+# The files and their order are those of the program.
+SOURCES = re.findall(r'include_str!\("\.\./kernels/([^"]+)"\)', (CRATE / "src/kernels.rs").read_text())
 # D, H, Hkv, Dh, F, V
 SHAPES = [
     (896, 16, 16, 64, 2432, 32000), (256, 4, 4, 64, 704, 4096), (2048, 16, 4, 128, 5504, 32000), (576, 9, 3, 64, 1536, 49152),
@@ -23,12 +21,15 @@ def main() -> int:
     version = (ctypes.c_int(), ctypes.c_int())
     nvrtc.nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1]))
     print(f"NVRTC {version[0].value}.{version[1].value}")
-    source = "".join(f'#line 1 "{name}"\n{(KERNELS / name).read_text()}' for name in SOURCES).encode()
+    if not SOURCES:
+        sys.exit("crates/cuda/src/kernels.rs names no source files with include_str!: adapt the pattern of SOURCES")
+    source = "".join(f'#line 1 "{name}"\n{(CRATE / "kernels" / name).read_text()}' for name in SOURCES).encode()
     failed = 0
     for architecture in architectures:
         for bf16 in (1, 0):
             for width, heads, kv_heads, head_dim, ffn, vocabulary in SHAPES:
-                vector = 8 if all(n % 8 == 0 for n in (width, kv_heads * head_dim, ffn, vocabulary)) else 1
+                widths = (width, heads * head_dim, kv_heads * head_dim, ffn, vocabulary)
+                vector = 8 if all(n % 8 == 0 for n in widths) else 1
                 tensor = int(bf16 and head_dim % 16 == 0 and head_dim <= 128)
                 defines = dict(BF16=bf16, WIDTH=width, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, FFN=ffn,
                                VOCABULARY=vocabulary, VECTOR=vector, TENSOR_ATTENTION=tensor)

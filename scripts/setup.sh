@@ -3,8 +3,10 @@
 # build of HDF5 from source needs it; Debian 12 ships an older one). Does nothing where everything is there.
 #
 #   source scripts/setup.sh        also puts the cmake it installed first in PATH
-set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# A shell that somebody types in keeps its options, and outlives a failure.
+case $- in *i*) bash "$root/scripts/setup.sh" && PATH="$root/.cmake/bin:$PATH"; return ;; esac
+set -euo pipefail
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 

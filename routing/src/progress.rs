@@ -8,6 +8,13 @@ use crate::RoutingError;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RoutingProgress {
+    /// The text is being checked for damage.
+    Verify {
+        /// Bytes read.
+        done: u64,
+        /// All bytes.
+        total: u64,
+    },
     /// Features of documents are being computed.
     Documents {
         /// Finished documents.

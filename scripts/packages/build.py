@@ -43,5 +43,6 @@ def build(root, oldest, seconds):
     target = root / "target/package"
     cargo = f"cargo build --release --locked --target {triple} --target-dir '{target}' " \
             "--package dipaco-cli --package dipaco-python --bin dipaco --lib"
-    subprocess.run(["bash", "-c", f"source scripts/setup.sh && {cargo}"], cwd=root, env=environment, check=True, stdout=sys.stderr)
+    # On a line of its own: bash ignores `set -e` in a command before `&&`.
+    subprocess.run(["bash", "-c", f"source scripts/setup.sh\n{cargo}"], cwd=root, env=environment, check=True, stdout=sys.stderr)
     return target / triple / "release/dipaco"

@@ -72,9 +72,9 @@ pub enum ShardsError {
     TokenizerMismatch {
         /// The token file.
         path: PathBuf,
-        /// Hash of the tokenizer in the file.
+        /// The tokenizer in the file: its hash, and where it matters its end-of-text token.
         found: String,
-        /// Hash of the tokenizer in use.
+        /// The tokenizer in use, in the same form.
         expected: String,
     },
     /// A token id is not in the vocabulary.
@@ -248,6 +248,16 @@ pub enum ShardsError {
         /// Hash of the model's tokenizer.
         kept: String,
         /// Hash of the tokenizer for the text.
+        found: String,
+    },
+    /// The settings name another end-of-text token than that of a trained model.
+    #[error(
+        "the end-of-text token for this text is {found}, but the model of this run was trained with {kept}: prepare the text in another run directory, or with --set 'prepare.end_of_text=\"{kept}\"'"
+    )]
+    EndOfTextInUse {
+        /// The model's end-of-text token.
+        kept: String,
+        /// The end-of-text token for the text.
         found: String,
     },
     /// Parts of a divided job are missing: not yet done, or not copied here.

@@ -71,14 +71,15 @@ pub fn check_inputs(inputs: &[PathBuf], validation_inputs: &[PathBuf]) -> Result
 /// part of the pieces ([`PrepareWork::Part`]), and one of them lists all pieces. All machines must get the same inputs;
 /// each reads only its own.
 ///
-/// Memory is bounded: one reader, the tokenising threads and the writer share a limited number of batches. The outputs
+/// Memory is bounded: one reader, the tokenising threads and the writer share a limited amount of text. The outputs
 /// have the same bytes whatever the number of threads, parts and interruptions. If the manifest matches the inputs
 /// (compared by content) and the configuration, and the outputs are whole, the call does nothing and returns the earlier
 /// report with `skipped` set.
 ///
 /// # Errors
 /// An input does not exist, is a pipe or cannot be read, no document can be kept, the tokenizer does not work, cannot encode
-/// a text or is not the one to keep ([`PrepareFolder::keep`]), a part is missing, the disk is full, or `cancel` was set.
+/// a text, or it or its end-of-text token is not the one to keep ([`PrepareFolder::keep`]), a part is missing, the disk is
+/// full, or `cancel` was set.
 /// Damaged lines and files are no errors; the report lists them.
 pub fn prepare(
     config: &PrepareConfig,
@@ -172,6 +173,10 @@ impl<'a> Preparation<'a> {
 
     /// The report of the earlier run if its outputs are still valid.
     fn up_to_date(&self) -> Result<Option<PrepareReport>, ShardsError> {
+        // The parts need the tokenizer in the folder of the pieces, which a finished preparation removes.
+        if self.work == PrepareWork::Tokenizer && !shared_tokenizer::is_there(self.config, self.folder) {
+            return Ok(None);
+        }
         // A machine that does a part need not hold the inputs of the others, and the tokenizer alone needs no comparison.
         let compare = |input| {
             self.work != PrepareWork::Tokenizer
@@ -298,8 +303,24 @@ fn remove_stale(path: &Path) -> Result<(), ShardsError> {
     }
 }
 
-fn is_whole(path: &Path, content_hash: &str) -> bool {
-    TokenSet::open(path).is_ok_and(|set| set.content_hash() == content_hash && set.verify().is_ok())
+/// True if a token set has this content. `read` gets the bytes of each block that has been read, and its error ends the
+/// reading.
+///
+/// # Errors
+/// `read` says that the step was cancelled.
+fn is_whole(
+    path: &Path,
+    content_hash: &str,
+    read: &mut dyn FnMut(u64) -> Result<(), ShardsError>,
+) -> Result<bool, ShardsError> {
+    let Ok(set) = TokenSet::open(path) else { return Ok(false) };
+    if set.content_hash() != content_hash {
+        return Ok(false);
+    }
+    match set.verify_watched(read) {
+        Err(ShardsError::Cancelled) => Err(ShardsError::Cancelled),
+        verified => Ok(verified.is_ok()),
+    }
 }
 
 #[cfg(test)]

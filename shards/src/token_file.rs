@@ -194,20 +194,32 @@ impl TokenFile {
         self.map.tokens(first + start * bytes..first + end * bytes, bytes)
     }
 
-    /// Reads the whole file and checks the content hash and that every token is in the vocabulary.
+    /// Bytes that [`Self::verify`] reads.
+    pub(crate) fn content_bytes(&self) -> u64 {
+        let length = |range: Range<u64>| range.end - range.start;
+        length(self.header.tokens_range()) + length(self.header.documents_range())
+    }
+
+    /// Reads the whole file and checks the content hash and that every token is in the vocabulary. `read` gets the bytes of
+    /// each block that has been read, and its error ends the reading.
     ///
     /// # Errors
-    /// The file is damaged.
-    pub(crate) fn verify(&self) -> Result<(), ShardsError> {
-        let hash = |range: Range<u64>, see: &dyn Fn(Range<u64>)| {
+    /// The file is damaged, and the errors of `read`.
+    pub(crate) fn verify(
+        &self,
+        read: &mut dyn FnMut(u64) -> Result<(), ShardsError>,
+    ) -> Result<(), ShardsError> {
+        let mut hash = |range: Range<u64>, see: &dyn Fn(Range<u64>)| {
             let mut hasher = blake3::Hasher::new();
             for start in range.clone().step_by(VERIFY_BYTES as usize) {
                 let block = start..range.end.min(start + VERIFY_BYTES);
                 hasher.update_rayon(self.map.region(block.clone()));
                 see(block.clone());
+                let length = block.end - block.start;
                 self.map.release(block);
+                read(length)?;
             }
-            hasher.finalize()
+            Ok::<_, ShardsError>(hasher.finalize())
         };
         let tokens_range = self.header.tokens_range();
         let (first, bytes) = (tokens_range.start, self.header.token_bytes);
@@ -219,8 +231,8 @@ impl TokenFile {
             if let Err(error) = tokens.check_vocabulary(self.metadata.info.vocab_size, &self.path, start) {
                 outside.set(outside.take().or(Some(error)));
             }
-        });
-        let documents = hash(self.header.documents_range(), &|_| ());
+        })?;
+        let documents = hash(self.header.documents_range(), &|_| ())?;
         if content_hash(&tokens, &documents) != self.metadata.content_hash {
             return Err(self.damaged("its content does not have the hash that it was written with"));
         }

@@ -227,18 +227,21 @@ impl TokenSet {
         found.unwrap_or_else(|| ShardsError::Batch { path: self.path.clone(), source: error })
     }
 
-    /// Checks that the set was made with a tokenizer.
+    /// Checks that the set was made with a tokenizer and its end-of-text token.
     ///
     /// # Errors
-    /// It was made with another tokenizer.
+    /// It was made with another tokenizer, or with another end-of-text token.
     pub fn check_tokenizer(&self, tokenizer: &Tokenizer) -> Result<(), ShardsError> {
-        if self.tokenizer_hash() == tokenizer.hash() {
+        let made_with = (self.tokenizer_hash(), self.end_of_text());
+        let in_use = (tokenizer.hash(), tokenizer.end_of_text());
+        if made_with == in_use {
             return Ok(());
         }
+        let named = |(hash, end): (&str, u32)| format!("{hash} (end-of-text token {end})");
         Err(ShardsError::TokenizerMismatch {
             path: self.path.clone(),
-            found: self.tokenizer_hash().to_owned(),
-            expected: tokenizer.hash().to_owned(),
+            found: named(made_with),
+            expected: named(in_use),
         })
     }
 
@@ -247,15 +250,37 @@ impl TokenSet {
     /// # Errors
     /// A file is damaged.
     pub fn verify(&self) -> Result<(), ShardsError> {
-        self.files.iter().try_for_each(|stretch| stretch.file.verify())
+        self.verify_watched(&mut |_| Ok(()))
     }
 
-    /// [`Self::verify`] for the files that hold a range of documents.
+    /// [`Self::verify`]. `read` gets the bytes of each block that has been read, and its error ends the reading.
     ///
     /// # Errors
-    /// A file is damaged.
-    pub fn verify_documents(&self, documents: &Range<u64>) -> Result<(), ShardsError> {
-        self.touched(documents).try_for_each(|stretch| stretch.file.verify())
+    /// A file is damaged, and the errors of `read`.
+    pub(crate) fn verify_watched(
+        &self,
+        read: &mut dyn FnMut(u64) -> Result<(), ShardsError>,
+    ) -> Result<(), ShardsError> {
+        self.files.iter().try_for_each(|stretch| stretch.file.verify(read))
+    }
+
+    /// [`Self::verify`] for the files that hold a range of documents. `progress` gets the bytes read and the bytes of all
+    /// these files after each block, and its error ends the reading.
+    ///
+    /// # Errors
+    /// A file is damaged, and the errors of `progress`.
+    pub fn verify_documents(
+        &self,
+        documents: &Range<u64>,
+        progress: &mut dyn FnMut(u64, u64) -> Result<(), ShardsError>,
+    ) -> Result<(), ShardsError> {
+        let total: u64 = self.touched(documents).map(|stretch| stretch.file.content_bytes()).sum();
+        let mut done = 0;
+        let mut read = |bytes: u64| {
+            done += bytes;
+            progress(done, total)
+        };
+        self.touched(documents).try_for_each(|stretch| stretch.file.verify(&mut read))
     }
 
     /// The stretches with documents of a range.

@@ -30,6 +30,9 @@ const END_OF_TEXT_NAMES: [&str; 4] = [END_OF_TEXT, "</s>", "<|end_of_text|>", "<
 /// every second row.
 const SPARSE_IDS: usize = 1 << 20;
 
+/// Most bytes in the text of an added token. They are looked for at every place of a chat, so the time grows with this length.
+const ADDED_TOKEN_BYTES: usize = 1024;
+
 /// A tokenizer in Hugging Face's `tokenizer.json` format, with the guarantees that training needs.
 ///
 /// - Text never yields special tokens: a literal `<|endoftext|>` in a document is encoded as its characters.
@@ -79,7 +82,7 @@ impl Tokenizer {
     /// Reads the bytes of a `tokenizer.json`. Errors mention `name`.
     ///
     /// # Errors
-    /// The bytes are not a tokenizer, or it has no end-of-text token.
+    /// The bytes are not a tokenizer, an added token is longer than any real one, or there is no end-of-text token.
     pub fn from_bytes(json: &[u8], end_of_text: Option<&str>, name: &str) -> Result<Self, ShardsError> {
         let refuse = |reason: String| ShardsError::Tokenizer { name: name.to_owned(), reason };
         let mut inner = library(name, "read it; give a tokenizer.json of the tokenizers library", || {
@@ -88,6 +91,14 @@ impl Tokenizer {
             inner.with_padding(None);
             Ok(inner)
         })?;
+        let added = inner.get_added_tokens_decoder();
+        if let Some((id, token)) = added.iter().find(|(_, token)| token.content.len() > ADDED_TOKEN_BYTES) {
+            return Err(refuse(format!(
+                "has an added token, {id}, of {} bytes: the limit is {ADDED_TOKEN_BYTES}; take the token out of added_tokens, or \
+                 use another tokenizer",
+                token.content.len()
+            )));
+        }
         let vocabulary = inner.get_vocab(true);
         let largest = vocabulary.values().copied().max().unwrap_or_default();
         if largest as usize >= SPARSE_IDS.max(2 * vocabulary.len()) {
@@ -226,7 +237,12 @@ impl Tokenizer {
     /// The end-of-text token as the tokenizer writes it.
     #[must_use]
     pub fn end_of_text_text(&self) -> String {
-        self.inner.id_to_token(self.end_of_text).unwrap_or_default()
+        self.token_text(self.end_of_text)
+    }
+
+    /// A token as the tokenizer writes it, empty for unknown ids.
+    pub(crate) fn token_text(&self, id: u32) -> String {
+        self.inner.id_to_token(id).unwrap_or_default()
     }
 
     /// Number of ids: the largest id plus one.

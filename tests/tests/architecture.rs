@@ -120,6 +120,31 @@ fn every_package_uses_exactly_the_packages_of_its_row() {
     assert!(wrong.is_empty(), "the table of packages in docs/ARCHITECTURE.md differs: {}", wrong.join("; "));
 }
 
+/// Returns whether a text of Rust names an item of a package.
+fn names_package(text: &str, package: &str) -> bool {
+    text.match_indices(&format!("{package}::")).any(|(at, _)| {
+        let is_inside = |before: char| before.is_alphanumeric() || before == '_' || before == ':';
+        !text[..at].ends_with(is_inside)
+    })
+}
+
+#[test]
+fn every_package_names_each_of_its_dependencies() {
+    let mut unused = Vec::new();
+    for package in metadata().workspace_packages() {
+        let manifest = package.manifest_path.strip_prefix(root()).unwrap();
+        let texts: Vec<String> =
+            rust_files(manifest.parent().unwrap().as_str()).iter().map(|file| page(file)).collect();
+        for dependency in &package.dependencies {
+            let name = dependency.rename.as_ref().unwrap_or(&dependency.name).replace('-', "_");
+            if !texts.iter().any(|text| names_package(text, &name)) {
+                unused.push(format!("{manifest}: {}", dependency.name));
+            }
+        }
+    }
+    assert!(unused.is_empty(), "no code names these dependencies, so remove their lines: {unused:?}");
+}
+
 #[test]
 fn every_type_of_the_glossary_exists() {
     let text = page("docs/ARCHITECTURE.md");

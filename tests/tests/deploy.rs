@@ -213,6 +213,29 @@ fn a_worker_without_a_coordinator_comes_back_until_the_run_is_complete() {
 }
 
 #[test]
+fn a_coordinator_beside_another_command_on_its_run_comes_back() {
+    let job = Job::start("coordinator.sbatch", 1).begun();
+    assert_eq!(job.end(75), ("scontrol requeue 7\n".to_owned(), 75));
+    assert_eq!(Job::start("coordinator.sbatch", 1).begun().end(3), (String::new(), 3));
+}
+
+#[test]
+fn other_users_can_not_read_the_folders_of_the_services() {
+    let mut found = 0;
+    for entry in fs::read_dir(root().join("deploy/systemd")).unwrap() {
+        let file = entry.unwrap().path();
+        let unit = fs::read_to_string(&file).unwrap();
+        for folder in ["StateDirectory", "CacheDirectory"] {
+            if unit.contains(&format!("\n{folder}=")) {
+                assert!(unit.contains(&format!("\n{folder}Mode=0750\n")), "{}: {folder}", file.display());
+                found += 1;
+            }
+        }
+    }
+    assert_eq!(found, 4);
+}
+
+#[test]
 fn a_coordinator_takes_a_free_port_and_says_which() {
     let run = routed().copy();
     let mut process = run.coordinator("--listen 127.0.0.1:0 --advertise localhost:0");

@@ -62,6 +62,8 @@ fn a_new_path_learns_new_text_and_every_old_path_keeps_its_bits() {
     assert_eq!(made["paths"][3]["trained_modules"], json!([]));
     let again = extend(&new, old, words).succeeded().json();
     assert_eq!(again["new"], false);
+    let _ = extend(&new, old, "--add 1 --level 1 --set train.rounds=5")
+        .failed(2, &["train.rounds = 4", "--set train.rounds=5"]);
     let _ = extend(&new, old, "--add 0").failed(1, &["has a seed or another extension already"]);
 
     let _ = new.prepare([new_text(new.folder())]).succeeded();
@@ -125,12 +127,47 @@ fn a_removed_path_leaves_the_run_as_it_was(new: &Run, old: &Run) {
     assert_eq!(answer(&less), answer(old));
     assert_ne!(router(&less), router(new));
     let _ = less.dipaco("train").succeeded().says("have been trained");
+    // It shows the text of the finished run, and replaces it by no other text.
+    let before = snapshot(&new.file("data"));
+    let other = less.folder().join("other.txt");
+    fs::write(&other, "other text\n".repeat(9000)).unwrap();
+    let _ = less.prepare([&other]).failed(1, &["the prepared text of a finished run", "run.data=DIR"]);
+    assert_eq!(snapshot(&new.file("data")), before, "the finished run stays as it is");
+    // It needs nothing of the finished run but the text to evaluate.
+    let (path, answered) = (exported(&less, 0), answer(&less));
+    let elsewhere = new.folder().join("elsewhere");
+    fs::rename(new.directory(), &elsewhere).unwrap();
+    assert!(exported(&less, 0) == path);
+    assert_eq!(answer(&less), answered);
+    fs::rename(&elsewhere, new.directory()).unwrap();
     // Path 0 is gone, so path 1 of the old run is path 0. Settings that count paths fit those that are left.
     let shifted = Run::new();
     let words = "--remove 0 --set train.paths_per_round=2 --set routing.overlap=4";
     let _ = extend(&shifted, old, words).succeeded();
     assert!(exported(&shifted, 0) == exported(old, 1));
     let _ = shifted.dipaco("export --path 3 --out never").failed(2, &["no path 3"]);
+}
+
+#[test]
+fn an_extension_that_was_broken_off_in_a_prepared_run_is_completed() {
+    let (old, new) = (trained(), Run::new());
+    let tokenizer = old.file("data/tokenizer.json");
+    let words = format!("prepare --set prepare.tokenizer={}", tokenizer.display());
+    let mut prepare = new.command(&words);
+    prepare.arg(new_text(new.folder()));
+    let _ = output(prepare).succeeded();
+    let saved = fs::read(new.file("config.toml")).unwrap();
+    let words = "--add 1 --level 1 --json";
+    assert_eq!(extend(&new, old, words).succeeded().json()["new"], true);
+    let made = fs::read(new.file("config.toml")).unwrap();
+    // The store has the extension, and the run's own files are those from before.
+    fs::write(new.file("config.toml"), saved).unwrap();
+    fs::remove_dir_all(new.file("extended")).unwrap();
+    assert_eq!(extend(&new, old, words).succeeded().json()["new"], true);
+    assert!(new.file("extended/router.bin").exists() && new.file("extended/tokenizer.json").exists());
+    assert_eq!(fs::read(new.file("config.toml")).unwrap(), made);
+    assert!(String::from_utf8(made).unwrap().contains("kept_paths = 4"));
+    assert_eq!(extend(&new, old, words).succeeded().json()["new"], false);
 }
 
 #[test]

@@ -57,6 +57,9 @@ fn an_imported_model_is_prepared_adapted_routed_trained_and_exported() {
         adapted["weights"]["hash"],
         "it begins with the same weights"
     );
+    let _ = run.dipaco(&import("")).succeeded().says("was there already");
+    let _ = run.dipaco(&import("--restart")).succeeded().says("the seed is done: 4 steps");
+    assert_eq!(run.status()["seed"]["weights"]["hash"], adapted["weights"]["hash"]);
 
     for step in ["route fit", "route assign", "train --workers 1"] {
         let _ = run.dipaco(step).succeeded();

@@ -6,31 +6,19 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use dipaco_store::{
-    ManifestSchema, ManifestSequence, ObjectRef, RemoteCause, RunStore, StoreError, StoreOptions,
-};
+use dipaco_store::{ObjectRef, RemoteCause, RunStore, StoreError};
 use dipaco_tests::object_store::{BUCKET, Fault, FaultyProxy, ObjectStore, Seen, environment};
 use dipaco_tests::process::{Process, Signal, command, output};
 use dipaco_tests::run::{Run, snapshot};
 use dipaco_tests::training::{undisturbed, untrained};
-use serde::{Deserialize, Serialize};
+use support::{long_content, open, race_of_writers};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Rounds {
-    round: u64,
-}
-
-impl ManifestSchema for Rounds {
-    const SCHEMA: &'static str = "rounds";
-    const VERSION: u32 = 1;
-}
+mod support;
 
 /// Opens a run's store at a server or proxy, with more settings.
 fn store(address: &str, more: &[(&str, &str)]) -> RunStore {
-    let settings = environment(address).into_iter().map(|(name, value)| (name.to_lowercase(), value));
     let more = more.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-    let options = StoreOptions { durable: true, settings: settings.chain(more).collect() };
-    RunStore::create_with(&format!("s3://{BUCKET}/run"), &options).unwrap()
+    open(&format!("s3://{BUCKET}/run"), environment(address).into_iter().chain(more).collect())
 }
 
 /// Every manifest write loses its first reply.
@@ -47,32 +35,7 @@ async fn exactly_one_of_many_writers_wins_although_replies_are_lost() {
     let Some(server) = ObjectStore::start() else { return };
     for (fault, run) in [(Fault::None, "a"), (Fault::LoseReply, "b"), (Fault::CutReply, "c")] {
         let proxy = FaultyProxy::before(&server, manifests_lose_replies(fault));
-        let settings =
-            environment(&proxy.address).into_iter().map(|(name, value)| (name.to_lowercase(), value));
-        let options = StoreOptions { durable: true, settings: settings.collect() };
-        let store = RunStore::create_with(&format!("s3://{BUCKET}/{run}"), &options).unwrap();
-        for expected in 0..5 {
-            // All writers write the same manifest: only the writers tell them apart.
-            let writers = (0..6).map(|_| {
-                let store = store.clone();
-                tokio::spawn(
-                    async move { store.replace(&Rounds { round: 1 }, ManifestSequence(expected)).await },
-                )
-            });
-            let mut winners = 0;
-            for writer in writers.collect::<Vec<_>>() {
-                match writer.await.unwrap() {
-                    Ok(sequence) => {
-                        assert_eq!(sequence, ManifestSequence(expected + 1));
-                        winners += 1;
-                    }
-                    Err(StoreError::Conflict { .. }) => {}
-                    Err(error) => panic!("{fault:?}: {error}"),
-                }
-            }
-            assert_eq!(winners, 1, "{fault:?}");
-        }
-        assert_eq!(store.load::<Rounds>().await.unwrap().unwrap().sequence, ManifestSequence(5));
+        race_of_writers(&open(&format!("s3://{BUCKET}/{run}"), environment(&proxy.address))).await;
     }
 }
 
@@ -82,7 +45,7 @@ async fn large_objects_travel_in_parts_in_both_directions() {
     let Some(server) = ObjectStore::start() else { return };
     let proxy = FaultyProxy::before(&server, |_| Fault::None);
     let store = store(&proxy.address, &[]);
-    let content: Bytes = (0..20_000_003_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let content = long_content();
     // Comes in a file, its end first.
     let scratch = tempfile::tempdir().unwrap();
     let reference = ObjectRef::of("paths/0/1", &content);
@@ -158,9 +121,7 @@ async fn errors_name_the_cause() {
         error.unwrap().unwrap_err(),
         StoreError::Remote { cause: RemoteCause::Unreachable, .. }
     ));
-    let settings = environment(&server.address).into_iter().map(|(name, value)| (name.to_lowercase(), value));
-    let options = StoreOptions { durable: true, settings: settings.collect() };
-    let elsewhere = RunStore::create_with("s3://no-such-bucket/run", &options).unwrap();
+    let elsewhere = open("s3://no-such-bucket/run", environment(&server.address));
     let error = elsewhere.check_writable().await.unwrap_err();
     assert!(matches!(error, StoreError::Remote { cause: RemoteCause::NoBucket, .. }), "{error:?}");
 }

@@ -123,19 +123,52 @@ fn a_binary_for_newer_systems_is_refused_with_its_symbols() {
     let _ = elsewhere.failed(1, &["/etc/passwd"]);
 }
 
+/// Writes a program of the shell into a folder.
+fn write_program(folder: &Path, name: &str, script: &str) {
+    fs::write(folder.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn nothing_is_built_after_a_setup_that_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let scripts = root().join("scripts");
+    let _ = call("cp", &["-r", scripts.to_str().unwrap(), folder.path().to_str().unwrap()]).succeeded();
+    // There is no cmake, and nothing can be installed.
+    let programs = folder.path().join("programs");
+    fs::create_dir(&programs).unwrap();
+    for name in ["cmake", "python3", "apt-get"] {
+        write_program(&programs, name, "exit 1");
+    }
+    for name in ["cc", "c++", "make"] {
+        write_program(&programs, name, "");
+    }
+    write_program(&programs, "sudo", "exec \"$@\"");
+    write_program(&programs, "cargo", "echo cargo was called >&2");
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+
+    let python = call("python3", &["-c", "import sys; print(sys.executable)"]).succeeded().stdout;
+    let build = "import pathlib, sys; sys.path.insert(0, 'scripts'); sys.dont_write_bytecode = True\n\
+                 from packages.build import build; build(pathlib.Path.cwd(), None, 0)";
+    let callers: [&[&str]; 3] =
+        [&["bash", "scripts/test.sh"], &["bash", "scripts/quickstart.sh"], &[python.trim(), "-c", build]];
+    for caller in callers {
+        let mut command = clean(Command::new(caller[0]), &caller[1..]);
+        command.current_dir(folder.path()).env("PATH", &path);
+        let failed = output(command).failed(1, &["setup: installing python3 python3-venv"]);
+        assert!(!failed.stderr.contains("cargo was called"), "{caller:?}: {}", failed.stderr);
+    }
+}
+
 /// Installs the package in `tree`, whose script finds nothing but the programs in a new folder: they leave this machine alone.
 fn makes_the_user_and_its_folders(tree: &Path, programs: &Path) {
     fs::create_dir(programs).unwrap();
-    let program = |name: &str, script: &str| {
-        fs::write(programs.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(programs.join(name), fs::Permissions::from_mode(0o755)).unwrap();
-    };
     let install = || {
         let mut script = clean(Command::new("/bin/sh"), [tree.join("DEBIAN/postinst")]);
         script.arg("configure").env("PATH", programs);
         let _ = output(script).succeeded();
     };
-    program("systemctl", "");
+    write_program(programs, "systemctl", "");
     install();
     assert!(!tree.join("var").exists(), "a container without systemd gets neither user nor folders");
 
@@ -145,7 +178,7 @@ fn makes_the_user_and_its_folders(tree: &Path, programs: &Path) {
         return;
     }
     for (name, tool) in tools {
-        program(name, &format!("exec {} --root={} \"$@\"", tool.display(), tree.display()));
+        write_program(programs, name, &format!("exec {} --root={} \"$@\"", tool.display(), tree.display()));
     }
     fs::create_dir(tree.join("etc")).unwrap();
     install();

@@ -1,9 +1,13 @@
 //! What a terminal gets of the text of others.
 
-/// The text with its control characters spelled out. Text of others may hold commands to a terminal: documents,
-/// completions, names in files and answers of peers.
+/// The text with its control characters and marks of direction spelled out. Text of others may hold commands to a terminal:
+/// documents, completions, names in files and answers of peers. Marks of direction show letters in another order.
 pub(crate) fn without_commands(text: &str) -> String {
-    let is_plain = |letter: char| !letter.is_control() || matches!(letter, '\n' | '\t');
+    let is_plain = |letter: char| match letter {
+        '\n' | '\t' => true,
+        '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => false,
+        other => !other.is_control(),
+    };
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
         if is_plain(letter) { out.push(letter) } else { out.extend(letter.escape_default()) }
@@ -22,8 +26,9 @@ mod tests {
 
     #[test]
     fn text_of_strangers_sends_no_commands_to_a_terminal() {
-        let found = without_commands("error: tensor `a\u{1b}[2J\u{9b}1mb\r` is\ttwo\nlines, größer\n");
-        assert_eq!(found, "error: tensor `a\\u{1b}[2J\\u{9b}1mb\\r` is\ttwo\nlines, größer\n");
+        let found =
+            without_commands("error: tensor `a\u{1b}[2J\u{9b}1mb\r` is\ttwo\nlines, größer\u{202e}txt\n");
+        assert_eq!(found, "error: tensor `a\\u{1b}[2J\\u{9b}1mb\\r` is\ttwo\nlines, größer\\u{202e}txt\n");
     }
 
     #[test]

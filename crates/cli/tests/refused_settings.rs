@@ -21,6 +21,14 @@ fn a_quickstart_that_refuses_its_text_gives_the_run_no_settings() {
 }
 
 #[test]
+fn a_load_test_refuses_times_that_no_training_takes() {
+    for training in ["-1", "nan", "1e30"] {
+        let (code, out, err) = dipaco(&["bench", "workers", &format!("--training={training}")]);
+        assert!(code == 2 && err.contains("from 0 to 86400"), "{training}: {out}{err}");
+    }
+}
+
+#[test]
 fn a_seed_that_refuses_settings_leaves_those_of_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run").to_str().unwrap().to_owned();

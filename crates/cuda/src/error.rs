@@ -22,6 +22,18 @@ pub enum CudaError {
         /// Number of GPUs.
         count: usize,
     },
+    /// The GPU lacks instructions of the kernels.
+    #[error(
+        "GPU {ordinal} has compute capability {major}.{minor}, and 8.0 (Ampere) or newer is needed: give --device cpu"
+    )]
+    Capability {
+        /// Number of the GPU, from 0.
+        ordinal: usize,
+        /// Major number of its compute capability.
+        major: i32,
+        /// Minor number of its compute capability.
+        minor: i32,
+    },
     /// The path does not fit into the GPU's memory.
     #[error(
         "the path needs {needed} MiB of GPU memory and {free} of {total} MiB are free: {remedy}, or stop other programs that \

@@ -35,11 +35,22 @@ pub(crate) fn driver(what: &'static str) -> impl FnOnce(DriverError) -> CudaErro
     move |source| CudaError::Driver { what, source }
 }
 
+/// The oldest compute capability with all instructions of the kernels: conversions to and from bf16 came with it.
+const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
+
+/// Refuses a GPU that lacks instructions of the kernels. Later the driver would not load them, and name another cause.
+fn check_capability(ordinal: usize, (major, minor): (i32, i32)) -> Result<(), CudaError> {
+    if (major, minor) < OLDEST_CAPABILITY {
+        return Err(CudaError::Capability { ordinal, major, minor });
+    }
+    Ok(())
+}
+
 impl Gpu {
     /// Opens the GPU with number `ordinal`, from 0. It stays open until the process ends.
     ///
     /// # Errors
-    /// The driver, NVRTC or cuBLASLt is not installed, the GPU does not exist, or the driver returns an error.
+    /// The driver, NVRTC or cuBLASLt is not installed, the GPU does not exist or is too old, or the driver returns an error.
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
         let count = Self::count()?;
         if ordinal >= count {
@@ -50,6 +61,8 @@ impl Gpu {
             return Ok(Self { context: context.clone() });
         }
         let context = CudaContext::new(ordinal).map_err(driver("opening the GPU"))?;
+        let capability = context.compute_capability().map_err(driver("asking for the capability"))?;
+        check_capability(ordinal, capability)?;
         opened.insert(ordinal, context.clone());
         Ok(Self { context })
     }
@@ -107,5 +120,21 @@ impl Gpu {
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
         &self.context
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_capability;
+
+    #[test]
+    fn a_gpu_older_than_the_kernels_is_refused_with_the_way_out() {
+        assert_eq!(
+            check_capability(0, (7, 5)).unwrap_err().to_string(),
+            "GPU 0 has compute capability 7.5, and 8.0 (Ampere) or newer is needed: give --device cpu"
+        );
+        for capability in [(8, 0), (8, 9), (9, 0), (12, 0)] {
+            assert!(check_capability(1, capability).is_ok(), "{capability:?}");
+        }
     }
 }

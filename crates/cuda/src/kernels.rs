@@ -97,3 +97,19 @@ pub(crate) fn defines(config: &ModelConfig) -> Vec<String> {
     .map(|(name, value)| format!("-D{name}={value}"))
     .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::SOURCES;
+
+    #[test]
+    fn every_file_of_the_kernels_is_compiled() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
+        let entries = std::fs::read_dir(folder).unwrap();
+        let files = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let compiled = SOURCES.map(|(name, _)| name.to_owned());
+        assert_eq!(BTreeSet::from(compiled), files.collect::<BTreeSet<_>>());
+    }
+}

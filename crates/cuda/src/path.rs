@@ -77,8 +77,9 @@ fn check(config: &ModelConfig, options: &CudaOptions) -> Result<(), CudaError> {
     check_shape(config)?;
     let largest = largest_micro_batch(config);
     if options.micro_batch == 0 || options.micro_batch > largest {
-        let problem = format!("is {}: on a GPU it must be from 1 to {largest}", options.micro_batch);
-        return Err(CudaError::Shape { key: "train.micro_batch", problem });
+        let (key, size) = ("micro_batch of [train] or [seed_model]", options.micro_batch);
+        let problem = format!("is {size}: on a GPU it must be from 1 to {largest}");
+        return Err(CudaError::Shape { key, problem });
     }
     Ok(())
 }
@@ -86,8 +87,9 @@ fn check(config: &ModelConfig, options: &CudaOptions) -> Result<(), CudaError> {
 /// Returns the largest number of sequences of a pass, for a shape that [`check_shape`] accepts.
 pub(crate) fn largest_micro_batch(config: &ModelConfig) -> usize {
     // The second dimension of a grid is the sequences times the heads, and CUDA allows 65,535 there. Kernels count rows
-    // in 32 bits; 2^24 rows leave room for the products with a width.
-    (65_535 / config.heads).min((1 << 24) / config.context)
+    // in 32 bits; 2^24 rows leave room for the products with a width. One kernel counts the heads of all rows in an int.
+    let of_heads = i32::MAX as usize / (config.heads * config.context);
+    (65_535 / config.heads).min((1 << 24) / config.context).min(of_heads)
 }
 
 /// Checks the limits of the kernels on the shape of the path.
@@ -246,5 +248,37 @@ impl CudaPath {
     /// The GPU fails.
     pub fn gradient(&mut self) -> Result<Vec<f32>, CudaError> {
         self.engine.read(self.engine.arena.gradient)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_micro_batch_keeps_every_count_of_the_kernels_in_its_type() {
+        for heads in [1, 2, 3, 64, 512, 1024] {
+            for context in [1, 2, 1000, 1 << 12, 1 << 17, 1 << 18, (1 << 20) - 1, 1 << 20] {
+                let config = ModelConfig { heads, context, vocab_size: 1000, ..ModelConfig::default() };
+                check_shape(&config).unwrap();
+                let largest = largest_micro_batch(&config);
+                assert!(largest > 0, "{heads} heads, context {context}");
+                assert!(largest * heads <= 65_535, "{heads} heads, context {context}: the grid");
+                assert!(largest * context <= 1 << 24, "{heads} heads, context {context}: rows");
+                let items = largest * heads * context;
+                assert!(i32::try_from(items).is_ok(), "{heads} heads, context {context}: {items} items");
+            }
+        }
+    }
+
+    #[test]
+    fn a_micro_batch_out_of_range_names_both_sections_that_have_the_key() {
+        let config = ModelConfig { vocab_size: 1000, ..ModelConfig::default() };
+        for micro_batch in [0, largest_micro_batch(&config) + 1] {
+            let options = CudaOptions { micro_batch, checkpointing: false };
+            let error = CudaPath::memory(&config, &options).unwrap_err().to_string();
+            let named = format!("micro_batch of [train] or [seed_model] is {micro_batch}: on a GPU");
+            assert!(error.starts_with(&named), "{error}");
+        }
     }
 }

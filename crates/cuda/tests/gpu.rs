@@ -14,11 +14,16 @@ use dipaco_cuda::{CudaError, CudaOptions, CudaPath, CudaReader, CudaStep, Gpu, P
 use dipaco_model::{Dtype, ModelConfig, parameters, path_specs};
 use dipaco_optim::AdamWConfig;
 
-/// Returns the first GPU. Prints a line and returns nothing on a machine without one; fails on any other error.
+/// Returns the first GPU. Prints a line and returns nothing on a machine without one that is new enough; fails on any other
+/// error.
 fn gpu() -> Option<Gpu> {
     match Gpu::open(0) {
         Ok(gpu) => Some(gpu),
-        Err(error @ (CudaError::NoLibrary { library: "libcuda", .. } | CudaError::NoDevice { .. })) => {
+        Err(
+            error @ (CudaError::NoLibrary { library: "libcuda", .. }
+            | CudaError::NoDevice { .. }
+            | CudaError::Capability { .. }),
+        ) => {
             eprintln!("SKIPPED: {error}");
             None
         }
@@ -204,5 +209,5 @@ fn a_path_that_does_not_fit_says_what_to_do() {
         PathUpload { weights: &numbers, trained: &trained, first: &numbers, second: &numbers, step: 0 };
     let options = CudaOptions { micro_batch: 1024, ..WHOLE };
     let error = CudaPath::new(&gpu, config, options, &path).unwrap_err();
-    assert!(error.to_string().contains("train.micro_batch"), "{error}");
+    assert!(error.to_string().contains("activation_checkpointing in [train] or [seed_model]"), "{error}");
 }

@@ -70,7 +70,7 @@ impl Comparison {
             if !said {
                 write!(
                     f,
-                    "\n\nbits per byte less those of {base}, with the 95 % interval over documents (bootstrap):"
+                    "\n\nbits per byte less those of {base}, with the 95 % interval over documents (Student's t):"
                 )?;
                 said = true;
             }

@@ -83,7 +83,7 @@ pub fn rank_dense(
 }
 
 /// Ranks the continuations of the documents of all shards, each with the path of its shard. `candidates` is K, at least 2.
-/// The candidates are those of [`rank_dense`] on the undivided text.
+/// The candidates are those of [`rank_dense`] on the undivided text if `evaluation.max_documents` is 0.
 ///
 /// # Errors
 ///

@@ -209,8 +209,8 @@ impl fmt::Display for ExperimentTable {
         if self.rows.iter().any(|row| !row.differences.is_empty()) {
             writeln!(
                 f,
-                "\nBy document: bits per byte less those of `{}` of the same seed, seed by seed, each with the 95 % interval of \
-                 a paired bootstrap over the documents.",
+                "\nBy document: bits per byte less those of `{}` of the same seed, seed by seed, each with the 95 % interval \
+                 over the documents (Student's t, paired by document).",
                 self.baseline
             )?;
         }

@@ -1,6 +1,7 @@
 //! Mean, spread and confidence interval of a few numbers.
 
 use serde::{Deserialize, Serialize};
+use statrs::distribution::{ContinuousCDF, StudentsT};
 
 /// Mean, sample standard deviation and range of some numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,14 +17,6 @@ pub struct Spread {
     /// Largest number.
     pub highest: f64,
 }
-
-/// The 0.975 quantiles of Student's t distribution with 1, 2, … 30 degrees of freedom.
-const STUDENT: [f64; 30] = [
-    12.706_205, 4.302_653, 3.182_446, 2.776_445, 2.570_582, 2.446_912, 2.364_624, 2.306_004, 2.262_157,
-    2.228_139, 2.200_985, 2.178_813, 2.160_369, 2.144_787, 2.131_450, 2.119_905, 2.109_816, 2.100_922,
-    2.093_024, 2.085_963, 2.079_614, 2.073_873, 2.068_658, 2.063_899, 2.059_539, 2.055_529, 2.051_831,
-    2.048_407, 2.045_230, 2.042_272,
-];
 
 impl Spread {
     /// The spread of some numbers; `None` without numbers.
@@ -47,12 +40,13 @@ impl Spread {
 
     /// Both ends of the 95 % confidence interval of the mean, by Student's t distribution; `None` for one number.
     ///
-    /// Of differences between two runs with the same seed it is the paired interval. More than 31 numbers take the quantile
-    /// of 31, so their interval is slightly too wide.
+    /// Of differences between two runs with the same seed it is the paired interval.
     #[must_use]
     pub fn interval(&self) -> Option<(f64, f64)> {
-        let quantile = STUDENT[(self.count.checked_sub(2)?).min(STUDENT.len() - 1)];
-        let half = quantile * self.deviation? / (self.count as f64).sqrt();
+        let deviation = self.deviation?;
+        let count = self.count as f64;
+        let quantile = StudentsT::new(0.0, 1.0, count - 1.0).ok()?.inverse_cdf(0.975);
+        let half = quantile * deviation / count.sqrt();
         Some((self.mean - half, self.mean + half))
     }
 }

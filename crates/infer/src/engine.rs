@@ -18,9 +18,7 @@ use crate::routes;
 use crate::runner;
 use crate::scheduler::{Arrival, Limits, Scheduler, SequenceId};
 use crate::shared::{Question, Shared, SharedState, Unrouted};
-use crate::{
-    EngineError, GenerateRequest, KvType, Load, Observer, Route, RoutedModel, Submission, TextCodec,
-};
+use crate::{Dtype, EngineError, GenerateRequest, Load, Observer, Route, RoutedModel, Submission, TextCodec};
 
 /// Callers that may wait for a route.
 const QUESTIONS: usize = 1024;
@@ -43,7 +41,7 @@ pub struct EngineConfig {
     /// [`EngineConfig::KV_BYTES`].
     pub kv_bytes: usize,
     /// Type of keys and values. bf16 takes half the memory and rounds.
-    pub kv_type: KvType,
+    pub kv_type: Dtype,
     /// Number of threads; 0 takes the number of cores.
     pub threads: usize,
 }
@@ -83,7 +81,7 @@ impl Default for EngineConfig {
             step_tokens: 128,
             prompt_slowdown: Self::PROMPT_SLOWDOWN,
             kv_bytes: 0,
-            kv_type: KvType::F32,
+            kv_type: Dtype::F32,
             threads: 0,
         }
     }

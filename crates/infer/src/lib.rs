@@ -44,7 +44,7 @@ mod versions;
 
 pub use codec::{TextCodec, TextStream, TokenizerInfo};
 pub use dipaco_model::BoxError;
-pub use dipaco_model::{Dtype as KvType, PAGE_TOKENS, Positions};
+pub use dipaco_model::{Dtype, PAGE_TOKENS, Positions};
 pub use engine::{Engine, EngineConfig};
 pub use error::EngineError;
 pub use event::{FinishReason, Finished, GenerationEvent, SequenceEvent, StopReason};

@@ -4,26 +4,27 @@
 //! together, and fewer modules are loaded. But the first of the waiting is overtaken a bounded number of times only.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use dipaco_topology::PathId;
-
+use crate::ServedPath;
 use crate::running::failed;
-use crate::shared::{Routed, Shared, SharedState, guarded};
-use crate::{Generation, ServedPath};
+use crate::scheduler::SequenceId;
+use crate::shared::{Loading, Routed, Shared, SharedState, guarded};
 
 /// Sequences that may overtake the first that waits for its modules.
 const OVERTAKERS: usize = 256;
 
 /// Loads the modules of waiting sequences until the engine ends, one path at a time.
 pub(crate) fn run(shared: &Shared) {
-    while let Some((path, generation)) = shared.next_unloaded() {
-        let prepare =
-            || generation.prepare(path).map_err(failed(format!("starting a sequence on path {path}")));
-        let served = guarded(prepare);
+    while let Some((first, Loading { path, generation, unwanted })) = shared.next_unloaded() {
+        let action = format!("starting a sequence on path {path}");
+        let served = guarded(|| generation.prepare(path, &unwanted).map_err(failed(action)));
         drop(generation);
-        // Only this thread takes sequences out of the queue, so it is the same one.
-        let Some(first) = shared.lock().unloaded.pop_front() else { continue };
-        shared.placed(first, served);
+        match shared.end_load(first) {
+            Some(first) => shared.placed(first, served),
+            // Its caller went away. Others may wait for the same modules.
+            None => drop(served),
+        }
         while let Some((routed, served)) = shared.next_loaded() {
             shared.placed(routed, Ok(served));
         }
@@ -46,8 +47,9 @@ impl Shared {
         }
     }
 
-    /// Waits for a sequence without modules; `None` when the engine ends. The sequence stays in the queue.
-    fn next_unloaded(&self) -> Option<(PathId, Arc<dyn Generation>)> {
+    /// Waits for a sequence without modules; `None` when the engine ends. The sequence stays in the queue until its caller
+    /// goes away, or until [`Self::end_load`] takes it out.
+    fn next_unloaded(&self) -> Option<(SequenceId, Loading)> {
         let mut state = self.lock();
         loop {
             if self.abort.is_cancelled() {
@@ -55,7 +57,10 @@ impl Shared {
             }
             if let Some(first) = state.unloaded.front() {
                 if state.scheduler.contains(first.id) {
-                    return Some((first.path, Arc::clone(&first.generation)));
+                    let (id, generation) = (first.id, Arc::clone(&first.generation));
+                    let loading = Loading { path: first.path, generation, unwanted: Arc::default() };
+                    state.loading = Some(loading.clone());
+                    return Some((id, loading));
                 }
                 // Its caller went away, and it may hold the last weights of a generation.
                 let gone = state.unloaded.pop_front();
@@ -66,6 +71,19 @@ impl Shared {
             }
             state = self.wait(state);
         }
+    }
+
+    /// The load for a sequence has ended. Takes the sequence out of the queue if it is still there.
+    fn end_load(&self, id: SequenceId) -> Option<Routed> {
+        let mut state = self.lock();
+        let loading = state.loading.take();
+        // Sequences come behind it only, so it is the first or not there.
+        let waits = state.unloaded.front().is_some_and(|first| first.id == id);
+        let routed = if waits { state.unloaded.pop_front() } else { None };
+        drop(state);
+        // Freed outside of the lock: it may hold the last weights of a generation.
+        drop(loading);
+        routed
     }
 
     /// Takes a waiting sequence whose modules are in memory now.
@@ -84,6 +102,16 @@ impl Shared {
 }
 
 impl SharedState {
+    /// Tells the loader if no sequence waits for the path that it loads.
+    pub(crate) fn end_unwanted_load(&self) {
+        let Some(Loading { path, generation, unwanted }) = &self.loading else { return };
+        let wants = |routed: &Routed| routed.path == *path && Arc::ptr_eq(&routed.generation, generation);
+        if !self.unloaded.iter().any(wants) {
+            unwanted.store(true, Ordering::Relaxed);
+            generation.look_again();
+        }
+    }
+
     /// The modules of a sequence, if they are in memory and it may overtake those that wait.
     fn loaded(&mut self, routed: &Routed) -> Option<ServedPath> {
         let served = routed.generation.loaded(routed.path)?;

@@ -2,11 +2,12 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use dipaco_model::{PackedModule, Positions};
 use dipaco_topology::{PathId, Topology};
 
-use crate::{BoxError, KvType, ModuleKey, ModuleMemory};
+use crate::{BoxError, Dtype, ModuleKey, ModuleMemory};
 
 /// The meaning of a router's distances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,10 +108,14 @@ pub trait Generation: Send + Sync {
     fn loaded(&self, path: PathId) -> Option<ServedPath>;
 
     /// Makes a path ready to run. Loads what is not in memory, and may wait for room until other sequences have ended.
+    /// `unwanted` becomes true when nobody waits for the path any more.
     ///
     /// # Errors
-    /// When the path does not exist or its modules can't be loaded.
-    fn prepare(&self, path: PathId) -> Result<ServedPath, BoxError>;
+    /// When the path does not exist, its modules can't be loaded, or it is `unwanted` before it is ready.
+    fn prepare(&self, path: PathId, unwanted: &AtomicBool) -> Result<ServedPath, BoxError>;
+
+    /// Lets calls of [`prepare`](Self::prepare) that wait see that their `unwanted` became true. Never waits for them.
+    fn look_again(&self) {}
 }
 
 /// The paths of a model and their router.
@@ -162,10 +167,10 @@ pub trait RoutedModel: Send + Sync {
     fn module_memory(&self) -> ModuleMemory;
 
     /// Returns the memory of a page of keys and values in bytes.
-    fn page_bytes(&self, kv: KvType) -> usize;
+    fn page_bytes(&self, kv: Dtype) -> usize;
 
     /// Reserves `pages` pages of keys and values, and returns the runner of steps with them.
-    fn executor(&self, pages: usize, kv: KvType) -> Box<dyn Executor + '_>;
+    fn executor(&self, pages: usize, kv: Dtype) -> Box<dyn Executor + '_>;
 }
 
 /// Runs steps on a model, with its pages of keys and values.

@@ -5,6 +5,7 @@
 //! for room holds nothing. So no two paths can wait for each other.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use dipaco_model::PackedModule;
@@ -54,7 +55,7 @@ pub struct ModuleMemory {
 pub struct ModuleCache {
     limit: Option<usize>,
     state: Mutex<CacheState>,
-    /// A module was loaded, or nobody holds it any more.
+    /// A module was loaded, nobody holds it any more, or nobody wants a load any more.
     change: Condvar,
 }
 
@@ -170,16 +171,19 @@ impl ModuleCache {
     }
 
     /// Holds modules, one of each level. Waits until there is room for them, and loads those that are not in memory with
-    /// `load`, which gets the level. A failed load leaves no trace, so the next one tries again.
+    /// `load`, which gets the level. A failed load leaves no trace, so the next one tries again. `unwanted` becomes true when
+    /// nobody wants the modules any more. Those that are loaded by then stay in memory.
     ///
     /// # Errors
-    /// [`MemoryTooSmall`] if the modules exceed the limit, and the error of `load`.
+    /// [`MemoryTooSmall`] if the modules exceed the limit, the error of `load`, and an error if `unwanted` is true before all
+    /// modules are there.
     pub(crate) fn hold(
         self: &Arc<Self>,
         keys: &[ModuleKey],
         load: &dyn Fn(u16) -> Result<PackedModule, BoxError>,
+        unwanted: &AtomicBool,
     ) -> Result<(Vec<Arc<PackedModule>>, HeldModules), BoxError> {
-        let mut state = self.wait_for_room(keys)?;
+        let mut state = self.wait_for_room(keys, unwanted)?;
         let missing: Vec<ModuleKey> =
             keys.iter().copied().filter(|key| !state.entries.contains_key(key)).collect();
         state.hold(keys);
@@ -190,6 +194,7 @@ impl ModuleCache {
         let held = HeldModules { cache: Arc::clone(self), keys: keys.to_vec() };
         for key in missing {
             // An error drops what is held, and with it the room that was taken.
+            check_wanted(unwanted)?;
             self.put(key, load(key.level)?);
         }
         let mut state = self.lock();
@@ -203,9 +208,21 @@ impl ModuleCache {
         Ok((modules.ok_or("a module left the memory while it was held, which is a bug")?, held))
     }
 
-    fn wait_for_room(&self, keys: &[ModuleKey]) -> Result<MutexGuard<'_, CacheState>, MemoryTooSmall> {
+    /// Lets those that wait for room look at their flags again.
+    pub(crate) fn look_again(&self) {
+        // They hold the lock from the look at the flag until they wait, so none of them misses this.
+        drop(self.lock());
+        self.change.notify_all();
+    }
+
+    fn wait_for_room(
+        &self,
+        keys: &[ModuleKey],
+        unwanted: &AtomicBool,
+    ) -> Result<MutexGuard<'_, CacheState>, BoxError> {
         let mut state = self.lock();
         loop {
+            check_wanted(unwanted)?;
             state.check(keys, self.limit)?;
             let loading = |key| state.entries.get(key).is_some_and(|entry| entry.module.is_none());
             let held = state.entries.values().filter(|entry| entry.holders > 0).map(|entry| entry.bytes);
@@ -231,6 +248,13 @@ impl ModuleCache {
         drop(state);
         self.change.notify_all();
     }
+}
+
+fn check_wanted(unwanted: &AtomicBool) -> Result<(), BoxError> {
+    if unwanted.load(Ordering::Relaxed) {
+        return Err("nobody waits for the path any more".into());
+    }
+    Ok(())
 }
 
 impl CacheState {

@@ -58,7 +58,7 @@ impl Shared {
                 return None;
             }
             let ended = state.take_ended();
-            if !ended.is_empty() {
+            if !(ended.0.is_empty() && ended.1.is_empty()) {
                 drop(state);
                 drop(ended);
                 state = self.lock();
@@ -216,18 +216,25 @@ impl SharedState {
 
     /// Takes out the sequences whose texts a pass has read.
     fn take_read(&mut self, read: impl Fn(&Asked) -> bool) -> VecDeque<Unrouted> {
-        let unrouted = std::mem::take(&mut self.unrouted).into_iter();
-        let (taken, rest) = unrouted.partition(|sequence| read(&sequence.asked));
-        self.unrouted = rest;
-        taken
+        take(&mut self.unrouted, |sequence| read(&sequence.asked))
     }
 
-    /// Takes out what ended sequences wanted of the router, to be dropped outside of the lock: it may hold the last weights of
-    /// a generation.
-    pub(crate) fn take_ended(&mut self) -> VecDeque<Unrouted> {
-        let unrouted = std::mem::take(&mut self.unrouted).into_iter();
-        let (wanted, ended) = unrouted.partition(|sequence| self.scheduler.contains(sequence.id));
-        self.unrouted = wanted;
-        ended
+    /// Takes out what ended sequences wanted of the router and of the loader, to be dropped outside of the lock: it may hold
+    /// the last weights of a generation. Ends a load that was for these only.
+    pub(crate) fn take_ended(&mut self) -> (VecDeque<Unrouted>, VecDeque<Routed>) {
+        let Self { scheduler, unrouted, unloaded, .. } = self;
+        let unrouted = take(unrouted, |sequence| !scheduler.contains(sequence.id));
+        let unloaded = take(unloaded, |sequence| !scheduler.contains(sequence.id));
+        if !unloaded.is_empty() {
+            self.end_unwanted_load();
+        }
+        (unrouted, unloaded)
     }
+}
+
+/// Takes some entries out of a queue.
+fn take<T>(queue: &mut VecDeque<T>, wanted: impl Fn(&T) -> bool) -> VecDeque<T> {
+    let (taken, rest) = std::mem::take(queue).into_iter().partition(wanted);
+    *queue = rest;
+    taken
 }

@@ -1,6 +1,7 @@
 //! The paths of a run and their router as a model.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dipaco_model::{ModelConfig, ModelError, PackedModule, StepPages, StepSequence, Stepper};
@@ -9,7 +10,7 @@ use thiserror::Error;
 
 use crate::model::Held;
 use crate::{
-    BoxError, Executor, Generation, KvType, ModuleCache, ModuleKey, ModuleMemory, PageCopy, PathVersion,
+    BoxError, Dtype, Executor, Generation, ModuleCache, ModuleKey, ModuleMemory, PageCopy, PathVersion,
     Route, RoutedModel, SequenceRows, ServedPath,
 };
 
@@ -130,9 +131,14 @@ impl RunPaths {
     /// # Errors
     /// When the path does not exist, can't be loaded or never fits.
     pub fn path(&self, id: PathId) -> Result<ServedPath, RunModelError> {
+        self.wanted_path(id, &AtomicBool::new(false))
+    }
+
+    /// As [`Self::path`], and an error if `unwanted` becomes true before the path is there.
+    fn wanted_path(&self, id: PathId, unwanted: &AtomicBool) -> Result<ServedPath, RunModelError> {
         let PathModules { version, modules } = self.modules(id)?;
         let load = |level| (self.load)(id, level);
-        let held = self.cache.hold(modules, &load);
+        let held = self.cache.hold(modules, &load, unwanted);
         let (loaded, held) = held.map_err(|source| RunModelError::Load { path: id, source })?;
         Ok(ServedPath::of_cache(loaded, *version, modules, Held::new(held)))
     }
@@ -160,8 +166,12 @@ impl Generation for RunPaths {
         Some(ServedPath::of_cache(loaded, *version, modules, Held::new(held)))
     }
 
-    fn prepare(&self, path: PathId) -> Result<ServedPath, BoxError> {
-        Ok(self.path(path)?)
+    fn prepare(&self, path: PathId, unwanted: &AtomicBool) -> Result<ServedPath, BoxError> {
+        Ok(self.wanted_path(path, unwanted)?)
+    }
+
+    fn look_again(&self) {
+        self.cache.look_again();
     }
 }
 
@@ -293,11 +303,11 @@ impl RoutedModel for RunModel {
         self.newest().cache.memory()
     }
 
-    fn page_bytes(&self, kv: KvType) -> usize {
+    fn page_bytes(&self, kv: Dtype) -> usize {
         self.stepper.page_bytes(kv) + if self.reroutes() { self.stepper.border_bytes() } else { 0 }
     }
 
-    fn executor(&self, pages: usize, kv: KvType) -> Box<dyn Executor + '_> {
+    fn executor(&self, pages: usize, kv: Dtype) -> Box<dyn Executor + '_> {
         let pages = if self.reroutes() {
             self.stepper.pages_with_borders(pages, kv)
         } else {

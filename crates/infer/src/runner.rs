@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::MutexGuard;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use dipaco_model::{PAGE_TOKENS, Positions};
@@ -53,7 +54,8 @@ pub(crate) fn warm_up(shared: &Shared, pool: &rayon::ThreadPool, executor: &mut 
     let pages: Vec<u32> = (0..).take(tokens.len().div_ceil(PAGE_TOKENS)).collect();
     let path = PathId(0);
     let step = || {
-        let served = shared.model.generation().prepare(path).map_err(failed("preparing the first path"))?;
+        let served = shared.model.generation().prepare(path, &AtomicBool::new(false));
+        let served = served.map_err(failed("preparing the first path"))?;
         let (tokens, pages, logits) = (&tokens[..], &pages[..], Positions::Last);
         let rows = SequenceRows { path, served: &served, tokens, start: 0, stage: 0, pages, logits };
         pool.install(|| executor.step(&[rows])).map_err(failed("warming up"))
@@ -131,9 +133,11 @@ impl Shared {
                 }
             }
             if !gone.is_empty() {
+                // The loader may wait for modules that only these wanted.
+                let ended = state.take_ended();
                 // Callers need not wait while the last weights of a generation are freed.
                 drop(state);
-                drop(gone);
+                drop((gone, ended));
                 state = self.lock();
                 continue;
             }
@@ -201,9 +205,10 @@ impl Shared {
             let _ = running.job.send(Err(self.stopped()));
             self.count(running, Outcome::ShuttingDown);
         }
+        let unwanted = state.take_ended();
         self.changed(&state);
         drop(state);
-        drop(ended);
+        drop((ended, unwanted));
     }
 
     /// Records the results of a step, and ends the sequences that are complete.

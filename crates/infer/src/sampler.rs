@@ -1,5 +1,6 @@
 //! Choosing the next token.
 
+use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,12 +17,21 @@ pub struct TokenSampler {
     rng: ChaCha8Rng,
     prompt: BTreeSet<u32>,
     generated: BTreeMap<u32, u32>,
-    /// The logits (V) after bias and penalties, in memory that all tokens share.
+}
+
+/// Memory for the choice of a token. All samplers of a thread share it: a sequence alone keeps much less.
+struct Scratch {
+    /// The logits (V) after bias and penalties.
     adjusted: Vec<f32>,
-    /// The tokens that can still be drawn with their weights, in memory that all tokens share.
+    /// The tokens that can still be drawn with their weights.
     weights: Vec<WeightedToken>,
-    /// The weights of all tokens (V), in memory that all tokens share.
+    /// The weights of all tokens (V).
     all: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> =
+        const { RefCell::new(Scratch { adjusted: Vec::new(), weights: Vec::new(), all: Vec::new() }) };
 }
 
 /// A token that can be drawn.
@@ -40,8 +50,13 @@ impl TokenSampler {
         rng.set_stream(sampling.choice);
         let repeats = sampling.repetition_penalty != 1.0;
         let prompt = prompt.iter().copied().filter(|_| repeats).collect();
-        let (generated, adjusted, weights, all) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { sampling, rng, prompt, generated, adjusted, weights, all }
+        Self { sampling, rng, prompt, generated: BTreeMap::new() }
+    }
+
+    /// Bytes that a thread keeps for choosing tokens of a vocabulary.
+    #[must_use]
+    pub fn thread_bytes(vocabulary: usize) -> usize {
+        vocabulary * (2 * size_of::<f32>() + size_of::<WeightedToken>())
     }
 
     /// Chooses a token from logits (V). A `banned` token is chosen only if no other token is left.
@@ -51,34 +66,37 @@ impl TokenSampler {
     /// The steps come in vLLM's order: bias, penalties, temperature, `min_p`, `top_k`, `top_p`. Each token draws one random
     /// number, unless the temperature is 0.
     pub fn choose(&mut self, logits: &[f32], banned: &[u32]) -> Option<u32> {
+        SCRATCH.with_borrow_mut(|scratch| self.choose_with(scratch, logits, banned))
+    }
+
+    fn choose_with(&mut self, scratch: &mut Scratch, logits: &[f32], banned: &[u32]) -> Option<u32> {
         // Checked before bias and penalties, which could hide the fault.
         let finite = |logit: &f32| *logit < f32::INFINITY;
         if !logits.iter().all(finite) || !logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
             return None;
         }
-        self.adjusted.clear();
-        self.adjusted.extend_from_slice(logits);
-        self.adjust();
+        scratch.adjusted.clear();
+        scratch.adjusted.extend_from_slice(logits);
+        self.adjust(&mut scratch.adjusted);
         for &token in banned {
-            if let Some(logit) = self.adjusted.get_mut(token as usize) {
+            if let Some(logit) = scratch.adjusted.get_mut(token as usize) {
                 *logit = f32::NEG_INFINITY;
             }
         }
         let likeliest =
-            (0u32..).zip(&self.adjusted).reduce(|best, next| if next.1 > best.1 { next } else { best })?;
+            (0u32..).zip(&scratch.adjusted).reduce(|best, next| if next.1 > best.1 { next } else { best })?;
         let (mut token, max) = (likeliest.0, *likeliest.1);
         if self.sampling.temperature > 0.0 {
             let draw: f64 = self.rng.random();
-            token = self.draw(max, draw).unwrap_or(token);
+            token = self.draw(scratch, max, draw).unwrap_or(token);
         }
         *self.generated.entry(token).or_insert(0) += 1;
         Some(token)
     }
 
-    /// Applies bias and penalties to `adjusted`.
-    fn adjust(&mut self) {
+    /// Applies bias and penalties to logits (V).
+    fn adjust(&self, logits: &mut [f32]) {
         let SamplingParams { presence_penalty, frequency_penalty, repetition_penalty, .. } = self.sampling;
-        let logits = &mut self.adjusted;
         for (&token, &bias) in &self.sampling.logit_bias {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit += bias;
@@ -102,12 +120,14 @@ impl TokenSampler {
 
     /// Draws from the tokens that `min_p`, `top_k` and `top_p` leave, with a uniform number `draw` in [0, 1). `max` is the
     /// largest adjusted logit.
-    fn draw(&mut self, max: f32, draw: f64) -> Option<u32> {
+    fn draw(&self, scratch: &mut Scratch, max: f32, draw: f64) -> Option<u32> {
         let SamplingParams { temperature, min_p, top_k, top_p, .. } = self.sampling;
-        let Self { adjusted, weights, all, .. } = self;
+        let Scratch { adjusted, weights, all } = scratch;
         all.resize(adjusted.len(), 0.0);
         exp_scaled(adjusted, max, temperature, all);
         weights.clear();
+        // A vector that grows by itself takes up to twice as much.
+        weights.reserve_exact(adjusted.len());
         let possible = (0u32..).zip(&*all).zip(&*adjusted);
         let possible =
             possible.filter(|((_, weight), logit)| **weight >= min_p && **logit > f32::NEG_INFINITY);
@@ -174,6 +194,25 @@ mod tests {
 
     fn logits(probabilities: &[f32]) -> Vec<f32> {
         probabilities.iter().map(|p| p.ln() - 7.0).collect()
+    }
+
+    #[test]
+    fn a_thread_keeps_as_many_bytes_as_it_says_however_many_sequences_it_has() {
+        let vocabulary = 1000;
+        let logits = vec![0.0; vocabulary];
+        // A thread of its own: others have the memory of their tests.
+        let kept = std::thread::spawn(move || {
+            for seed in 0..3 {
+                let sampling = SamplingParams { seed, ..SamplingParams::default() };
+                TokenSampler::new(sampling, &[]).choose(&logits, &[]).unwrap();
+            }
+            let bytes = |Scratch { adjusted, weights, all }: &mut Scratch| {
+                size_of::<f32>() * (adjusted.capacity() + all.capacity())
+                    + size_of::<WeightedToken>() * weights.capacity()
+            };
+            SCRATCH.with_borrow_mut(bytes)
+        });
+        assert_eq!(kept.join().unwrap(), TokenSampler::thread_bytes(vocabulary));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -45,8 +46,10 @@ pub(crate) struct SharedState {
     /// Callers that ask for a route only.
     pub(crate) questions: VecDeque<Question>,
     pub(crate) routes: RouteCache,
-    /// Sequences that wait for their modules. The first one's are being loaded.
+    /// Sequences that wait for their modules.
     pub(crate) unloaded: VecDeque<Routed>,
+    /// The path that is being loaded, for the first of them or for one whose caller went away.
+    pub(crate) loading: Option<Loading>,
     /// Running sequences whose callers went away, with the reason.
     pub(crate) cancelled: Vec<(SequenceId, Outcome)>,
     /// Running sequences that change their paths.
@@ -66,6 +69,7 @@ impl SharedState {
             questions: VecDeque::new(),
             routes: RouteCache::default(),
             unloaded: VecDeque::new(),
+            loading: None,
             cancelled: Vec::new(),
             moves: Moves::default(),
             versions: Versions::default(),
@@ -100,6 +104,15 @@ pub(crate) struct Routed {
     pub(crate) generation: Arc<dyn Generation>,
     /// Number of sequences that began although this one was the first to wait.
     pub(crate) overtaken: usize,
+}
+
+/// A path that the loader makes ready.
+#[derive(Clone)]
+pub(crate) struct Loading {
+    pub(crate) path: PathId,
+    pub(crate) generation: Arc<dyn Generation>,
+    /// True when no sequence waits for the path any more.
+    pub(crate) unwanted: Arc<AtomicBool>,
 }
 
 /// The source of a path.
@@ -182,7 +195,10 @@ impl Shared {
             self.end_waiting(state, id, Outcome::ShuttingDown, Some(Err(self.stopped())));
             state = self.lock();
         }
+        let ended = state.take_ended();
         self.changed(&state);
+        drop(state);
+        drop(ended);
     }
 
     /// Runs one of the engine's threads. Should it end by a bug, callers learn of it now and not at their deadlines.

@@ -83,11 +83,11 @@ impl Submission {
             }
         }
         self.events.close();
-        let unrouted = state.take_ended();
+        let ended = state.take_ended();
         self.shared.changed(&state);
         // Freed outside of the lock: they may hold the last weights of a generation.
         drop(state);
-        drop((waiting, unrouted));
+        drop((waiting, ended));
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dipaco_infer::{
-    BoxError, Engine, EngineConfig, Executor, GenerateRequest, Generation, GenerationEvent, KvType,
+    BoxError, Dtype, Engine, EngineConfig, Executor, GenerateRequest, Generation, GenerationEvent,
     ModuleCache, ModuleKey, ModuleMemory, NoObserver, PageCopy, Route, RoutedModel, RunModel, RunPaths,
     SamplingParams, SequenceRows,
 };
@@ -59,10 +59,10 @@ impl RoutedModel for Counting {
     fn module_memory(&self) -> ModuleMemory {
         self.model.module_memory()
     }
-    fn page_bytes(&self, kv: KvType) -> usize {
+    fn page_bytes(&self, kv: Dtype) -> usize {
         self.model.page_bytes(kv)
     }
-    fn executor(&self, pages: usize, kv: KvType) -> Box<dyn Executor + '_> {
+    fn executor(&self, pages: usize, kv: Dtype) -> Box<dyn Executor + '_> {
         Box::new(CountingSteps { steps: self.model.executor(pages, kv), rows: &self.rows })
     }
 }

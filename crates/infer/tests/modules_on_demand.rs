@@ -12,7 +12,8 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use dipaco_infer::{
-    EngineError, GenerateRequest, GenerationEvent, ModuleCache, RoutedModel, RunModel, RunPaths, Submission,
+    EngineError, GenerateRequest, Generation, GenerationEvent, ModuleCache, RoutedModel, RunModel, RunPaths,
+    Submission,
 };
 use dipaco_topology::{ModuleId, PathId};
 use grid::{engine, keys, levels, model, packed};
@@ -99,6 +100,53 @@ async fn a_module_that_is_being_loaded_holds_up_nobody_else() {
     go.send(()).unwrap();
     go.send(()).unwrap();
     assert_eq!(answers(slow, || {}).await.unwrap()[0].len(), 16);
+}
+
+/// A load takes time and memory that other callers need.
+#[tokio::test]
+async fn a_load_ends_when_its_caller_goes_away() {
+    let [first, second] = sizes();
+    let ((begin, begun), (go, wait)) = (channel(), channel::<()>());
+    let wait = std::sync::Mutex::new(wait);
+    let cache = ModuleCache::new(Some(first + second));
+    let load = move |path: PathId, level: u16| {
+        let module = levels().modules_of(path)[usize::from(level)];
+        begin.send((module.level, module.index)).unwrap();
+        if module == (ModuleId { level: 0, index: 1 }) {
+            wait.lock().unwrap().recv().unwrap();
+        }
+        Ok(packed(&levels(), module, 0))
+    };
+    let engine = engine(&model(RunPaths::new("", &cache, keys(&levels(), 0), Box::new(load))), 4);
+    let gone = engine.submit(vec![request(3, 0)], LONG).unwrap();
+    // The first step is on path 0.
+    assert_eq!([(); 3].map(|()| begun.recv().unwrap()), [(0, 0), (1, 0), (0, 1)]);
+    drop(gone);
+    go.send(()).unwrap();
+    answers(engine.submit(vec![request(0, 0)], LONG).unwrap(), || {}).await.unwrap();
+    assert_eq!(begun.try_iter().collect::<Vec<_>>(), [(0, 0), (1, 0)], "module 1/1 has no caller");
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_before_there_is_room_holds_up_nobody() {
+    let [first, second] = sizes();
+    let (model, _) = limited(Some(first + 2 * second));
+    let engine = engine(&model, 4);
+    let paths = model.newest();
+    let held = paths.path(PathId(0)).unwrap();
+    // Module 0/1 has no room beside 0/0. Nobody wants it, so the call returns.
+    let unwanted = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let prepared = scope.spawn(|| paths.prepare(PathId(3), &unwanted).is_err());
+        unwanted.store(true, Ordering::Relaxed);
+        paths.look_again();
+        assert!(prepared.join().unwrap());
+    });
+    let gone = engine.submit(vec![request(3, 0)], LONG).unwrap();
+    let next = engine.submit(vec![request(1, 0)], LONG).unwrap();
+    drop(gone);
+    assert_eq!(answers(next, || {}).await.unwrap()[0].len(), 16);
+    drop(held);
 }
 
 #[tokio::test]

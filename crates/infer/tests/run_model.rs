@@ -7,6 +7,7 @@ mod fake;
 mod grid;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -137,10 +138,11 @@ fn a_missing_router_or_path_is_named() {
     let dense = Topology::new(&TopologyConfig::dense(2), 2).unwrap();
     let model = RunModel::new(config(), dense, None, gone(1)).unwrap();
     assert_eq!(model.route(&[&[1]]).unwrap()[0].path, PathId(0));
-    let error = model.generation().prepare(PathId(0)).unwrap_err();
+    let prepare = |path| model.generation().prepare(path, &AtomicBool::new(false));
+    let error = prepare(PathId(0)).unwrap_err();
     assert_eq!(error.to_string(), "path 0 can't be loaded");
     assert_eq!(error.source().unwrap().to_string(), "the disk is gone");
-    assert!(model.generation().prepare(PathId(1)).is_err());
+    assert!(prepare(PathId(1)).is_err());
 }
 
 /// Sequences of eight prompts that run while the weights are replaced again and again.

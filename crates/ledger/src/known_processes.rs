@@ -42,7 +42,7 @@ pub struct ConnectionNumber(u64);
 pub struct Arrival<C> {
     /// Number of the connection, for [`KnownProcesses::left`].
     pub number: ConnectionNumber,
-    /// True if the process has been here before.
+    /// True if this connection takes the place of an open one of the process: nobody has noted that the process left.
     pub returning: bool,
     /// The earlier connection of the process. The new one takes its place, so the host ends it.
     pub replaced: Option<C>,
@@ -83,7 +83,7 @@ impl<C: Clone> KnownProcesses<C> {
         }
         let others = self.kin(process).filter(|(kin, _)| *kin != process);
         let doubted = others.map(|(_, connection)| connection.handle.clone()).collect();
-        let returning = before.is_some();
+        let returning = before.as_ref().is_some_and(|before| before.open);
         Arrival { number, returning, replaced: before.map(|before| before.handle), doubted, gone }
     }
 
@@ -167,6 +167,15 @@ mod tests {
             Some("again"),
             "the end of the first connection is not the end of this one"
         );
+    }
+
+    #[test]
+    fn a_process_that_has_left_joins_anew() {
+        let mut known = KnownProcesses::default();
+        let first = known.register(&process("a", 1), ());
+        assert_eq!(known.left(&process("a", 1), first.number), Departure::Alone);
+        assert!(!known.register(&process("a", 1), ()).returning, "somebody has noted that it left");
+        assert!(known.register(&process("a", 1), ()).returning, "nobody has noted the end of its connection");
     }
 
     #[test]

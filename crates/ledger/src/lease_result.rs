@@ -85,3 +85,11 @@ pub struct LeaseReport {
     /// Bytes that the worker has read straight from the run's store since its last report.
     pub linked_bytes: u64,
 }
+
+/// The mean loss that a peer reports; `None` if no model can have it. A cross entropy is not negative, and the loss of an
+/// inner step is an `f32`: the sum of such losses over all leases of a run is finite.
+#[must_use]
+pub fn possible_loss<L: Copy + Into<f64>>(loss: Option<L>) -> Option<L> {
+    let possible = 0.0..=f64::from(f32::MAX);
+    loss.filter(|&loss| possible.contains::<f64>(&loss.into()))
+}

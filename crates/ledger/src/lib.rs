@@ -31,7 +31,7 @@ pub use dropped_objects::DroppedObjects;
 pub use error::{LedgerError, ResultError};
 pub use granted_lease::{CompletedLease, FragmentWeights, GrantedLease, WeightChange};
 pub use known_processes::{Arrival, ConnectionNumber, Departure, KnownProcesses};
-pub use lease_result::{LeaseReport, LeaseResult};
+pub use lease_result::{LeaseReport, LeaseResult, possible_loss};
 pub use ledger::{
     ExpectedResult, FailureDecision, LeaseCompletion, Ledger, NewCheckpoint, Orders, OtherNumerics,
     PendingWrite, PhaseBoundary, Recording, ReducedGradient, SavedCheckpoint, StepRecording, StoredResult,

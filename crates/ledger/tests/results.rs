@@ -78,9 +78,16 @@ fn an_object_that_a_result_names_again_is_in_use_again() {
 
 #[test]
 fn no_impossible_held_out_loss_stays_the_best_of_a_path() {
-    for (loss, possible) in
-        [(-1e9, false), (f64::NAN, false), (f64::NEG_INFINITY, false), (0.0, true), (3.5, true)]
-    {
+    let largest = f64::from(f32::MAX);
+    for (loss, possible) in [
+        (-1e9, false),
+        (f64::NAN, false),
+        (f64::NEG_INFINITY, false),
+        (2.0 * largest, false),
+        (largest, true),
+        (0.0, true),
+        (3.5, true),
+    ] {
         let mut ledger = take_over(start());
         let lease = lease(&mut ledger, "a");
         for item in results(&lease) {

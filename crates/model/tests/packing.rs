@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use dipaco_model::{
-    Dtype, ModelConfig, ModelError, ModulePacker, ModuleWeights, PackedModule, Positions, StepSequence,
-    Stepper, WeightFormat, WeightStream, init, packing_bytes, split,
+    Device, Dtype, ModelConfig, ModelError, Module, ModulePacker, ModuleWeights, PackedModule, Path,
+    Positions, StepSequence, Stepper, TokenRows, WeightFormat, WeightStream, init, packing_bytes, split,
 };
 use dipaco_topology::{Topology, TopologyConfig};
 
@@ -126,4 +126,24 @@ fn a_module_is_packed_in_little_more_than_its_own_memory() {
         assert!(most < bytes + bytes / 5 + tensors, "{format}: {most} for {bytes} and {tensors}");
         assert!(most > bytes, "{format}: {most} for {bytes}");
     }
+}
+
+#[test]
+fn passes_of_rising_lengths_keep_little_more_than_the_longest_alone() {
+    let config = ModelConfig { context: 256, ..config(true) };
+    let (topology, weights, _) = module(&config);
+    let kept = |lengths: &[usize]| {
+        let module = Module::load(&weights, &Device::Cpu).unwrap();
+        let path = Path::compose(&config, &topology, &[Arc::new(module)]).unwrap();
+        // One new thread does all the work, so that its memory is counted.
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let pass = |&length: &usize| {
+            let tokens = TokenRows::new(vec![1u32; length], 1, config.vocab_size).unwrap();
+            drop(path.position_logits(&tokens, &[length - 1]).unwrap());
+        };
+        pool.install(|| allocation_counter::measure(|| lengths.iter().for_each(pass)).bytes_current)
+    };
+    let rising: Vec<usize> = (1..=32).map(|n| 8 * n).collect();
+    let (alone, rising) = (kept(&[256]), kept(&rising));
+    assert!(alone > 0 && rising <= 2 * alone, "{rising} bytes in place of {alone}");
 }

@@ -178,7 +178,7 @@ impl RunHistory {
                 if trained {
                     (done.steps, done.seconds, done.waited_seconds) = (steps, seconds, waited_seconds);
                 }
-                (done.connected, done.silent) = (true, false);
+                done.silent = false;
                 let known = self.paths.entry(path).or_default();
                 // A lease that only measures is no round, and most leases of fragments measure nothing.
                 known.rounds = round.saturating_add(u64::from(trained));

@@ -13,7 +13,7 @@ use crate::certificate::{SERVER, ServerCertificate, failed, key, provider};
 use crate::{Clock, JoinToken, NetError, ServerIdentity};
 
 /// Protocol and version for ALPN. Ends with different versions do not connect.
-pub const PROTOCOL: &str = "dipaco/14";
+pub const PROTOCOL: &str = "dipaco/15";
 
 /// Name in the coordinator's certificate. Workers verify this name and not the address, which may change.
 pub const COORDINATOR_NAME: &str = "dipaco-coordinator";

@@ -261,12 +261,16 @@ pub(crate) fn closed(peer: &str, source: quinn::ConnectionError) -> NetError {
     }
 }
 
-/// The other end's reason as text. Its control characters are spelled out, because the text of a stranger may hold commands
-/// to a terminal.
+/// The other end's reason as text. Its control characters are spelled out, because the text of a stranger may hold
+/// commands to a terminal. So are the marks of a direction of writing: they show letters in another order than the text
+/// has.
 fn spelled_out(reason: &[u8]) -> String {
+    let is_plain = |letter: char| {
+        !letter.is_control() && !matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
     let mut text = String::with_capacity(reason.len());
     for letter in String::from_utf8_lossy(reason).chars() {
-        if letter.is_control() { text.extend(letter.escape_debug()) } else { text.push(letter) }
+        if is_plain(letter) { text.push(letter) } else { text.extend(letter.escape_default()) }
     }
     text
 }

@@ -26,8 +26,8 @@ use crate::{Backward, OpsError, kernel_choice};
 /// `packed_block.rs` (serving), and in `crates/cuda/src/passes.rs` (GPU).
 ///
 /// # Errors
-/// When the shapes do not fit each other, T is more than the positions of the rotations, or the forced set of kernels can't
-/// run.
+/// When there is no block, the shapes do not fit each other, T is more than the positions of the rotations, or the forced set
+/// of kernels can't run.
 pub fn blocks(
     x: &Tensor,
     weights: &Tensor,
@@ -47,6 +47,9 @@ pub fn blocks(
     if time > positions {
         let problem = format!("x has {time} positions, more than the {positions} of the rotation table");
         return Err(shape("blocks", problem));
+    }
+    if count == 0 {
+        return Err(shape("blocks", "the count is 0: give at least one block"));
     }
     check_weights("blocks", weights, at, count.saturating_mul(parameters))?;
     if let Some(slots) = backward.slots() {

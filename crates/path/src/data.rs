@@ -59,19 +59,19 @@ impl PathData {
     /// When the data can't be read, or the device fails.
     pub fn held_out_loss(&self, trainer: &mut Trainer) -> Result<Option<f64>, PathError> {
         let Some(sampler) = &self.held_out else { return Ok(None) };
-        mean_loss(trainer, sampler, self.sequences, self.prefix)
+        Ok(mean_loss(trainer, sampler, self.sequences, self.prefix)?.map(|(loss, _)| loss))
     }
 }
 
-/// Mean loss over the first `sequences` sequences of a sampler, in nats per token; `None` if they hold no target. The first
-/// `prefix` tokens of a sequence are read and not counted. It reads as many sequences at once as a step does, so it needs no more
-/// memory.
+/// Mean loss over the first `sequences` sequences of a sampler, in nats per token, and the number of tokens that count;
+/// `None` if they hold no target. The first `prefix` tokens of a sequence are read and not counted. It reads as many
+/// sequences at once as a step does, so it needs no more memory.
 pub fn mean_loss(
     trainer: &mut Trainer,
     sampler: &Sampler,
     sequences: u64,
     prefix: usize,
-) -> Result<Option<f64>, PathError> {
+) -> Result<Option<(f64, u64)>, PathError> {
     let (mut sum, mut counted) = (0.0, 0u64);
     let mut position = 0;
     while position < sequences {
@@ -90,8 +90,7 @@ pub fn mean_loss(
         }
         position += rows as u64;
     }
-
-    Ok((counted > 0).then(|| sum / counted as f64))
+    Ok((counted > 0).then(|| (sum / counted as f64, counted)))
 }
 
 /// The seed of a path's data order. It differs between paths: otherwise paths with equal shards would see equal

@@ -75,7 +75,7 @@ pub(crate) fn shape_for_rows(model: &dipaco_model::ModelConfig, tokens: usize) -
 
 impl TrainDevice {
     /// Opens the device. [`DeviceChoice::Auto`] and [`DeviceChoice::InTurn`] take the CPU if the machine has no driver or no
-    /// GPU, and log the reason. A GPU that cannot be used is an error: otherwise it would idle unnoticed.
+    /// GPU, or the GPU is too old, and log the reason. A GPU that fails is an error: otherwise it would idle unnoticed.
     ///
     /// # Errors
     /// When the user asks for a GPU and the machine has none, when this program was built without CUDA, or when a GPU
@@ -182,16 +182,24 @@ mod tests {
 
     #[cfg(feature = "cuda")]
     #[test]
+    fn a_gpu_that_is_too_old_is_none_and_a_gpu_that_fails_is_one() {
+        let old = dipaco_cuda::CudaError::Capability { ordinal: 0, major: 7, minor: 5 };
+        assert!(PathError::from(old).is_no_gpu());
+        let log = "no such instruction".to_owned();
+        let failed = dipaco_cuda::CudaError::Compile { architecture: "compute_90".to_owned(), log };
+        assert!(!PathError::from(failed).is_no_gpu());
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
     fn without_a_gpu_one_that_is_asked_for_is_an_error_and_auto_is_the_cpu() {
         let auto = TrainDevice::open(DeviceChoice::Auto);
         match TrainDevice::open(DeviceChoice::Cuda(0)) {
             Ok(gpu) => assert!(!gpu.is_cpu() && !auto.unwrap().is_cpu()),
             Err(error) if error.is_no_gpu() => {
                 let message = error.to_string();
-                assert!(
-                    message.contains("libcuda was not found") || message.contains("no GPU number 0"),
-                    "{error}"
-                );
+                let reasons = ["libcuda was not found", "no GPU number 0", "or newer is needed"];
+                assert!(reasons.iter().any(|reason| message.contains(reason)), "{error}");
                 assert!(auto.unwrap().is_cpu());
                 assert!(TrainDevice::open(DeviceChoice::InTurn(1)).unwrap().is_cpu());
             }

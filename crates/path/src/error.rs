@@ -193,7 +193,7 @@ impl PathError {
         }
     }
 
-    /// True if the machine has no GPU or no driver for one, as opposed to a GPU that fails.
+    /// True if the machine has no GPU that is new enough, or no driver for one, as opposed to a GPU that fails.
     #[must_use]
     pub fn is_no_gpu(&self) -> bool {
         #[cfg(feature = "cuda")]
@@ -201,7 +201,9 @@ impl PathError {
             use dipaco_cuda::CudaError;
             return matches!(
                 error,
-                CudaError::NoLibrary { library: "libcuda", .. } | CudaError::NoDevice { .. }
+                CudaError::NoLibrary { library: "libcuda", .. }
+                    | CudaError::NoDevice { .. }
+                    | CudaError::Capability { .. }
             );
         }
         false

@@ -130,13 +130,15 @@ pub struct LeaseTraining<'a> {
     pub to: u64,
     /// Outer gradients to send, in order.
     pub sends: &'a [ScheduledSend],
+    /// True if somebody gets the held-out loss of the weights with which the lease begins.
+    pub measures: bool,
     /// Memory of the training before, which this training takes over and leaves to the next.
     pub memory: &'a TrainerMemory,
 }
 
-/// Trains a lease. First measures the held-out loss of the weights, if they are global. `early` gets each outer
-/// gradient that the lease sends before its end. In the first lease of a phase the path starts its new shard from the
-/// beginning; moments and number of steps continue. At the end the moments are rounded to `train.state_dtype`.
+/// Trains a lease. First measures the held-out loss of the weights, if the lease measures and they are global. `early` gets
+/// each outer gradient that the lease sends before its end. In the first lease of a phase the path starts its new shard from
+/// the beginning; moments and number of steps continue. At the end the moments are rounded to `train.state_dtype`.
 ///
 /// Returns `None` if `watch` was cancelled.
 ///
@@ -149,7 +151,7 @@ pub fn train_lease(
     watch: &LeaseWatch,
     mut early: impl FnMut(OuterGradient),
 ) -> Result<Option<TrainedLease>, PathError> {
-    let LeaseTraining { device, plan, path, data, phase_step, to, sends, memory } = lease;
+    let LeaseTraining { device, plan, path, data, phase_step, to, sends, measures, memory } = lease;
     let schedule = plan.schedule()?;
     if state.step == phase_step {
         state.position = 0;
@@ -164,7 +166,7 @@ pub fn train_lease(
     let topology = &weights.topology;
     let mut trainer = Trainer::reusing(memory, device, &plan.model, topology, &views, state, config)?;
     drop(local);
-    let held_out_loss = if global { data.held_out_loss(&mut trainer)? } else { None };
+    let held_out_loss = if measures && global { data.held_out_loss(&mut trainer)? } else { None };
     let mut report = LeaseReport { held_out_loss, ..LeaseReport::default() };
     watch.reached(TrainingStage::Loaded);
     let begun = Instant::now();

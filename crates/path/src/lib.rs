@@ -40,6 +40,7 @@ mod zeros;
 pub use data::{PathData, mean_loss};
 pub use device::{DeviceChoice, DeviceChoiceError, TrainDevice};
 pub use error::PathError;
+pub use held_out::HELD_OUT_RULE;
 pub use inner_step::{InnerConfig, StepReport};
 pub use kept_parts::KeptParts;
 pub use layout::{FragmentLayout, Layout};

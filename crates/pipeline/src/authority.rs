@@ -29,7 +29,7 @@ pub const TOKEN_LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
 /// [`authority_file`].
 pub fn authority(run: &RunDirectory, id: &str, now: SystemTime) -> Result<RunAuthority, PipelineError> {
     files::create_private_folder(&run.secrets())?;
-    read_or_create(run, authority_file(run, id)?, id, now)
+    read_or_create(run, authority_file(id)?, id, now)
 }
 
 fn read_or_create(
@@ -65,7 +65,7 @@ fn read_or_create(
 /// # Errors
 /// [`AuthorityError::NoAuthority`], and the errors of [`authority`].
 pub fn known_authority(run: &RunDirectory, id: &str, now: SystemTime) -> Result<RunAuthority, PipelineError> {
-    read_or_create_known(run, authority_file(run, id)?, id, now)
+    read_or_create_known(run, authority_file(id)?, id, now)
 }
 
 fn read_or_create_known(

@@ -1,12 +1,11 @@
 //! The place of the key of a run's authority: outside of the run's folder, which people copy.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use dipaco_net::RunAuthority;
 
 use crate::authority_error::AuthorityError;
-use crate::run_directory::RunDirectory;
 
 /// Environment variable with the folder of the keys of all runs of this machine.
 pub const SECRETS: &str = "DIPACO_SECRETS";
@@ -21,46 +20,11 @@ const FILE: &str = "authority.pem";
 /// 2. `$XDG_STATE_HOME/dipaco`, if the variable is an absolute path,
 /// 3. `$HOME/.local/state/dipaco`, likewise.
 ///
-/// A run that began before this rule has its key in its own folder. That file is used while there is none at the place of
-/// the rule.
-///
 /// # Errors
 /// [`AuthorityError::NoSecretsFolder`] when the environment names no folder, [`AuthorityError::RunId`] when the identity can't
 /// be the name of a folder.
-pub fn authority_file(run: &RunDirectory, id: &str) -> Result<PathBuf, AuthorityError> {
-    choose(run, place(id, |variable| std::env::var_os(variable)))
-}
-
-/// The file at the place of the rule, or the one in the folder of an earlier run.
-fn choose(run: &RunDirectory, place: Result<PathBuf, AuthorityError>) -> Result<PathBuf, AuthorityError> {
-    let inside = run.earlier_authority();
-    if !inside.exists() {
-        return place;
-    }
-    match place {
-        Ok(outside) if outside.exists() => {
-            tracing::warn!(
-                "{} is a key that goes with every copy of the run's folder, and is not in use: remove it; {} is in use",
-                inside.display(),
-                outside.display()
-            );
-            Ok(outside)
-        }
-        Ok(outside) => {
-            tracing::warn!(
-                "{} goes with every copy of the run's folder, and lets its reader pose as the coordinator: move it to {} \
-                 (mkdir -p -m 700 {})",
-                inside.display(),
-                outside.display(),
-                outside.parent().unwrap_or(Path::new(".")).display()
-            );
-            Ok(inside)
-        }
-        Err(error) => {
-            tracing::warn!(%error, "{} goes with every copy of the run's folder: move it", inside.display());
-            Ok(inside)
-        }
-    }
+pub fn authority_file(id: &str) -> Result<PathBuf, AuthorityError> {
+    place(id, |variable| std::env::var_os(variable))
 }
 
 /// The file that the rule names, in an environment.
@@ -80,6 +44,8 @@ fn place(id: &str, variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBu
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn place_in(environment: &[(&str, &str)]) -> Result<PathBuf, AuthorityError> {
@@ -102,23 +68,6 @@ mod tests {
         }
         let error = place_in(&[("HOME", "")]).unwrap_err();
         assert!(error.to_string().contains(SECRETS), "{error}");
-    }
-
-    #[test]
-    fn a_key_in_the_folder_of_an_earlier_run_is_used_until_it_is_moved() {
-        let folder = tempfile::tempdir().unwrap();
-        let run = RunDirectory::new(folder.path().join("run"));
-        let outside = folder.path().join("keys/mine/authority.pem");
-        let chosen = || choose(&run, Ok(outside.clone())).unwrap();
-        assert_eq!(chosen(), outside, "a new run keeps no key in its folder");
-        let inside = folder.path().join("run/secrets/authority.pem");
-        std::fs::create_dir_all(inside.parent().unwrap()).unwrap();
-        std::fs::write(&inside, "key").unwrap();
-        assert_eq!(chosen(), inside);
-        assert_eq!(choose(&run, Err(AuthorityError::NoSecretsFolder)).unwrap(), inside);
-        std::fs::create_dir_all(outside.parent().unwrap()).unwrap();
-        std::fs::copy(&inside, &outside).unwrap();
-        assert_eq!(chosen(), outside);
     }
 
     #[test]

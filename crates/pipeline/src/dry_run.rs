@@ -4,11 +4,14 @@ mod remedies;
 mod rounds;
 mod speed;
 
+use std::collections::BTreeSet;
+
 use dipaco_codec::{Compression, encoded_len};
 use dipaco_config::{Optimizer, RunConfig};
 use dipaco_model::{Dtype, ModelConfig, StepMemory, StepShape, level_specs, parameters, trained_specs};
 use dipaco_path::MomentSpecs;
-use dipaco_topology::{Topology, parts_in_words};
+use dipaco_telemetry::human;
+use dipaco_topology::{ModuleId, Topology, parts_in_words};
 use serde::Serialize;
 
 pub use self::remedies::Remedy;
@@ -31,10 +34,23 @@ pub struct Level {
     pub holds: String,
     /// Parameters of one module.
     pub parameters: u64,
-    /// Paths through each module.
+    /// Most paths through a module that trains, or through any module where none trains.
     pub paths_per_module: u32,
+    /// Fewest paths through such a module.
+    pub least_paths_per_module: u32,
     /// False for a frozen level, whose weights stay those of the seed.
     pub trains: bool,
+}
+
+impl Level {
+    /// The number of paths through each module, in words: "3", or "1 to 3" where modules differ.
+    pub fn paths_in_words(&self) -> String {
+        let most = human::integer(self.paths_per_module.into());
+        if self.least_paths_per_module == self.paths_per_module {
+            return most;
+        }
+        format!("{} to {most}", human::integer(self.least_paths_per_module.into()))
+    }
 }
 
 /// Numbers of parameters.
@@ -187,14 +203,24 @@ fn busiest(paths: u64, workers: usize) -> u64 {
 }
 
 fn level(model: &ModelConfig, topology: &Topology, level: usize) -> Level {
-    let modules = topology.modules_in(level);
+    let through = paths_through_modules(topology, level);
     Level {
-        modules,
+        modules: topology.modules_in(level),
         holds: parts_in_words(topology.parts(level)),
         parameters: parameters(&level_specs(model, topology, level)) as u64,
-        paths_per_module: topology.paths() / modules.max(1),
+        paths_per_module: through.last().copied().unwrap_or(0),
+        least_paths_per_module: through.first().copied().unwrap_or(0),
         trains: topology.trains(level),
     }
+}
+
+/// The numbers of paths through those modules of a level that train, or through all of them where none trains.
+pub(crate) fn paths_through_modules(topology: &Topology, level: usize) -> BTreeSet<u32> {
+    let modules: Vec<ModuleId> =
+        topology.module_ids().filter(|module| usize::from(module.level) == level).collect();
+    let any = modules.iter().any(|&module| topology.module_trains(module));
+    let counted = modules.into_iter().filter(|&module| topology.module_trains(module) || !any);
+    counted.map(|module| u32::try_from(topology.paths_through(module).count()).unwrap_or(u32::MAX)).collect()
 }
 
 /// Memory of one worker in bytes.

@@ -442,7 +442,9 @@ impl PipelineError {
             | Self::NoSuchPath { .. }
             | Self::ManyThreads { .. }
             | Self::Coordinator(CoordinatorError::OtherTraining)
-            | Self::Extend(ExtendError::Itself { .. } | ExtendError::Setting { .. })
+            | Self::Extend(
+                ExtendError::Itself { .. } | ExtendError::Setting { .. } | ExtendError::Kept { .. },
+            )
             | Self::ServeMemory(_)
             | Self::Model(dipaco_model::ModelError::Config { .. })
             | Self::Routing(dipaco_routing::RoutingError::Config { .. })

@@ -13,7 +13,7 @@ use dipaco_eval::{
     evaluate_dense, evaluate_mixture, evaluate_path, evaluate_routed, rank_dense, rank_routed,
 };
 use dipaco_path::TrainDevice;
-use dipaco_routing::{RecentRouter, ShardSet, TextRouter, TransformerRouter};
+use dipaco_routing::{RecentRouter, Router, ShardSet, TextRouter, TransformerRouter};
 use dipaco_telemetry::{Progress, ProgressUnit, Task};
 use dipaco_topology::PathId;
 
@@ -21,7 +21,6 @@ use crate::error::PipelineError;
 use crate::matching_shards::check_validation_shards;
 use crate::path_source::PathsInTurn;
 use crate::prepared::{token_file, tokenizer};
-use crate::route::router;
 use crate::run_directory::RunDirectory;
 use crate::scored_path::ScoringDevice;
 use crate::transformer_router;
@@ -167,24 +166,24 @@ impl<'a> Evaluator<'a> {
                 evaluate_path(path, &model, &*file()?, &protocol, &mut show)?
             }
             Subject::Routed(unit) => {
+                let (shards, router) = validation_shards(run, weights)?;
                 let windows = match unit {
                     RouteUnit::Document => None,
-                    RouteUnit::Window => Some(text_router(run, weights)?),
+                    RouteUnit::Window => Some(text_router(run, weights, router)?),
                 };
                 let choice = windows.as_ref().map_or(Choice::Document, |router| Choice::Window(router));
                 let mut paths = PathsInTurn::new(weights, device);
-                evaluate_routed(&validation_shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
+                evaluate_routed(&shards, &mut paths, choice, &protocol, &mut show)?
             }
             Subject::Rerouted { tokens, by } => {
-                let router = self.token_router(by)?;
+                let (shards, router) = validation_shards(run, weights)?;
+                let router = self.token_router(by, router)?;
                 let choice = Choice::Chunks(ChunkRouting { router: &*router, tokens });
                 let mut paths = PathsInTurn::new(weights, device);
-                evaluate_routed(&validation_shards(run, weights)?, &mut paths, choice, &protocol, &mut show)?
+                evaluate_routed(&shards, &mut paths, choice, &protocol, &mut show)?
             }
             Subject::Ensemble { paths, temperature } => {
-                let router = text_router(run, weights)?;
-                let router = Tempered { router: &router, temperature };
-                mixture(evaluated, Mixture::Ensemble { router: &router, paths }, &protocol, &mut show)?
+                ensemble(evaluated, paths, temperature, &protocol, &mut show)?
             }
             Subject::Oracle => mixture(evaluated, Mixture::Oracle, &protocol, &mut show)?,
             Subject::RandomPath => {
@@ -198,13 +197,19 @@ impl<'a> Evaluator<'a> {
         Ok(result)
     }
 
-    /// A router that chooses paths within a text.
-    fn token_router(&self, by: RerouteBy) -> Result<Arc<dyn TokenRouter>, PipelineError> {
+    /// A router that chooses paths within a text. `router` is that of the validation shards.
+    fn token_router(
+        &self,
+        by: RerouteBy,
+        router: Option<Router>,
+    ) -> Result<Arc<dyn TokenRouter>, PipelineError> {
         let EvaluatedRun { run, weights, .. } = self.evaluated;
         let router: Arc<dyn TokenRouter> = match (by, &self.transformer) {
             (RerouteBy::Transformer, Some(open)) => open.clone(),
             (RerouteBy::Transformer, None) => Arc::new(transformer_router::open(run, weights)?),
-            (RerouteBy::Features, _) => Arc::new(RecentRouter::new(Arc::new(text_router(run, weights)?))),
+            (RerouteBy::Features, _) => {
+                Arc::new(RecentRouter::new(Arc::new(text_router(run, weights, router)?)))
+            }
         };
         Ok(router)
     }
@@ -246,7 +251,7 @@ fn rank(
         Subject::Routed(_) => {
             let mut paths = PathsInTurn::new(weights, device);
             return Ok(Some(rank_routed(
-                &validation_shards(run, weights)?,
+                &validation_shards(run, weights)?.0,
                 &mut paths,
                 candidates,
                 protocol,
@@ -270,17 +275,42 @@ fn mixture(
     let EvaluatedRun { run, weights, .. } = evaluated;
     let device = evaluated.scoring();
     let mut paths = PathsInTurn::new(weights, device);
-    Ok(evaluate_mixture(&validation_shards(run, weights)?, &mut paths, mixture, protocol, progress)?)
+    Ok(evaluate_mixture(&validation_shards(run, weights)?.0, &mut paths, mixture, protocol, progress)?)
 }
 
-/// The router of the current phase, with the seed.
-fn text_router(run: &RunDirectory, weights: &Weights) -> Result<TextRouter, PipelineError> {
-    let router = router(&run.routing(weights.manifest().phase()))?;
+fn ensemble(
+    evaluated: EvaluatedRun<'_>,
+    paths: usize,
+    temperature: f64,
+    protocol: &Protocol<'_>,
+    progress: &mut EvaluationProgressFn<'_>,
+) -> Result<Evaluation, PipelineError> {
+    let EvaluatedRun { run, weights, .. } = evaluated;
+    let (shards, router) = validation_shards(run, weights)?;
+    let router = text_router(run, weights, router)?;
+    let router = Tempered { router: &router, temperature };
+    let mixture = Mixture::Ensemble { router: &router, paths };
+    let mut models = PathsInTurn::new(weights, evaluated.scoring());
+    Ok(evaluate_mixture(&shards, &mut models, mixture, protocol, progress)?)
+}
+
+/// The router of [`validation_shards`], with the seed.
+fn text_router(
+    run: &RunDirectory,
+    weights: &Weights,
+    router: Option<Router>,
+) -> Result<TextRouter, PipelineError> {
+    let folder = || run.routing(weights.manifest().phase()).root().to_owned();
+    let router = router.ok_or_else(|| PipelineError::NotRouted { folder: folder() })?;
     TextRouter::new(router, weights.model(), weights.seed_hash()?, || weights.seed())
 }
 
-/// The validation shards of the current phase, which belong to its router and to the validation text.
-pub(crate) fn validation_shards(run: &RunDirectory, weights: &Weights) -> Result<ShardSet, PipelineError> {
+/// The validation shards of the current phase, which belong to its router and to the validation text, with that router unless
+/// the run has lost it.
+pub(crate) fn validation_shards(
+    run: &RunDirectory,
+    weights: &Weights,
+) -> Result<(ShardSet, Option<Router>), PipelineError> {
     let folder = run.routing(weights.manifest().phase()).validation();
     if !folder.exists() {
         // A run without validation text can be routed again and again.
@@ -288,8 +318,8 @@ pub(crate) fn validation_shards(run: &RunDirectory, weights: &Weights) -> Result
         return Err(PipelineError::NotRouted { folder });
     }
     let shards = ShardSet::open(&folder)?;
-    check_validation_shards(run, weights, &shards)?;
-    Ok(shards)
+    let router = check_validation_shards(run, weights, &shards)?;
+    Ok((shards, router))
 }
 
 /// Bytes of text of each token of the vocabulary.

@@ -9,17 +9,24 @@ use dipaco_model::{
     GgufVocabulary, ModelError, ModuleWeights, SpecialTokens, TensorIndex, WeightFormat, export_gguf,
     export_llama, export_model,
 };
+use dipaco_shards::Tokenizer;
 use dipaco_topology::PathId;
+use serde_json::{Map, Value};
 
 use crate::error::PipelineError;
 use crate::export_error::ExportError;
 pub use crate::export_error::ThereAlready;
 use crate::files;
-use crate::imported_files::{CONFIG, CopiedFile, INDEX, LARGEST_INDEX, WEIGHTS, read_small};
+use crate::imported_files::{
+    CONFIG, CopiedFile, INDEX, LARGEST_INDEX, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS, read_small,
+};
 use crate::model_card::{CARD_FILE, model_card};
 use crate::prepared::tokenizer;
 use crate::run_directory::RunDirectory;
 use crate::weights::Weights;
+
+/// The key that makes a tokenizer write the begin token before each text.
+const ADD_BEGIN_TOKEN: &str = "add_bos_token";
 
 /// The files of a checkpoint, `config.json` first. An index names further files of weights.
 fn checkpoint_files() -> impl Iterator<Item = &'static str> {
@@ -76,8 +83,9 @@ impl Exported {
     ) -> Result<(), PipelineError> {
         let tokenizer = tokenizer(run)?;
         let mut checkpoint = match run.imported().exported(tokenizer.end_of_text())? {
-            Some(imported) => {
-                let tokenizer = ("tokenizer.json".to_owned(), tokenizer.to_json().to_vec());
+            Some(mut imported) => {
+                let json = without_begin_token(&tokenizer, &mut imported.files)?;
+                let tokenizer = (TOKENIZER.name().to_owned(), json);
                 let mut checkpoint = export_model(&config.model, &self.weights, &imported.special)?;
                 checkpoint.extend(imported.files.into_iter().chain([tokenizer]));
                 checkpoint
@@ -128,6 +136,47 @@ impl Exported {
         files::write_large(file, |out| {
             export_gguf(&config.model, &self.weights, &name, &vocabulary, format, out)
         })
+    }
+}
+
+/// The `tokenizer.json` of a checkpoint, and in `files` the settings of the tokenizer, which write no special token around a
+/// text: the paths have seen texts without it. Both stay as they are for a model whose texts begin without such a token.
+fn without_begin_token(
+    tokenizer: &Tokenizer,
+    files: &mut Vec<(String, Vec<u8>)>,
+) -> Result<Vec<u8>, PipelineError> {
+    let place = files.iter().position(|(name, _)| name == TOKENIZER_CONFIG.name());
+    let mut settings: Map<String, Value> = match place {
+        Some(place) => serde_json::from_slice(&files[place].1).map_err(TOKENIZER_CONFIG.not_json())?,
+        None => Map::new(),
+    };
+    let in_settings = settings.get(ADD_BEGIN_TOKEN).and_then(Value::as_bool) == Some(true);
+    if !in_settings && tokenizer.first_token().is_none() {
+        return Ok(tokenizer.to_json().to_vec());
+    }
+    settings.insert(ADD_BEGIN_TOKEN.to_owned(), false.into());
+    let bytes = serde_json::to_vec_pretty(&settings).map_err(TOKENIZER_CONFIG.not_json())?;
+    match place {
+        Some(place) => files[place].1 = bytes,
+        None => files.push((TOKENIZER_CONFIG.name().to_owned(), bytes)),
+    }
+    if tokenizer.first_token().is_none() {
+        return Ok(tokenizer.to_json().to_vec());
+    }
+    let mut json: Value = serde_json::from_slice(tokenizer.to_json()).map_err(TOKENIZER.not_json())?;
+    json.get_mut("post_processor").into_iter().for_each(remove_special_tokens);
+    Ok(serde_json::to_vec(&json).map_err(TOKENIZER.not_json())?)
+}
+
+/// Takes the special tokens out of the templates of a post-processor, which may be a sequence of several.
+fn remove_special_tokens(processor: &mut Value) {
+    for template in ["single", "pair"] {
+        if let Some(Value::Array(pieces)) = processor.get_mut(template) {
+            pieces.retain(|piece| piece.get("SpecialToken").is_none());
+        }
+    }
+    if let Some(Value::Array(processors)) = processor.get_mut("processors") {
+        processors.iter_mut().for_each(remove_special_tokens);
     }
 }
 

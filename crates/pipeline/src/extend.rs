@@ -1,8 +1,9 @@
 //! Extending a finished run: a new run that begins with its modules, with further paths or without some.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use dipaco_config::{PathsPerRound, RunConfig};
+use dipaco_config::{PathsPerRound, RunConfig, keys};
 use dipaco_routing::Router;
 use dipaco_telemetry::Progress;
 use dipaco_topology::{AddedPaths, DerivedTopology, ModuleId, PathId, Topology};
@@ -57,7 +58,8 @@ pub struct Extended {
 /// # Errors
 /// When the finished run is not complete or can't be read, `change` names a path or a level that does not exist, the router
 /// has no centroid for each path, `config` has another model or does not fit the new topology, `root` holds another run or text
-/// of another tokenizer, or a file can't be written.
+/// of another tokenizer, or a file can't be written. [`ExtendError::Kept`] when `root` holds this run, and the user changes
+/// another setting than when it was made.
 pub async fn extend(
     root: &Path,
     config: &RunConfig,
@@ -83,7 +85,8 @@ pub async fn extend(
         return Err(ExtendError::Itself { folder: root.to_owned() }.into());
     }
     if run.tokenizer().exists() && prepared::tokenizer(&run)?.hash() != tokenizer.hash() {
-        let (file, expected) = (run.tokenizer(), finished.directory.tokenizer());
+        let expected = prepared::tokenizer_file(&finished.directory);
+        let (file, expected) = (run.tokenizer(), expected.unwrap_or_else(|| finished.directory.tokenizer()));
         return Err(ExtendError::Tokenizer { file, expected }.into());
     }
     config.prepare.tokenizer = Some(run.name_of(run.kept_tokenizer()));
@@ -102,10 +105,16 @@ pub async fn extend(
     let opened = open_run(&options.store, || run_id(&config.run.name)).await?;
     // First the store: the extension may be refused, and then nothing of the run has changed.
     let copied = extend_run(&options, opened, progress).await?;
-    let new = copied || !run.config().exists();
-    if new {
+    let saved = if copied { None } else { saved(&run)? };
+    let made = saved.filter(|saved| saved.topology == config.topology);
+    let new = made.is_none();
+    if let Some(made) = made {
+        let unchanged = new_config(&finished.config, &finished, &derived, change)?;
+        refuse_changes(&run, &made, &config, unchanged)?;
+    } else {
+        prepared::keep_tokenizer(&run, &tokenizer)?;
         copy_files(&run, &finished.directory, &router, change)?;
-        // Last: a run whose configuration is missing is completed by the same call.
+        // Last: a run without this topology, because its text was prepared before, is completed by the same call.
         save_config(&run, &config)?;
     }
     Ok(Extended { new, paths: paths(&config, &derived)? })
@@ -124,6 +133,38 @@ fn check_settings(config: &RunConfig, finished: &Run, vocabulary: usize) -> Resu
         Some((key, _)) => Err(ExtendError::Setting { key }.into()),
         None => Ok(()),
     }
+}
+
+/// The saved configuration of the new run, if there is one.
+fn saved(run: &RunDirectory) -> Result<Option<RunConfig>, PipelineError> {
+    let file = run.config();
+    match std::fs::read_to_string(&file) {
+        Ok(text) => Ok(Some(RunConfig::from_toml(&text, &file)?)),
+        Err(source) if source.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(PipelineError::Io { action: "read", path: file, source }),
+    }
+}
+
+/// Refuses changes of settings that the saved configuration of the new run does not have. `given` is the configuration with the
+/// user's changes, and `unchanged` the one without.
+fn refuse_changes(
+    run: &RunDirectory,
+    saved: &RunConfig,
+    given: &RunConfig,
+    unchanged: RunConfig,
+) -> Result<(), PipelineError> {
+    // The model and the tokenizer are those of the finished run, whatever the user gives.
+    let mut unchanged = RunConfig { model: given.model.clone(), ..unchanged };
+    unchanged.prepare.tokenizer.clone_from(&given.prepare.tokenizer);
+    unchanged.prepare.end_of_text.clone_from(&given.prepare.end_of_text);
+    for key in keys().map(|doc| doc.key) {
+        let [given, unchanged, saved] = [given, &unchanged, saved].map(|config| config.value(key));
+        if given != unchanged && given != saved {
+            let [given, saved] = [given, saved].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
+            return Err(ExtendError::Kept { folder: run.root().to_owned(), key, saved, given }.into());
+        }
+    }
+    Ok(())
 }
 
 /// The configuration of the new run, but for its tokenizer.
@@ -167,20 +208,13 @@ fn same_place(one: &Path, other: &Path) -> bool {
     real(one).is_some_and(|one| Some(one) == real(other))
 }
 
-/// Copies tokenizer, router, and the small files of an imported model.
+/// Copies the router and the small files of an imported model.
 fn copy_files(
     run: &RunDirectory,
     finished: &RunDirectory,
     router: &Router,
     change: &PathChange,
 ) -> Result<(), PipelineError> {
-    let tokenizer = finished.tokenizer();
-    let bytes = std::fs::read(&tokenizer).map_err(|source| PipelineError::Io {
-        action: "read",
-        path: tokenizer,
-        source,
-    })?;
-    files::write(&run.kept_tokenizer(), &bytes)?;
     run.imported().copy_from(&finished.imported())?;
     let PathChange::Remove(removed) = change else {
         return files::write(&run.kept_router(), router.to_bytes());
@@ -205,4 +239,33 @@ fn paths(config: &RunConfig, derived: &DerivedTopology) -> Result<Vec<ExtendedPa
         }
     };
     Ok(topology.path_ids().zip(&derived.paths).map(path).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repeated_extension_refuses_the_changes_that_the_run_does_not_have() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path());
+        let unchanged = RunConfig::default();
+        let mut made = unchanged.clone();
+        made.train.rounds += 1;
+        let saved = made.clone();
+        let refused = |given: &RunConfig| refuse_changes(&run, &saved, given, unchanged.clone());
+        refused(&made).unwrap();
+        refused(&unchanged).unwrap();
+        let mut other = made.clone();
+        other.train.rounds += 1;
+        let error = refused(&other).unwrap_err().to_string();
+        let (saved, given) = (made.train.rounds, other.train.rounds);
+        assert!(error.contains(&format!("train.rounds = {saved}")), "{error}");
+        assert!(error.contains(&format!("--set train.rounds={given}")), "{error}");
+        // A setting on which no weight depends is no exception.
+        let mut other = made;
+        other.serve.slots += 1;
+        let error = refused(&other).unwrap_err().to_string();
+        assert!(error.contains("serve.slots"), "{error}");
+    }
 }

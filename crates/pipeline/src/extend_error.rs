@@ -29,10 +29,39 @@ pub enum ExtendError {
         /// The tokenizer of the run to extend.
         expected: PathBuf,
     },
+    /// Other text would replace that of a finished run.
+    #[error(
+        "{} holds the prepared text of a finished run, and other text would replace it: name a folder without prepared text \
+         with --set run.data=DIR; no path of {} trains, so its text is for `dipaco evaluate` only",
+        folder.display(),
+        run.display()
+    )]
+    LentText {
+        /// The run, whose paths are all kept.
+        run: PathBuf,
+        /// The folder of prepared text.
+        folder: PathBuf,
+    },
     /// A setting differs from that of the run to extend, whose weights depend on it.
     #[error("{key} differs from the run to extend, whose weights depend on it: leave it as it is")]
     Setting {
         /// The key or section.
         key: &'static str,
+    },
+    /// The extension was made before with another value of a setting.
+    #[error(
+        "{} was made before with {key} = {saved}, and `dipaco extend` changes no run that is there: give --set \
+         {key}={given} to the command that uses the setting, such as `dipaco train`, or name another directory with --run",
+        folder.display()
+    )]
+    Kept {
+        /// The directory of the new run.
+        folder: PathBuf,
+        /// The key.
+        key: &'static str,
+        /// Its value in the saved configuration.
+        saved: String,
+        /// The value that the user gives.
+        given: String,
     },
 }

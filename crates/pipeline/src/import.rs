@@ -15,9 +15,10 @@ use serde_json::Value;
 use crate::error::PipelineError;
 use crate::import_memory::ImportMemory;
 use crate::imported_files::{
-    CONFIG, CopiedFile, INDEX, LARGEST_INDEX, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS, read_small,
+    CONFIG, CopiedFile, GENERATION, INDEX, LARGEST_INDEX, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG,
+    WEIGHTS, copied_from_folder, read_small,
 };
-use crate::imported_tokens::token_of;
+use crate::imported_tokens::{added_token, named_token};
 use crate::pretrained_error::PretrainedError;
 use crate::run_directory::RunDirectory;
 use crate::seed::run_id;
@@ -144,24 +145,33 @@ impl PretrainedModel {
         }
     }
 
-    /// The text of the token that ends a text.
+    /// The text of the token that ends a text: the one that the settings of the tokenizer name, or else the first end token
+    /// of the settings.
     fn eos_token(&self) -> Option<String> {
-        token_of(&self.tokenizer_config(), "eos_token")
+        self.named_token("eos_token").or_else(|| {
+            let ends = |file: CopiedFile| PretrainedSettings::end_tokens_of(self.bytes(file), file.name());
+            let end = [GENERATION, CONFIG].into_iter().find_map(|file| ends(file).ok()?.first().copied())?;
+            added_token(self.bytes(TOKENIZER), end)
+        })
+    }
+
+    /// The text of a special token that the settings of the tokenizer name.
+    fn named_token(&self, key: &str) -> Option<String> {
+        named_token(&self.json(TOKENIZER_CONFIG), &self.json(SPECIAL_TOKENS), key)
     }
 
     /// The text of the token that stood before each text when the model was trained.
     fn first_token(&self, tokenizer: &Tokenizer) -> Option<String> {
-        let config = self.tokenizer_config();
-        match self.begin_token.or_else(|| config.get("add_bos_token")?.as_bool()) {
-            Some(true) => token_of(&config, "bos_token"),
+        match self.begin_token.or_else(|| self.json(TOKENIZER_CONFIG).get("add_bos_token")?.as_bool()) {
+            Some(true) => self.named_token("bos_token"),
             Some(false) => None,
             None => tokenizer.first_token(),
         }
     }
 
-    /// The settings of the tokenizer, null if the model has none.
-    fn tokenizer_config(&self) -> Value {
-        serde_json::from_slice(self.bytes(TOKENIZER_CONFIG)).unwrap_or_default()
+    /// The content of a file of JSON, null if the model has none.
+    fn json(&self, file: CopiedFile) -> Value {
+        serde_json::from_slice(self.bytes(file)).unwrap_or_default()
     }
 
     /// Reads the weights, and returns them with the shape of the model and its tokenizer, whose end-of-text token is found as in
@@ -208,15 +218,6 @@ impl PretrainedModel {
         }
         Ok(weights.finish()?)
     }
-}
-
-/// The small files of a folder, as far as it has them.
-fn copied_from_folder(folder: &Path) -> Result<Vec<(CopiedFile, Vec<u8>)>, PipelineError> {
-    let mut copied = Vec::new();
-    for file in CopiedFile::ALL {
-        copied.extend(read_small(&folder.join(file.name()), file.largest())?.map(|bytes| (file, bytes)));
-    }
-    Ok(copied)
 }
 
 /// The same files, made of the keys of a GGUF file.
@@ -294,12 +295,15 @@ pub async fn import(
     let started = open_run(&store, || run_id(&config.run.name)).await?;
     let parameters = weights.values.len();
     let before = started.manifest.seed.clone();
+    let in_use = started.manifest.training.is_some() || started.manifest.extension.is_some();
+    // From the new seed to the last of its files the run has parts of two models.
+    if before.is_none() || restart && !in_use {
+        run.imported().begin()?;
+    }
     // First the seed: it may be refused, and then nothing of the run has changed.
     let seeded = import_seed(&store, started, weights, config.seed_model.steps, restart).await?;
     let new = seeded.manifest.seed != before;
-    for (file, bytes) in &model.copied {
-        files::write(&run.imported().file(*file), bytes)?;
-    }
+    run.imported().replace(&model.copied)?;
     Ok(ImportedModel { parameters, prepared, new, config })
 }
 

@@ -56,7 +56,7 @@ impl CopiedFile {
         }
     }
 
-    fn not_json(self) -> impl FnOnce(serde_json::Error) -> ImportError {
+    pub(crate) fn not_json(self) -> impl FnOnce(serde_json::Error) -> ImportError {
         move |source| ImportError::Json { file: self.0.to_owned(), source: Some(source) }
     }
 
@@ -225,13 +225,55 @@ impl ImportedFolder {
 
     /// Copies the small files of the imported model that another run began with. Other runs have none.
     pub(crate) fn copy_from(&self, other: &Self) -> Result<(), PipelineError> {
-        for file in CopiedFile::ALL {
-            if let Some(theirs) = other.read(file)? {
-                files::write(&self.file(file), &theirs)?;
+        self.replace(&copied_from_folder(other.root())?)
+    }
+
+    /// Marks the files as those of a broken-off import, until [`Self::replace`] has written all of them.
+    pub(crate) fn begin(&self) -> Result<(), PipelineError> {
+        let failed = |source| PipelineError::Io { action: "create", path: self.root.clone(), source };
+        std::fs::create_dir_all(&self.root).map_err(failed)?;
+        self.remove(CONFIG)
+    }
+
+    /// Makes these files the only ones of a model in the folder.
+    pub(crate) fn replace(&self, model: &[(CopiedFile, Vec<u8>)]) -> Result<(), PipelineError> {
+        self.remove(CONFIG)?;
+        // A folder without `config.json` is incomplete, so this file, the first of all, comes last.
+        for file in CopiedFile::ALL.into_iter().rev() {
+            match model.iter().find(|(given, _)| *given == file) {
+                Some((_, bytes)) => files::write(&self.file(file), bytes)?,
+                None => self.remove(file)?,
             }
         }
         Ok(())
     }
+
+    fn remove(&self, file: CopiedFile) -> Result<(), PipelineError> {
+        let path = self.file(file);
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != ErrorKind::NotFound => {
+                Err(PipelineError::Io { action: "remove", path, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses the files of a broken-off import. They may be of another model than the weights.
+    pub(crate) fn check_whole(&self) -> Result<(), PipelineError> {
+        if self.root.exists() && !self.file(CONFIG).exists() {
+            return Err(PretrainedError::BrokenOff { folder: self.root.clone() }.into());
+        }
+        Ok(())
+    }
+}
+
+/// The small files of a folder, as far as it has them.
+pub(crate) fn copied_from_folder(folder: &Path) -> Result<Vec<(CopiedFile, Vec<u8>)>, PipelineError> {
+    let mut copied = Vec::new();
+    for file in CopiedFile::ALL {
+        copied.extend(read_small(&folder.join(file.name()), file.largest())?.map(|bytes| (file, bytes)));
+    }
+    Ok(copied)
 }
 
 /// The chat templates in the settings of a tokenizer, with their names: one without a name, or a list.
@@ -285,86 +327,4 @@ pub(crate) fn read_small(path: &Path, largest: u64) -> Result<Option<Vec<u8>>, P
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    struct Test {
-        place: tempfile::TempDir,
-        folder: ImportedFolder,
-    }
-
-    impl Test {
-        fn new() -> Self {
-            let place = tempfile::tempdir().unwrap();
-            Self { folder: ImportedFolder::new(place.path().to_owned()), place }
-        }
-
-        fn write(&self, name: &str, value: &Value) {
-            std::fs::write(self.place.path().join(name), value.to_string()).unwrap();
-        }
-    }
-
-    #[test]
-    fn the_default_of_several_chat_templates_is_found() {
-        let test = Test::new();
-        let found = |template: Value| {
-            let settings = json!({ "chat_template": template });
-            test.write("tokenizer_config.json", &settings);
-            let found = test.folder.chat_template().map_err(|error| error.to_string());
-            // An import refuses what could not be read later.
-            let checked = TOKENIZER_CONFIG.check(settings.to_string().as_bytes());
-            assert_eq!(checked.map_err(|error| error.to_string()).err(), found.as_ref().err().cloned());
-            found
-        };
-        let named = |name: &str, template: &str| json!({"name": name, "template": template});
-        assert_eq!(found(json!("one")), Ok(Some("one".to_owned())));
-        let list = json!([named("rag", "no"), named("default", "plain"), named("tool_use", "no")]);
-        assert_eq!(found(list), Ok(Some("plain".to_owned())));
-        for without in [Value::Null, json!([]), json!([named("tool_use", "no")])] {
-            assert_eq!(found(without), Ok(None));
-        }
-        for wrong in [json!(7), json!({"default": "plain"}), json!([{"name": "default"}]), json!(["plain"])] {
-            let error = found(wrong).unwrap_err();
-            assert!(
-                error.contains("tokenizer_config.json: chat_template must be a text, or a list"),
-                "{error}"
-            );
-        }
-    }
-
-    #[test]
-    fn exported_files_end_a_text_where_the_documents_of_the_run_end() {
-        for (config, generation, exported) in [
-            (json!(2), json!(2), [json!([2, 0]), json!([2, 0])]),
-            (json!([2, 3]), json!(null), [json!([2, 3, 0]), json!([2, 3, 0])]),
-            (json!(null), json!([0, 2]), [json!([0, 2]), json!([0, 2])]),
-            (json!(null), json!(null), [json!(0), json!(0)]),
-        ] {
-            let test = Test::new();
-            let model = json!({"eos_token_id": config, "bos_token_id": 1, "initializer_range": 0.3, "hidden_size": 8});
-            test.write("config.json", &model);
-            test.write("generation_config.json", &json!({"eos_token_id": generation, "temperature": 0.7}));
-            let found = test.folder.exported(0).unwrap().unwrap();
-            let [(_, generation)] = found.files.as_slice() else { panic!("{:?}", found.files) };
-            let generation: Value = serde_json::from_slice(generation).unwrap();
-            let [of_config, of_generation] = exported;
-            assert_eq!(
-                Value::from(found.special),
-                json!({"eos_token_id": of_config, "bos_token_id": 1, "initializer_range": 0.3})
-            );
-            assert_eq!(generation, json!({"eos_token_id": of_generation, "temperature": 0.7}));
-        }
-    }
-
-    #[test]
-    fn files_that_name_the_end_of_documents_are_exported_as_they_are() {
-        let test = Test::new();
-        test.write("config.json", &json!({"eos_token_id": [2, 0]}));
-        let text = b"{ \"top_k\": 5,  \"eos_token_id\": 0}";
-        std::fs::write(test.place.path().join("generation_config.json"), text).unwrap();
-        let found = test.folder.exported(0).unwrap().unwrap();
-        assert_eq!(found.files, [("generation_config.json".to_owned(), text.to_vec())]);
-    }
-}
+mod tests;

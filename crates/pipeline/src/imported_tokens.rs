@@ -2,15 +2,36 @@
 
 use dipaco_model::{GgufTokens, GgufVocabulary};
 use dipaco_server::TemplateTokens;
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::PipelineError;
 use crate::imported_files::{CONFIG, ImportedFolder, SPECIAL_TOKENS, TOKENIZER_CONFIG};
 
 /// The text of a token in the settings of a tokenizer: a text, or an object with its content.
-pub(crate) fn token_of(config: &Value, key: &str) -> Option<String> {
+fn token_of(config: &Value, key: &str) -> Option<String> {
     let token = config.get(key)?;
     Some(token.as_str().or_else(|| token.get("content")?.as_str())?.to_owned())
+}
+
+/// The text of a special token: as the settings of a tokenizer name it, or else the file of its own that older programs wrote.
+pub(crate) fn named_token(settings: &Value, older: &Value, key: &str) -> Option<String> {
+    token_of(settings, key).or_else(|| token_of(older, key))
+}
+
+/// The text of an added token in a `tokenizer.json`.
+pub(crate) fn added_token(tokenizer: &[u8], id: u32) -> Option<String> {
+    #[derive(Deserialize)]
+    struct File {
+        added_tokens: Vec<Token>,
+    }
+    #[derive(Deserialize)]
+    struct Token {
+        id: u32,
+        content: String,
+    }
+    let file: File = serde_json::from_slice(tokenizer).ok()?;
+    file.added_tokens.into_iter().find(|token| token.id == id).map(|token| token.content)
 }
 
 impl ImportedFolder {
@@ -25,9 +46,8 @@ impl ImportedFolder {
             return Ok(TemplateTokens::of_end(end_of_text));
         }
         let names = self.json(TOKENIZER_CONFIG)?.unwrap_or_default();
-        // Older programs wrote the tokens into a file of their own.
         let older = self.json(SPECIAL_TOKENS)?.unwrap_or_default();
-        let token = |key: &str| token_of(&names, key).or_else(|| token_of(&older, key));
+        let token = |key: &str| named_token(&names, &older, key);
         Ok(TemplateTokens {
             bos: token("bos_token").unwrap_or_default(),
             eos: token("eos_token").unwrap_or_else(|| end_of_text.to_owned()),

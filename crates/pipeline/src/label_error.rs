@@ -36,12 +36,21 @@ pub enum LabelError {
         /// Hash of the label file of the fit.
         expected: String,
     },
-    /// The text that labels refer to is gone.
+    /// Text that was prepared into the run is gone, and the router needs its labels.
+    #[error(
+        "{} was prepared into this run and is not there: put it back, or choose another routing.kind",
+        file.display()
+    )]
+    TextGone {
+        /// The missing file.
+        file: PathBuf,
+    },
+    /// The validation text that labels refer to is gone.
     #[error(
         "{} was prepared into this run's validation text and no longer exists: give the text with --labelled-text",
         file.display()
     )]
-    TextGone {
+    ValidationTextGone {
         /// The missing file.
         file: PathBuf,
     },

@@ -136,8 +136,15 @@ fn prepared_from(run: &RunDirectory, part: Prepared) -> Result<Vec<PathBuf>, Pip
     let files: Vec<PathBuf> =
         report.files.into_iter().filter(|file| wanted(file.validation)).map(|file| file.path).collect();
     match files.iter().find(|file| !file.exists()) {
-        Some(missing) => Err(LabelError::TextGone { file: missing.clone() }.into()),
         None => Ok(files),
+        Some(missing) => {
+            let file = missing.clone();
+            Err(match part {
+                Prepared::Validation => LabelError::ValidationTextGone { file },
+                Prepared::All => LabelError::TextGone { file },
+            }
+            .into())
+        }
     }
 }
 

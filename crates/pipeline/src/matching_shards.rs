@@ -43,7 +43,8 @@ pub(crate) fn check_training_shards(
     if config.routing.phases.is_empty() { of_run.check_settings(config) } else { Ok(()) }
 }
 
-/// Checks that an evaluation can use the validation shards of the current phase.
+/// Checks that an evaluation can use the validation shards of the current phase. Returns the router that they belong to, unless
+/// the run has lost it.
 ///
 /// # Errors
 /// [`PipelineError::StaleShards`] when the shards are older than the router, the tokenizer or the validation text,
@@ -53,17 +54,19 @@ pub(crate) fn check_validation_shards(
     run: &RunDirectory,
     weights: &Weights,
     shards: &ShardSet,
-) -> Result<(), PipelineError> {
+) -> Result<Option<Router>, PipelineError> {
     let phase = weights.manifest().phase();
     let of_run = OfRun { run, phase, shards, remedy: assign(phase) };
-    if let Some(router) = of_run.check_router(Some(weights.seed_hash()?))? {
+    let router = of_run.check_router(Some(weights.seed_hash()?))?;
+    if let Some(router) = &router {
         let (read, uncounted) = (router.prefix_tokens(), weights.config().evaluation.prefix_tokens);
         if read > uncounted {
             return Err(EvalError::RouterPrefix { read, uncounted }.into());
         }
     }
     of_run.check_tokenizer()?;
-    of_run.check_text(&run.validation_tokens())
+    of_run.check_text(&run.validation_tokens())?;
+    Ok(router)
 }
 
 /// The command that makes the shards of a phase anew.

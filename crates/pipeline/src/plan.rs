@@ -6,7 +6,7 @@ use dipaco_plan::{
 };
 use dipaco_topology::Topology;
 
-use crate::dry_run::DryRun;
+use crate::dry_run::{DryRun, paths_through_modules};
 use crate::error::PipelineError;
 use crate::measured_runs::measured_law;
 use crate::prepared::token_file;
@@ -38,9 +38,12 @@ pub fn plan(
     sizes: &DryRun,
     inputs: PlanInputs,
 ) -> Result<Plan, PipelineError> {
-    let corpus_tokens = match inputs.corpus_tokens {
-        None if run.train_tokens().exists() => Some(token_file(run, &run.train_tokens())?.tokens()),
-        tokens => tokens,
+    let (corpus_tokens, corpus_documents) = match inputs.corpus_tokens {
+        None if run.train_tokens().exists() => {
+            let text = token_file(run, &run.train_tokens())?;
+            (Some(text.tokens()), Some(text.documents()))
+        }
+        tokens => (tokens, None),
     };
     let workers = inputs.tokens_per_second.map(|tokens_per_second| WorkerFleet {
         workers: sizes.workers as u64,
@@ -49,21 +52,26 @@ pub fn plan(
         bytes_up: sizes.wire.from_worker,
         link: inputs.link,
     });
-    let levels = (0_u16..).zip(&sizes.levels).map(|(number, level)| PlannedLevel {
-        paths_per_module: level.paths_per_module,
-        outer_rate: outer_rate(&config.outer.of_level(number), level.paths_per_module),
-        default_outer_rate: outer_rate(&OuterConfig::default(), level.paths_per_module),
+    let topology = Topology::new(&config.topology, config.model.blocks)?;
+    let levels = (0_u16..).zip(&sizes.levels).flat_map(|(number, level)| {
+        let outer = config.outer.of_level(number);
+        paths_through_modules(&topology, number.into()).into_iter().map(move |paths| PlannedLevel {
+            level: number,
+            paths_per_module: paths,
+            trains: level.trains,
+            outer_rate: outer_rate(&outer, paths),
+            default_outer_rate: outer_rate(&OuterConfig::default(), paths),
+        })
     });
     let rounds = sizes.rounds.iter().map(|part| PlannedRounds { rounds: part.rounds, paths: part.paths });
     let measured = match inputs.measured.as_slice() {
         [] => None,
         files => Some(measured_law(files, &inputs.measured_runs)?),
     };
-    let trained = Topology::new(&config.topology, config.model.blocks)?.trained_paths().len() as u64;
     Ok(Plan::new(&Setting {
         parameters: sizes.parameters.path,
         paths: sizes.paths.into(),
-        trained_paths: trained,
+        trained_paths: topology.trained_paths().len() as u64,
         levels: levels.collect(),
         seed: PlannedSeed {
             steps: config.seed_model.steps,
@@ -73,9 +81,12 @@ pub fn plan(
         rounds: rounds.collect(),
         inner_steps: config.train.inner_steps,
         step_tokens: sizes.tokens.step,
+        sequence_tokens: config.train.sequence_tokens as u64,
+        packing: config.train.packing,
         learning_rate: config.train.adamw.learning_rate,
         overlap: config.routing.overlap,
         corpus_tokens,
+        corpus_documents,
         trained_share: (1.0 - config.routing.router_share) * (1.0 - config.train.holdout_fraction),
         workers,
         measured,
@@ -95,6 +106,7 @@ mod tests {
     use dipaco_topology::{AddedPaths, PathId};
 
     use super::*;
+    use crate::small_run::{DOCUMENTS, SmallRun};
 
     fn config() -> RunConfig {
         let mut config = RunConfig::default();
@@ -126,6 +138,47 @@ mod tests {
         for (level, rate) in plan.levels.iter().zip([0.35, 0.7]) {
             assert!(is(level.outer_rate, rate) && is(level.default_outer_rate, default), "{level:?}");
         }
+    }
+
+    #[test]
+    fn a_level_comes_once_for_each_number_of_paths_through_its_modules() {
+        let mut config = config();
+        config.topology.paths = vec![vec![0, 0], vec![0, 1], vec![1, 0]];
+        let sizes = DryRun::new(&config, String::new(), 1, 1, None).unwrap();
+        let plan = plan(&RunDirectory::new("none"), &config, &sizes, PlanInputs::default()).unwrap();
+        let found: Vec<_> = plan.levels.iter().map(|level| (level.level, level.paths_per_module)).collect();
+        assert_eq!(found, [(0, 1), (0, 2), (1, 1), (1, 2)]);
+        let rate = |level: usize| plan.levels[level].outer_rate.unwrap().rate;
+        assert!((rate(1) / rate(0) - 2f64.sqrt()).abs() < 1e-6, "{:?}", plan.levels);
+    }
+
+    #[test]
+    fn a_frozen_level_has_no_outer_rate() {
+        let mut config = config();
+        config.topology.levels[0].frozen = true;
+        let sizes = DryRun::new(&config, String::new(), 1, 1, None).unwrap();
+        let plan = plan(&RunDirectory::new("none"), &config, &sizes, PlanInputs::default()).unwrap();
+        let rates: Vec<bool> = plan.levels.iter().map(|level| level.outer_rate.is_some()).collect();
+        assert_eq!(rates, [false, true]);
+        assert!(plan.levels[0].refused.as_ref().unwrap().contains("frozen"), "{:?}", plan.levels[0]);
+    }
+
+    #[test]
+    fn the_documents_of_the_prepared_text_count_and_for_a_number_of_tokens_there_is_a_bound() {
+        let SmallRun { folder: _folder, run, mut config, .. } = SmallRun::seeded();
+        // Longer than every document.
+        config.train.sequence_tokens = 4096;
+        let sizes = DryRun::new(&config, String::new(), 1, 1, None).unwrap();
+        let shard = |inputs| plan(&run, &config, &sizes, inputs).unwrap().shard.unwrap();
+        let found = shard(PlanInputs::default());
+        let documents = found.documents.unwrap();
+        let trained = (1.0 - config.routing.router_share) * (1.0 - config.train.holdout_fraction);
+        assert!((documents - DOCUMENTS as f64 * trained / f64::from(sizes.paths)).abs() < 1e-9, "{found:?}");
+        let steps = u64::from(config.train.rounds) * config.train.inner_steps;
+        let sequences = steps as f64 * config.train.batch as f64;
+        assert!((found.epochs - sequences / documents).abs() < 1e-9 && !found.at_most, "{found:?}");
+        let bound = shard(PlanInputs { corpus_tokens: Some(10_000), ..PlanInputs::default() });
+        assert!(bound.at_most && bound.documents.is_none(), "{bound:?}");
     }
 
     #[test]

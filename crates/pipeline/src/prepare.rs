@@ -6,10 +6,15 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use dipaco_config::RunConfig;
-use dipaco_shards::{PrepareFolder, PrepareProgress, PrepareReport, PrepareWork, ShardsError};
+use dipaco_routing::shard_file_name;
+use dipaco_shards::{
+    PrepareFolder, PrepareProgress, PrepareReport, PrepareWork, ShardsError, TokenSetManifest,
+};
 use dipaco_telemetry::{Progress, ProgressUnit, Task, human};
+use dipaco_topology::{PathId, Topology};
 
 use crate::error::PipelineError;
+use crate::extend_error::ExtendError;
 use crate::route::router;
 use crate::run_directory::RunDirectory;
 use crate::store::manifest;
@@ -31,8 +36,9 @@ pub fn check_inputs(inputs: &[PathBuf], validation: &[PathBuf]) -> Result<(), Pi
 /// of a store among the inputs would be text. Blocks.
 ///
 /// # Errors
-/// [`PipelineError::Shards`] when the text can't be read, gives another tokenizer than that of the trained paths, the files
-/// can't be written, or `cancel` was set.
+/// [`PipelineError::Shards`] when the text can't be read, gives another tokenizer or end-of-text token than that of the trained
+/// paths, the files can't be written, or `cancel` was set; [`PipelineError::Pretrained`] after an import that was broken off;
+/// [`PipelineError::Extend`] when the run shows the text of a finished run, and this is another text.
 pub fn prepare(
     run: &RunDirectory,
     config: &RunConfig,
@@ -57,16 +63,48 @@ pub fn prepare_part(
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<PrepareReport, PipelineError> {
+    run.imported().check_whole()?;
+    // Labels are looked up in the text again, by a command that may run in another folder.
+    let (inputs, validation) = (absolute(inputs)?, absolute(validation)?);
     let (settings, watcher, data) = (run.located(&config.prepare), FileProgress::new(progress), run.data());
-    let prepare = |keep: Option<&str>| {
-        let into = PrepareFolder { path: &data, keep };
-        dipaco_shards::prepare(&settings, inputs, validation, work, into, &watcher, cancel)
+    let prepare = |into: PrepareFolder<'_>| {
+        dipaco_shards::prepare(&settings, &inputs, &validation, work, into, &watcher, cancel)
     };
-    match prepare(known_tokenizer(run)?.as_deref()) {
+    let lent = has_lent_text(run, config)?;
+    // No tokenizer has an empty hash, so another text is refused before a file changes.
+    let known = if lent { Some(String::new()) } else { known_tokenizer(run)? };
+    let keep = known.as_deref();
+    let keep_end_of_text = keep.and_then(|hash| known_end_of_text(run, hash));
+    match prepare(PrepareFolder { path: &data, keep, keep_end_of_text }) {
+        Err(ShardsError::TokenizerInUse { .. }) if lent => {
+            Err(ExtendError::LentText { run: run.root().to_owned(), folder: run.data() }.into())
+        }
         // The store is read last: a repeated step needs no access to it.
-        Err(ShardsError::TokenizerInUse { .. }) if !tokenizer_in_use(run)? => Ok(prepare(None)?),
+        Err(ShardsError::TokenizerInUse { .. } | ShardsError::EndOfTextInUse { .. })
+            if !tokenizer_in_use(run)? =>
+        {
+            Ok(prepare(PrepareFolder::new(&data))?)
+        }
         prepared => Ok(prepared?),
     }
+}
+
+/// True if a run without a path that trains finds prepared text in a folder of its settings: the text of a finished run, which
+/// is not its own.
+fn has_lent_text(run: &RunDirectory, config: &RunConfig) -> Result<bool, PipelineError> {
+    if config.topology.kept_paths == 0 || config.run.data.is_none() || !run.tokenizer().exists() {
+        return Ok(false);
+    }
+    Ok(Topology::new(&config.topology, config.model.blocks)?.trained_paths().len() == 0)
+}
+
+/// Names that are the same in every folder.
+fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, PipelineError> {
+    let absolute = |path: &PathBuf| {
+        let failed = |source| PipelineError::Io { action: "resolve", path: path.clone(), source };
+        std::path::absolute(path).map_err(failed)
+    };
+    paths.iter().map(absolute).collect()
 }
 
 /// The hash of the tokenizer that a run was routed with, or else of the one that it has; `None` if it has neither.
@@ -77,6 +115,15 @@ fn known_tokenizer(run: &RunDirectory) -> Result<Option<String>, PipelineError> 
     }
     let file = run.tokenizer();
     Ok(if file.exists() { Some(dipaco_files::file_hash(&file)?) } else { None })
+}
+
+/// The end-of-text token of the documents that a run was routed with, or else of its prepared text. A list that another tokenizer
+/// made says nothing, and a list that can't be read is reported by the steps that need it.
+fn known_end_of_text(run: &RunDirectory, tokenizer_hash: &str) -> Option<u32> {
+    let shard = run.routing(0).train().join(shard_file_name(PathId(0)));
+    let mut lists =
+        [shard, run.train_tokens()].into_iter().filter_map(|list| TokenSetManifest::read(&list).ok());
+    lists.find(|list| list.tokenizer_hash == tokenizer_hash).map(|list| list.end_of_text)
 }
 
 /// True if the model of a run knows the tokens of one tokenizer only: its paths are trained, or its seed came from another run.
@@ -139,5 +186,37 @@ impl PrepareProgress for FileProgress {
                 task.finish();
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use dipaco_shards::TokenFileInfo;
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_text_token_to_keep_is_that_of_the_shards_or_else_of_the_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path());
+        let list = |path: &Path, tokenizer: &str, end_of_text: u32| {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let tokenizer_hash = tokenizer.to_owned();
+            let info =
+                TokenFileInfo { tokenizer_hash, end_of_text, vocab_size: 10, ..TokenFileInfo::default() };
+            TokenSetManifest::new(&info).publish(path).unwrap();
+        };
+        assert_eq!(known_end_of_text(&run, "own"), None);
+        list(&run.train_tokens(), "own", 3);
+        assert_eq!(known_end_of_text(&run, "own"), Some(3));
+        let shard = run.routing(0).train().join(shard_file_name(PathId(0)));
+        list(&shard, "other", 4);
+        assert_eq!(known_end_of_text(&run, "own"), Some(3));
+        // A stopped preparation has removed the list of the text.
+        list(&shard, "own", 5);
+        std::fs::remove_file(run.train_tokens()).unwrap();
+        assert_eq!(known_end_of_text(&run, "own"), Some(5));
     }
 }

@@ -1,11 +1,12 @@
 //! Reading the tokenizer and the token files that `prepare` wrote.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use dipaco_shards::{TokenSet, Tokenizer, prepared_tokenizer};
+use dipaco_shards::{PrepareReport, TokenSet, Tokenizer, TokenizerReport, prepared_tokenizer};
 
 use crate::error::PipelineError;
+use crate::files;
 use crate::run_directory::RunDirectory;
 
 /// Reads the run's tokenizer.
@@ -13,10 +14,34 @@ use crate::run_directory::RunDirectory;
 /// # Errors
 /// [`PipelineError::NotPrepared`] when the run has none, [`PipelineError::Shards`] when it can't be read.
 pub fn tokenizer(run: &RunDirectory) -> Result<Tokenizer, PipelineError> {
-    if !run.tokenizer().exists() {
-        return Err(PipelineError::NotPrepared { folder: run.data() });
-    }
-    Ok(prepared_tokenizer(&run.data())?)
+    let file = tokenizer_file(run).ok_or_else(|| PipelineError::NotPrepared { folder: run.data() })?;
+    Ok(prepared_tokenizer(file.parent().unwrap_or(&file))?)
+}
+
+/// The file of the run's tokenizer: that of its prepared text, or else of the finished run that it extends, whose text may be
+/// gone.
+pub(crate) fn tokenizer_file(run: &RunDirectory) -> Option<PathBuf> {
+    [run.tokenizer(), run.kept_tokenizer()].into_iter().find(|file| file.exists())
+}
+
+/// Keeps the tokenizer of the finished run that a run extends, with a report that names its end-of-text token.
+pub(crate) fn keep_tokenizer(run: &RunDirectory, tokenizer: &Tokenizer) -> Result<(), PipelineError> {
+    let kept = TokenizerReport {
+        hash: tokenizer.hash().to_owned(),
+        vocab_size: tokenizer.vocab_size(),
+        end_of_text: Some(tokenizer.end_of_text_text()),
+        ..TokenizerReport::default()
+    };
+    let (file, report) =
+        (run.kept_tokenizer(), PrepareReport { tokenizer: kept, ..PrepareReport::default() });
+    let path = file.with_file_name("report.json");
+    let json = serde_json::to_vec_pretty(&report).map_err(|error| PipelineError::Io {
+        action: "write",
+        path: path.clone(),
+        source: error.into(),
+    })?;
+    files::write(&path, &json)?;
+    files::write(&file, tokenizer.to_json())
 }
 
 /// Opens a token file and checks that it was made with the run's tokenizer.
@@ -52,5 +77,18 @@ mod tests {
         let told = refused(&run.validation_tokens());
         assert!(told.contains("has no validation documents") && told.contains("--validation"), "{told}");
         assert!(refused(&run.data().join("other.json")).contains("there is no prepared text in"));
+    }
+
+    #[test]
+    fn a_kept_tokenizer_keeps_its_end_of_text_token() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path());
+        let model =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures/pretrained/tokenizer.json");
+        // Not the usual one.
+        let given = Tokenizer::from_file(&model, Some("<|im_end|>")).unwrap();
+        keep_tokenizer(&run, &given).unwrap();
+        let kept = tokenizer(&run).unwrap();
+        assert_eq!((kept.hash(), kept.end_of_text_text()), (given.hash(), "<|im_end|>".to_owned()));
     }
 }

@@ -64,6 +64,16 @@ pub enum PretrainedError {
         /// The folder or file of the model.
         model: PathBuf,
     },
+    /// An import was broken off.
+    #[error(
+        "{} has no config.json, so an import was broken off, and its tokenizer and the weights may be of two models: repeat \
+         `dipaco seed --import`, with --restart if it was to replace a seed",
+        folder.display()
+    )]
+    BrokenOff {
+        /// The run's folder with the files of the model.
+        folder: PathBuf,
+    },
     /// A downloaded package can't be unpacked.
     #[error("{} can't be unpacked: {problem}", package.display())]
     Package {

@@ -218,14 +218,22 @@ pub fn assign(
     })?
     .into_iter();
     let Some(train) = shards.next() else { return Err(PipelineError::NotPrepared { folder: run.data() }) };
-    let routing = &weights.config().routing;
     if !skipped
-        && let gain = dipaco_routing::token_gain(&train, routing.prefix_tokens)?
-        && let Some(warning) = dipaco_routing::token_gain_warning(routing.kind, gain)
+        && let gain = dipaco_routing::token_gain(&train, weights.config().routing.prefix_tokens)?
+        && let Some(warning) = gain_warning(&run.routing(phase), gain)?
     {
         tracing::warn!("{warning}");
     }
     Ok(Division { train, validation: shards.next(), skipped })
+}
+
+/// A warning when the shards of a phase are hardly different kinds of text ([`dipaco_routing::token_gain`]). The router of
+/// the phase decides: a run may begin with random shards, and its next router divides by the text.
+///
+/// # Errors
+/// As [`router`].
+pub fn gain_warning(routing: &RoutingFolder, gain: Option<f64>) -> Result<Option<String>, PipelineError> {
+    Ok(dipaco_routing::token_gain_warning(router(routing)?.kind(), gain))
 }
 
 /// Decides about a part of the training text and of the validation text, and writes no shard. Returns the number of
@@ -339,10 +347,10 @@ pub(crate) fn shown<'a>(
     name: &'a str,
     cancel: &'a AtomicBool,
 ) -> impl FnMut(RoutingProgress) -> ControlFlow<()> + 'a {
-    let mut tasks: [Option<Task>; 2] = [None, None];
-    let mut show = move |which: usize, name: String, done: u64, total: u64| {
+    let mut tasks: [Option<Task>; 3] = [None, None, None];
+    let mut show = move |which: usize, name: String, unit: ProgressUnit, done: u64, total: u64| {
         let task = tasks[which].get_or_insert_with(|| {
-            let task = progress.task(&name, Some(total), ProgressUnit::Count("documents"));
+            let task = progress.task(&name, Some(total), unit);
             // Documents of an earlier call must not count in the rate of this one.
             task.resume_at(done);
             task
@@ -356,9 +364,15 @@ pub(crate) fn shown<'a>(
         if cancel.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
         }
+        let documents = ProgressUnit::Count("documents");
         match step {
-            RoutingProgress::Documents { done, total } => show(0, name.to_owned(), done, total),
-            RoutingProgress::Shards { done, total } => show(1, format!("{name}: shards"), done, total),
+            RoutingProgress::Verify { done, total } => {
+                show(0, format!("{name}: check"), ProgressUnit::Bytes, done, total);
+            }
+            RoutingProgress::Documents { done, total } => show(1, name.to_owned(), documents, done, total),
+            RoutingProgress::Shards { done, total } => {
+                show(2, format!("{name}: shards"), documents, done, total);
+            }
             RoutingProgress::KMeans { restart, iteration, inertia } => {
                 tracing::debug!(restart, iteration, inertia, "k-means");
             }

@@ -126,11 +126,6 @@ impl RunDirectory {
         self.root.join("secrets")
     }
 
-    /// Key and certificate of the run's own authority, in a run that began when they had their place here.
-    pub(crate) fn earlier_authority(&self) -> PathBuf {
-        self.secrets().join("authority.pem")
-    }
-
     /// The join token of the workers.
     pub fn join_token(&self) -> PathBuf {
         self.secrets().join("join.token")

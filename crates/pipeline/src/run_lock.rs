@@ -1,13 +1,14 @@
-//! The lock that keeps trainings and rollbacks of a run apart.
+//! The locks that keep trainings and rollbacks of a run apart, and the experiments of a folder.
 
 use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
 
 use dipaco_files::open_to_lock;
 
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
 
-/// The lock on a run. It ends with this value or the process.
+/// The lock on a run, or on a folder of experiments. It ends with this value or the process.
 #[derive(Debug)]
 pub(crate) struct RunLock {
     _file: File,
@@ -21,7 +22,7 @@ impl RunLock {
     /// [`PipelineError::RunBusy`] during a rollback.
     pub(crate) fn for_training(run: &RunDirectory) -> Result<Option<Self>, PipelineError> {
         let busy = "is being taken back: wait until `dipaco rollback` has ended";
-        match Self::take(run, File::try_lock_shared, busy) {
+        match Self::take(run.lock(), File::try_lock_shared, || run_busy(run, busy)) {
             Err(error @ PipelineError::Io { .. }) => {
                 tracing::warn!(%error, "the run is not locked against `dipaco rollback`");
                 Ok(None)
@@ -35,15 +36,25 @@ impl RunLock {
     /// # Errors
     /// [`PipelineError::RunBusy`] during a training, [`PipelineError::Io`] when the file can't be made.
     pub(crate) fn for_rollback(run: &RunDirectory) -> Result<Self, PipelineError> {
-        Self::take(run, File::try_lock, "is in training: stop `dipaco train` or `dipaco coordinator` first")
+        let busy = "is in training: stop `dipaco train` or `dipaco coordinator` first";
+        Self::take(run.lock(), File::try_lock, || run_busy(run, busy))
+    }
+
+    /// Locks a folder of experiments for this process.
+    ///
+    /// # Errors
+    /// [`PipelineError::FolderBusy`] when another process has it, [`PipelineError::Io`] when the file can't be made or the file
+    /// system has no locks.
+    pub(crate) fn for_experiments(folder: &Path) -> Result<Self, PipelineError> {
+        let busy = || PipelineError::FolderBusy { folder: folder.to_owned() };
+        Self::take(folder.join("lock"), File::try_lock, busy)
     }
 
     fn take(
-        run: &RunDirectory,
+        path: PathBuf,
         lock: impl Fn(&File) -> Result<(), TryLockError>,
-        busy: &'static str,
+        busy: impl FnOnce() -> PipelineError,
     ) -> Result<Self, PipelineError> {
-        let path = run.lock();
         let failed = |action| {
             let path = path.clone();
             move |source| PipelineError::Io { action, path, source }
@@ -51,12 +62,14 @@ impl RunLock {
         let file = open_to_lock(&path).map_err(failed("create"))?;
         match lock(&file) {
             Ok(()) => Ok(Self { _file: file }),
-            Err(TryLockError::WouldBlock) => {
-                Err(PipelineError::RunBusy { folder: run.root().to_owned(), busy })
-            }
+            Err(TryLockError::WouldBlock) => Err(busy()),
             Err(TryLockError::Error(source)) => Err(failed("lock")(source)),
         }
     }
+}
+
+fn run_busy(run: &RunDirectory, busy: &'static str) -> PipelineError {
+    PipelineError::RunBusy { folder: run.root().to_owned(), busy }
 }
 
 #[cfg(test)]
@@ -76,6 +89,8 @@ mod tests {
             shared.contains(OFlags::RDWR) && exclusive.contains(OFlags::RDWR),
             "{shared:?} {exclusive:?}"
         );
+        let experiments = flags(RunLock::for_experiments(folder.path()).unwrap());
+        assert!(experiments.contains(OFlags::RDWR), "{experiments:?}");
     }
 
     #[test]
@@ -92,5 +107,18 @@ mod tests {
         assert!(busy.to_string().contains("is being taken back"), "{busy}");
         drop(rollback);
         assert!(RunLock::for_training(&run).unwrap().is_some());
+    }
+
+    #[test]
+    fn one_process_works_in_a_folder_of_experiments_and_a_lock_that_fails_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = RunLock::for_experiments(folder.path()).unwrap();
+        let busy = RunLock::for_experiments(folder.path()).unwrap_err();
+        assert!(matches!(busy, PipelineError::FolderBusy { .. }), "{busy}");
+        drop(lock);
+        let no_locks = |_: &File| Err(TryLockError::Error(std::io::ErrorKind::Unsupported.into()));
+        let busy = || PipelineError::FolderBusy { folder: folder.path().to_owned() };
+        let failed = RunLock::take(folder.path().join("lock"), no_locks, busy).unwrap_err();
+        assert!(matches!(failed, PipelineError::Io { action: "lock", .. }), "{failed}");
     }
 }

@@ -29,8 +29,9 @@ pub struct SeedHow {
 /// before the first step of all, when nothing refuses the settings any more: the first snapshot has them.
 ///
 /// # Errors
-/// [`PipelineError::NotPrepared`] without prepared text; [`PipelineError::Train`] when the run has a seed of another
-/// configuration or text and `how.restart` is false, or when the store can't be written; the error of `begins`.
+/// [`PipelineError::NotPrepared`] without prepared text; [`PipelineError::Pretrained`] after an import that was broken off;
+/// [`PipelineError::Train`] when the run has a seed of another configuration or text and `how.restart` is false, or when the
+/// store can't be written; the error of `begins`.
 pub async fn seed(
     run: &RunDirectory,
     config: &RunConfig,
@@ -39,6 +40,7 @@ pub async fn seed(
     cancel: Arc<AtomicBool>,
     begins: impl FnOnce() -> Result<(), PipelineError>,
 ) -> Result<SeedSummary, PipelineError> {
+    run.imported().check_whole()?;
     let train = token_file(run, &run.train_tokens())?;
     let validation = run.validation_tokens();
     let validation = if validation.exists() { Some(token_file(run, &validation)?) } else { None };

@@ -17,7 +17,7 @@ use crate::error::PipelineError;
 pub use crate::fingerprint::{FixedParts, fingerprint};
 use crate::machine_memory::machine_memory;
 use crate::prefix_router::prefix_router;
-use crate::prepared::tokenizer;
+use crate::prepared::{tokenizer, tokenizer_file};
 use crate::reload::{Source, follow};
 use crate::route::router;
 use crate::run_directory::RunDirectory;
@@ -187,12 +187,17 @@ fn check_memory(
     router: &Router,
     paths: &[PathModules],
 ) -> Result<(), PipelineError> {
+    let (kind, fitted) = (router.kind(), &router.fitted_on().config);
     let routers = RouterModels {
-        seed: router.fitted_on().config.reads_seed(router.kind()),
+        seed: fitted.reads_seed(kind),
         transformer: config.serve.reroute_by == RerouteBy::Transformer
             && TransformerRouter::exists(run.routing(weights.manifest().phase()).root()),
+        vectors: if fitted.needs_token_vectors(kind) { router.dimension() } else { 0 },
     };
-    let memory = ServeMemory::new(config, weights.topology(), paths, routers)?;
+    // Whoever reads a missing file says so.
+    let tokenizer = tokenizer_file(run).and_then(|file| std::fs::metadata(file).ok());
+    let tokenizer = tokenizer.map_or(0, |file| file.len());
+    let memory = ServeMemory::new(config, weights.topology(), paths, routers, tokenizer)?;
     tracing::info!("the server needs at most {memory}");
     match machine_memory() {
         Some(machine) if config.serve.check_memory => Ok(memory.check(machine)?),

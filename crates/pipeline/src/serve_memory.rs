@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use dipaco_config::RunConfig;
-use dipaco_infer::{ModuleKey, PathModules};
+use dipaco_infer::{ModuleKey, PathModules, TokenSampler};
 use dipaco_model::{ModelError, PackedModule, Stepper, level_specs, packing_bytes, parameters, path_specs};
 use dipaco_server::{Preload, RerouteBy, body_bytes, engine_config};
+use dipaco_shards::Tokenizer;
 use dipaco_store::PARTS_IN_MEMORY;
 use dipaco_telemetry::human;
-use dipaco_topology::Topology;
+use dipaco_topology::{Part, Topology};
 use thiserror::Error;
 
 use crate::machine_memory::MachineMemory;
@@ -24,6 +25,8 @@ pub struct RouterModels {
     pub seed: bool,
     /// True if there is a transformer router.
     pub transformer: bool,
+    /// Components of the router's token vectors; 0 for a router without them.
+    pub vectors: usize,
 }
 
 /// The most memory of a server in bytes, part by part.
@@ -33,11 +36,13 @@ pub struct ServeMemory {
     pub modules: usize,
     /// Pages of keys and values.
     pub pages: usize,
-    /// The seed of the router and the transformer router.
+    /// The seed of the router, its token vectors, and the transformer router with its activations.
     pub routers: usize,
+    /// The tables of the tokenizer.
+    pub tokenizer: usize,
     /// Parts of a module's file and its tensors in f32, while it is read and packed.
     pub loading: usize,
-    /// Rows and logits of a step.
+    /// Rows and logits of a step, and what its threads keep for choosing tokens.
     pub step: usize,
     /// Bodies of requests.
     pub bodies: usize,
@@ -58,7 +63,7 @@ pub struct ServerTooLarge {
 }
 
 impl ServeMemory {
-    /// The memory of a server for paths with these modules.
+    /// The memory of a server for paths with these modules. `tokenizer` is the length of the tokenizer's file in bytes.
     ///
     /// # Errors
     /// The configuration does not describe a model.
@@ -67,6 +72,7 @@ impl ServeMemory {
         topology: &Topology,
         paths: &[PathModules],
         routers: RouterModels,
+        tokenizer: u64,
     ) -> Result<Self, ModelError> {
         let (model, serve) = (&config.model, &config.serve);
         let sizes = module_sizes(config, topology)?;
@@ -84,16 +90,29 @@ impl ServeMemory {
         let (width, ffn) = (model.hidden_size, model.ffn_size);
         // Queries, keys and values, the attention's output, gate and up, and the rows before and after the products.
         let row = 2 * (model.attention_size() + model.key_value_size()) + 2 * ffn + 4 * width;
-        // The logits of a row, their copy for the sampler, and its order.
-        let logits = 3 * model.head_size();
+        // The logits of all rows, and a copy for each sequence.
+        let logits = 2 * model.head_size();
+        // The engine has as many threads as rayon by default.
+        let choices = rayon::current_num_threads() * TokenSampler::thread_bytes(model.head_size());
         let transformer = model.with_outputs(topology.paths() as usize);
         let router = |there: bool, model| if there { F32 * parameters(&path_specs(model)) } else { 0 };
+        // The router's file and its features have them both.
+        let vectors = 2 * F32 * routers.vectors * model.vocab_size;
+        // A transformer router reads one text at a time, up to the whole context. Its workspace keeps the rows, the logarithms
+        // of their attention's sums, and a packed block.
+        let block = path_specs(model).into_iter().filter(|spec| spec.part == Part::Block(0));
+        let block = parameters(&block.collect::<Vec<_>>());
+        let read = model.context.saturating_mul(row + model.heads).saturating_add(block);
+        let reading = if routers.transformer { read.saturating_mul(F32) } else { 0 };
+        let models = [router(routers.seed, model), router(routers.transformer, &transformer), reading];
+        let tokenizer = tokenizer.saturating_mul(Tokenizer::MEMORY_OF_A_BYTE);
         Ok(Self {
             modules,
             pages: engine.pages(model.context, page).saturating_mul(page),
-            routers: router(routers.seed, model).saturating_add(router(routers.transformer, &transformer)),
+            routers: total(models).saturating_add(vectors),
+            tokenizer: usize::try_from(tokenizer).unwrap_or(usize::MAX),
             loading: loading(config, topology),
-            step: rows.saturating_mul(F32 * (row + logits)),
+            step: rows.saturating_mul(F32 * (row + logits)).saturating_add(choices),
             bodies: body_bytes(serve),
         })
     }
@@ -101,8 +120,8 @@ impl ServeMemory {
     /// All parts together.
     #[must_use]
     pub fn total(&self) -> usize {
-        let Self { modules, pages, routers, loading, step, bodies } = *self;
-        total([modules, pages, routers, loading, step, bodies])
+        let Self { modules, pages, routers, tokenizer, loading, step, bodies } = *self;
+        total([modules, pages, routers, tokenizer, loading, step, bodies])
     }
 
     /// Refuses a server that needs more than the available memory of a machine.
@@ -124,11 +143,13 @@ impl std::fmt::Display for ServeMemory {
         let bytes = |bytes: usize| human::bytes(bytes as u64);
         write!(
             f,
-            "{}: modules {}, keys and values {}, routers {}, reading a module {}, a step {}, bodies of requests {}",
+            "{}: modules {}, keys and values {}, routers {}, the tokenizer {}, reading a module {}, \
+             a step {}, bodies of requests {}",
             bytes(self.total()),
             bytes(self.modules),
             bytes(self.pages),
             bytes(self.routers),
+            bytes(self.tokenizer),
             bytes(self.loading),
             bytes(self.step),
             bytes(self.bodies),
@@ -187,8 +208,11 @@ fn total(parts: impl IntoIterator<Item = usize>) -> usize {
 mod tests {
     use super::*;
     use dipaco_infer::PathVersion;
+    use dipaco_routing::TokenVectors;
 
-    const SEED: RouterModels = RouterModels { seed: true, transformer: false };
+    const SEED: RouterModels = RouterModels { seed: true, transformer: false, vectors: 0 };
+    /// Length of a file of 32,000 tokens.
+    const TOKENIZER: u64 = 2_200_000;
 
     /// A grid of 2 × 2 paths with modules of their own content.
     fn grid() -> (RunConfig, Topology, Vec<PathModules>) {
@@ -212,7 +236,7 @@ mod tests {
     fn memory(change: impl FnOnce(&mut RunConfig), routers: RouterModels) -> ServeMemory {
         let (mut config, topology, paths) = grid();
         change(&mut config);
-        ServeMemory::new(&config, &topology, &paths, routers).unwrap()
+        ServeMemory::new(&config, &topology, &paths, routers, TOKENIZER).unwrap()
     }
 
     #[test]
@@ -234,7 +258,7 @@ mod tests {
         }
         let rounded = memory(|config| config.serve.format = dipaco_server::WeightType::Q8_0, SEED);
         assert!(rounded.modules * 3 < all.modules, "{rounded}");
-        let none = RouterModels { seed: false, transformer: false };
+        let none = RouterModels { seed: false, ..SEED };
         assert_eq!(memory(|_| {}, none).routers, 0);
         let features = memory(|config| config.serve.reroute_by = RerouteBy::Features, SEED);
         assert!(
@@ -248,8 +272,44 @@ mod tests {
         let bodies = memory(|config| config.serve.body_limit *= 2, SEED).bodies;
         // 16 of the largest bodies with their prompts, and one that is decoded.
         assert_eq!(bodies - all.bodies, (16 * 3 + 1) * config.serve.body_limit);
-        let parts = [all.modules, all.pages, all.routers, all.loading, all.step, all.bodies];
+        let parts = [all.modules, all.pages, all.routers, all.tokenizer, all.loading, all.step, all.bodies];
         assert_eq!(all.total(), parts.iter().sum::<usize>());
+        assert_eq!(all.tokenizer as u64, TOKENIZER * Tokenizer::MEMORY_OF_A_BYTE);
+    }
+
+    #[test]
+    fn a_transformer_router_has_the_activations_of_a_text_as_long_as_the_context() {
+        let routers = |tokens: usize, transformer| {
+            let change = |config: &mut RunConfig| config.model.context += tokens;
+            memory(change, RouterModels { transformer, ..SEED }).routers
+        };
+        let model = grid().0.model;
+        // Gate and up alone.
+        let least = 1000 * 2 * F32 * model.ffn_size;
+        assert!(routers(1000, true) - routers(0, true) >= least);
+        assert_eq!(routers(1000, false), routers(0, false));
+    }
+
+    #[test]
+    fn token_vectors_count_in_the_router_and_in_its_features() {
+        let (config, ..) = grid();
+        let vectors = TokenVectors::new(24, vec![0.5; 24 * config.model.vocab_size]).unwrap();
+        let lsa = RouterModels { seed: false, transformer: false, vectors: vectors.components() };
+        assert_eq!(memory(|_| {}, lsa).routers, 2 * size_of_val(vectors.values()));
+    }
+
+    #[test]
+    fn a_step_has_logits_twice_for_each_row_and_a_choice_for_each_thread() {
+        let step = |vocabulary, slots| {
+            let change = |config: &mut RunConfig| {
+                (config.model.vocab_size, config.serve.slots) = (vocabulary, slots);
+            };
+            memory(change, SEED).step
+        };
+        for (slots, rows) in [(1, RunConfig::default().serve.step_tokens), (1024, 1024)] {
+            let choices = rayon::current_num_threads() * TokenSampler::thread_bytes(1000);
+            assert_eq!(step(1512, slots) - step(512, slots), rows * 2 * F32 * 1000 + choices);
+        }
     }
 
     #[test]
@@ -263,14 +323,14 @@ mod tests {
         // These settings are those of docs/serving.md.
         config.serve.format = dipaco_server::WeightType::Q8_0;
         config.serve.kv_bytes = 268_435_456;
-        let memory = ServeMemory::new(&config, &topology, &paths, SEED).unwrap();
+        let memory = ServeMemory::new(&config, &topology, &paths, SEED, TOKENIZER).unwrap();
         memory.check(MachineMemory { total: 4 << 30, available: 4 << 30 }).unwrap();
         // All modules are in memory: what is read and packed takes a small part of one.
         let module = F32 * parameters(&level_specs(&config.model, &topology, 0));
         assert!(memory.modules > 2_500_000_000 && 2 * memory.loading < module, "{memory}");
         // By default keys and values take more.
         config.serve.kv_bytes = 0;
-        let memory = ServeMemory::new(&config, &topology, &paths, SEED).unwrap();
+        let memory = ServeMemory::new(&config, &topology, &paths, SEED, TOKENIZER).unwrap();
         assert!(memory.total() > 4 << 30, "{memory}");
     }
 

@@ -24,9 +24,9 @@ const HEAD: u64 = 1024;
 pub(crate) fn refuse_stores(inputs: &[PathBuf], validation: &[PathBuf]) -> Result<(), PipelineError> {
     let all: Vec<PathBuf> = inputs.iter().chain(validation).cloned().collect();
     for file in list_inputs(&all)?.files {
-        // A file that is an input itself is read, whatever it is.
-        if !all.contains(&file.path)
-            && let Some(store) = store_of(&file.path)
+        // A file that is an input itself is read, whatever it is. Few files are manifests, and the inputs may be many.
+        if let Some(store) = store_of(&file.path)
+            && !all.contains(&file.path)
         {
             return Err(PipelineError::StoreInText { store });
         }

@@ -25,6 +25,7 @@ use crate::error::PipelineError;
 use crate::limits::raise_open_files;
 use crate::matching_shards::check_training_shards;
 use crate::phases;
+use crate::prepared::tokenizer_file;
 use crate::rollback;
 use crate::run_directory::RunDirectory;
 use crate::run_lock::RunLock;
@@ -65,6 +66,7 @@ pub struct TrainOptions {
 /// refuses the settings any more: in a training that begins when its record has them, and otherwise when the run is taken over.
 ///
 /// # Errors
+/// [`PipelineError::Interrupted`] when `cancel` is triggered while a resumed run is verified, which changes nothing.
 /// When the run is not routed, its shards belong to another router or text, it has begun and `resume` is false, or it has other
 /// settings than it began with; when the store or a file of the run can't be written; when a worker process keeps failing; the
 /// error of `accept`.
@@ -86,7 +88,7 @@ pub async fn train(
         return Ok(summary);
     }
     let begins = saved.is_none_or(|saved| saved.training.is_none());
-    let started = start(run, config, &store, options.resume, progress).await?;
+    let started = start(run, config, &store, options.resume, progress, &cancel).await?;
     if begins {
         accept()?;
     }
@@ -155,9 +157,15 @@ pub(crate) async fn start(
     store: &RunStore,
     resume: bool,
     progress: &Progress,
+    cancel: &CancellationToken,
 ) -> Result<OpenRun, PipelineError> {
-    if resume && let Some(rollback) = recover(store, progress).await? {
-        rollback::tell(run, &rollback);
+    if resume {
+        match recover(store, progress, cancel).await {
+            Ok(Some(rollback)) => rollback::tell(run, &rollback),
+            Ok(None) => {}
+            Err(CoordinatorError::Interrupted) => return Err(PipelineError::Interrupted),
+            Err(error) => return Err(error.into()),
+        }
     }
     // Read after the recovery, because the run may have gone back to an earlier phase.
     let saved = manifest_in(store).await?;
@@ -218,13 +226,13 @@ async fn warn_of_rising_losses(store: &RunStore, config: &RunConfig) -> Result<(
 /// [`PipelineError::Coordinator`] when the training began with other settings, [`PipelineError::Model`] when they don't fit
 /// the tokenizer, and [`PipelineError::Store`] when the store can't be read.
 pub async fn check_settings(run: &RunDirectory, config: &RunConfig) -> Result<(), PipelineError> {
-    if !run.tokenizer().exists() {
+    if tokenizer_file(run).is_none() {
         return Ok(());
     }
     let Some(manifest) = manifest(run).await? else { return Ok(()) };
     let (Some(start), Some(training)) = (manifest.start_hash(), &manifest.training) else { return Ok(()) };
     let config = with_vocabulary(run, config)?;
-    if training_origin(&config, &start)?.contains(&training.origin) {
+    if training.origin == training_origin(&config, &start)? {
         Ok(())
     } else {
         Err(CoordinatorError::OtherTraining.into())
@@ -262,7 +270,7 @@ pub async fn changes_of_finished_steps(
 /// Neither workers nor shards are needed to find out: both may be gone when a run is complete.
 fn finished(manifest: &RunManifest, config: &RunConfig) -> Result<Option<CoordinatorSummary>, PipelineError> {
     let (Some(start), Some(training)) = (manifest.start_hash(), &manifest.training) else { return Ok(None) };
-    if !training.finished() || !training_origin(config, &start)?.contains(&training.origin) {
+    if !training.finished() || training.origin != training_origin(config, &start)? {
         return Ok(None);
     }
     Ok(Some(CoordinatorSummary {

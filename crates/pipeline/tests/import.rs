@@ -14,7 +14,7 @@ use dipaco_pipeline::seed::{SeedHow, seed};
 use dipaco_pipeline::{
     PipelineError, PretrainedError, RunDirectory, Weights, prepare, prepared, save_config, vocabulary,
 };
-use dipaco_shards::PrepareReport;
+use dipaco_shards::{PrepareReport, Tokenizer};
 use dipaco_store::{RunManifest, RunStore, SeedRecord};
 use dipaco_telemetry::Progress;
 
@@ -66,9 +66,18 @@ impl Test {
     }
 
     fn import_from(&self, model: &Path, overrides: &[&str]) -> Result<ImportedModel, PipelineError> {
+        self.import_or_replace(model, overrides, false)
+    }
+
+    fn import_or_replace(
+        &self,
+        model: &Path,
+        overrides: &[&str],
+        restart: bool,
+    ) -> Result<ImportedModel, PipelineError> {
         let model = PretrainedModel::open(model)?;
         let config = self.config(&model, overrides).unwrap();
-        let imported = block_on(import(&self.run, &config, &model, false))?;
+        let imported = block_on(import(&self.run, &config, &model, restart))?;
         save_config(&self.run, &imported.config)?;
         Ok(imported)
     }
@@ -81,6 +90,10 @@ impl Test {
     }
 
     fn prepare(&self) -> PrepareReport {
+        self.try_to_prepare().unwrap()
+    }
+
+    fn try_to_prepare(&self) -> Result<PrepareReport, PipelineError> {
         let text = self.folder.path().join("text.jsonl");
         let line = |i: u32| {
             serde_json::json!({"text": format!("the path {i} of the router ").repeat(9)}).to_string()
@@ -89,7 +102,7 @@ impl Test {
         let file = self.run.config();
         let config = RunConfig::from_toml(&std::fs::read_to_string(&file).unwrap(), &file).unwrap();
         let stop = AtomicBool::new(false);
-        prepare::prepare(&self.run, &config, &[text], &[], &Progress::hidden(), &stop).unwrap()
+        prepare::prepare(&self.run, &config, &[text], &[], &Progress::hidden(), &stop)
     }
 
     fn train_seed(&self, steps: u64, restart: bool) {
@@ -296,6 +309,99 @@ fn an_export_is_verified_with_the_end_of_text_of_the_run() {
         verified.await.unwrap()
     });
     assert!(difference.is_rounding(), "{difference}");
+}
+
+/// A copy of the model with other weights, without a chat template and settings of its own.
+fn other_model() -> tempfile::TempDir {
+    let folder = copied_model();
+    for file in ["chat_template.jinja", "generation_config.json", "tokenizer_config.json"] {
+        std::fs::remove_file(folder.path().join(file)).unwrap();
+    }
+    let weights = folder.path().join("model-00002-of-00002.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    // The lowest bit of the last number.
+    let place = bytes.len() - 2;
+    bytes[place] ^= 1;
+    std::fs::write(&weights, bytes).unwrap();
+    folder
+}
+
+#[test]
+fn a_model_that_replaces_another_one_leaves_none_of_its_files() {
+    let (test, other) = (Test::new(), other_model());
+    test.import(&[]).unwrap();
+    let refused = test.import_from(other.path(), &[]).unwrap_err().to_string();
+    assert!(refused.contains("--restart"), "{refused}");
+    assert!(test.run.imported().chat_template().unwrap().is_some(), "a refused import changes nothing");
+    assert!(test.import_or_replace(other.path(), &[], true).unwrap().new);
+    let imported = test.run.imported();
+    assert_eq!(imported.chat_template().unwrap(), None);
+    assert!(imported.generation_settings().unwrap().is_empty());
+    let mut names: Vec<_> = std::fs::read_dir(imported.root())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["config.json", "tokenizer.json"]);
+}
+
+#[test]
+fn an_import_that_was_broken_off_is_repeated_before_anything_else() {
+    let (test, other) = (Test::new(), other_model());
+    test.import(&[]).unwrap();
+    // A folder in the place of a file breaks the import off when the seed is replaced already.
+    let template = test.run.imported().root().join("chat_template.jinja");
+    std::fs::remove_file(&template).unwrap();
+    std::fs::create_dir(&template).unwrap();
+    test.import_or_replace(other.path(), &[], true).unwrap_err();
+    let (how, progress) = (SeedHow::default(), Progress::hidden());
+    let config = RunConfig::default();
+    let seeded = block_on(seed(&test.run, &config, how, &progress, Arc::default(), || Ok(())));
+    for refused in [test.try_to_prepare().unwrap_err(), seeded.unwrap_err()] {
+        let text = refused.to_string();
+        assert!(text.contains("an import was broken off") && text.contains("seed --import"), "{text}");
+    }
+    std::fs::remove_dir(&template).unwrap();
+    test.import_or_replace(other.path(), &[], true).unwrap();
+    test.prepare();
+}
+
+#[test]
+fn an_exported_folder_writes_no_token_before_a_text() {
+    let folder = copied_model();
+    let file = |name: &str| folder.path().join(name);
+    let mut json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(file("tokenizer.json")).unwrap()).unwrap();
+    let begin = serde_json::json!({"SpecialToken": {"id": "<|im_start|>", "type_id": 0}});
+    let text = |id: &str| serde_json::json!({"Sequence": {"id": id, "type_id": 0}});
+    json["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing", "single": [begin, text("A")], "pair": [begin, text("A"), text("B")],
+        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}},
+    });
+    std::fs::write(file("tokenizer.json"), json.to_string()).unwrap();
+    std::fs::write(file("tokenizer_config.json"), r#"{"add_bos_token": true, "bos_token": "<|im_start|>"}"#)
+        .unwrap();
+    let read = |folder: &Path| Tokenizer::from_file(&folder.join("tokenizer.json"), None).unwrap();
+    assert_eq!(read(folder.path()).first_token().as_deref(), Some("<|im_start|>"));
+
+    let test = Test::new();
+    test.import_from(folder.path(), &["seed_model.steps=0"]).unwrap();
+    test.prepare();
+    let (run, config, out) = (test.run.clone(), test.saved(), test.folder.path().join("out"));
+    block_on(async {
+        let weights = Weights::open(&run, &config, dipaco_pipeline::Version::Current).await.unwrap();
+        let (run, out) = (run.clone(), out.clone());
+        let written = tokio::task::spawn_blocking(move || {
+            Exported::compose(&weights, None).unwrap().write_checkpoint(&run, &config, &out).unwrap();
+        });
+        written.await.unwrap();
+    });
+    let exported = read(&out);
+    assert_eq!(exported.first_token(), None);
+    assert_eq!(exported.encode(HARD_TEXTS[0]).unwrap(), read(folder.path()).encode(HARD_TEXTS[0]).unwrap());
+    let settings: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(out.join("tokenizer_config.json")).unwrap()).unwrap();
+    assert_eq!(settings, serde_json::json!({"add_bos_token": false, "bos_token": "<|im_start|>"}));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::law::{self, OutOfRange, Prediction, TOKENS_PER_PARAMETER};
+use crate::law::{self, Prediction, TOKENS_PER_PARAMETER};
 use crate::measured::{MeasuredLaw, MeasuredPrediction, RunSize};
 use crate::time::{PlannedRounds, PlannedSeed, TimePlan, WorkerFleet, over_rounds};
 
@@ -31,12 +31,16 @@ pub struct OuterRate {
     pub momentum: f64,
 }
 
-/// A level of the topology with its outer step.
+/// The modules of a level through which equally many paths go, with their outer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlannedLevel {
-    /// Paths through each of its modules.
+    /// The level.
+    pub level: u16,
+    /// Paths through each of these modules.
     pub paths_per_module: u32,
-    /// Its outer steps; absent where the modules take no steps of Nesterov momentum.
+    /// False for a frozen level, whose weights stay those of the seed.
+    pub trains: bool,
+    /// Their outer steps; absent where the modules take no steps of Nesterov momentum.
     pub outer_rate: Option<OuterRate>,
     /// The same by the defaults of the program.
     pub default_outer_rate: Option<OuterRate>,
@@ -61,13 +65,19 @@ pub struct Setting {
     pub inner_steps: u64,
     /// Tokens of an inner step of a path.
     pub step_tokens: u64,
+    /// Tokens of a sequence of such a step.
+    pub sequence_tokens: u64,
+    /// True lets sequences run across document borders. Otherwise each document fills at least one sequence.
+    pub packing: bool,
     /// Peak of the inner learning rate.
     pub learning_rate: f64,
     /// Shards that receive each document.
     pub overlap: usize,
     /// Training tokens of the corpus; absent if they are not known.
     pub corpus_tokens: Option<u64>,
-    /// Share of them that paths train on. Documents that are reserved for routers or held out are not in it.
+    /// Training documents of the corpus; absent if they are not known.
+    pub corpus_documents: Option<u64>,
+    /// Share of both that paths train on. Documents that are reserved for routers or held out are not in it.
     pub trained_share: f64,
     /// The workers; absent if their speed is not known.
     pub workers: Option<WorkerFleet>,
@@ -93,16 +103,23 @@ pub struct TrainingPlan {
 pub struct ShardPlan {
     /// Tokens of the shard.
     pub tokens: f64,
+    /// Documents of the shard; absent if they are not known.
+    pub documents: Option<f64>,
     /// How often its path reads it.
     pub epochs: f64,
+    /// True if `epochs` is an upper bound: without packing, short documents make more sequences than their tokens do.
+    pub at_most: bool,
 }
 
-/// A level beside the scaling laws, with the paths through a module as replicas of a dense model.
+/// The modules of a level through which equally many paths go, beside the scaling laws. Their paths are replicas of a
+/// dense model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LevelPlan {
-    /// Paths through each of its modules.
+    /// The level. It comes once for each number of paths through its modules.
+    pub level: u16,
+    /// Paths through each of these modules.
     pub paths_per_module: u32,
-    /// The outer steps of the run; absent where the modules take no steps of Nesterov momentum.
+    /// The outer steps of the run; absent for a frozen level, and where the modules take no steps of Nesterov momentum.
     pub outer_rate: Option<OuterRate>,
     /// The outer steps by the defaults of the program; absent as above.
     pub default_outer_rate: Option<OuterRate>,
@@ -163,11 +180,6 @@ impl Plan {
             seed_share: setting.seed.steps as f64 / (setting.seed.steps.saturating_add(steps)).max(1) as f64,
             rounds,
         };
-        let shard = setting.corpus_tokens.map(|tokens| {
-            let tokens =
-                tokens as f64 * setting.trained_share * setting.overlap as f64 / setting.paths.max(1) as f64;
-            ShardPlan { tokens, epochs: path_tokens as f64 / tokens.max(1.0) }
-        });
         let levels: Vec<LevelPlan> =
             setting.levels.iter().map(|level| self::level(parameters, level)).collect();
         let time = setting.workers.as_ref().map(|workers| {
@@ -181,7 +193,7 @@ impl Plan {
         });
         let mut plan = Self {
             training,
-            shard,
+            shard: ShardPlan::new(setting, path_tokens),
             levels,
             dense: law::data_parallel(parameters).ok(),
             measured,
@@ -213,17 +225,17 @@ impl Plan {
                 100.0 * SEED_SHARE
             ));
         }
-        if let Some(ShardPlan { epochs, .. }) = self.shard.filter(|shard| shard.epochs > MANY_EPOCHS) {
-            let remedy = if epochs > OVERFITTING_EPOCHS {
+        if let Some(shard) = self.shard.filter(|shard| shard.epochs > MANY_EPOCHS) {
+            let remedy = if shard.epochs > OVERFITTING_EPOCHS {
                 "use --early-stopping when you evaluate and serve, more text, or routing.overlap = 2"
             } else {
                 "more text or routing.overlap = 2 would help"
             };
-            warnings.push(format!("a path reads its shard {epochs:.1} times: {remedy}"));
+            warnings.push(format!("a path reads its shard {}: {remedy}", shard.times()));
         }
-        for (number, level) in self.levels.iter().enumerate() {
-            if !self.levels[..number].contains(level) {
-                warnings.extend(level.warnings(setting.learning_rate));
+        for warning in self.levels.iter().flat_map(|level| level.warnings(setting.learning_rate)) {
+            if !warnings.contains(&warning) {
+                warnings.push(warning);
             }
         }
         if setting.inner_steps != law::INNER_STEPS
@@ -245,6 +257,27 @@ impl Plan {
             ));
         }
         warnings
+    }
+}
+
+impl ShardPlan {
+    /// The shard of a path that trains on so many tokens, padding included; `None` if the corpus is not known.
+    fn new(setting: &Setting, path_tokens: u64) -> Option<Self> {
+        let share = setting.trained_share * setting.overlap as f64 / setting.paths.max(1) as f64;
+        let tokens = setting.corpus_tokens? as f64 * share;
+        let documents = setting.corpus_documents.map(|documents| documents as f64 * share);
+        let length = setting.sequence_tokens.max(1) as f64;
+        let packed = tokens / length;
+        // Without packing a document is a sequence of its own, or several.
+        let sequences = if setting.packing { packed } else { packed.max(documents.unwrap_or(0.0)) };
+        let epochs = path_tokens as f64 / (sequences.max(1.0) * length);
+        Some(Self { tokens, documents, epochs, at_most: !setting.packing && documents.is_none() })
+    }
+
+    /// How often its path reads it, in words: "2.4 times", or "at most 2.4 times".
+    #[must_use]
+    pub fn times(&self) -> String {
+        format!("{}{:.1} times", if self.at_most { "at most " } else { "" }, self.epochs)
     }
 }
 
@@ -282,16 +315,22 @@ impl LevelPlan {
 
 fn level(parameters: f64, level: &PlannedLevel) -> LevelPlan {
     let replicas = level.paths_per_module;
-    let prediction: Result<Prediction, OutOfRange> = law::diloco(parameters, replicas);
-    let of_the_papers = level.outer_rate.filter(|outer| outer.momentum == MOMENTUM_OF_THE_PAPERS);
+    let prediction: Result<Prediction, String> = if level.trains {
+        law::diloco(parameters, replicas).map_err(|error| error.to_string())
+    } else {
+        Err("a frozen level does not train".to_owned())
+    };
+    let outer_rate = level.outer_rate.filter(|_| level.trains);
+    let of_the_papers = outer_rate.filter(|outer| outer.momentum == MOMENTUM_OF_THE_PAPERS);
     LevelPlan {
+        level: level.level,
         paths_per_module: replicas,
-        outer_rate: level.outer_rate,
-        default_outer_rate: level.outer_rate.and(level.default_outer_rate),
+        outer_rate,
+        default_outer_rate: outer_rate.and(level.default_outer_rate),
         literature_outer_rate: of_the_papers.and(law::outer_learning_rate(parameters, replicas).ok()),
-        advised_step_tokens: prediction.ok().map(|law| law.batch_tokens / f64::from(replicas)),
-        refused: prediction.err().map(|error| error.to_string()),
-        prediction: prediction.ok(),
+        advised_step_tokens: prediction.as_ref().ok().map(|law| law.batch_tokens / f64::from(replicas)),
+        prediction: prediction.as_ref().ok().copied(),
+        refused: prediction.err(),
     }
 }
 

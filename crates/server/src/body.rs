@@ -1,5 +1,7 @@
 //! Reading the body of a request.
 
+mod held;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +16,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::ServeConfig;
 use crate::error::ApiError;
 
+pub(crate) use held::BodyBytes;
+use held::HeldBytes;
+
 /// Most values of a JSON body.
 const MAX_VALUES: usize = 1 << 18;
 /// Most lists and objects of a JSON body.
@@ -22,11 +27,12 @@ const MAX_CONTAINERS: usize = 1 << 14;
 const VALUE: usize = 96;
 /// Memory of a list or an object of few values in bytes. A node of a map has room for 11.
 const CONTAINER: usize = 640;
-/// Number of bodies of the largest size whose bytes fit into memory at a time.
+/// Number of bodies of the largest size that one client may have in memory at a time.
 const LARGE_BODIES: usize = 16;
 
-/// Most memory of the bodies of all requests together, in bytes: their bytes, the prompts that were read from them, and the
-/// bodies that are being decoded. A prompt that waits for the engine is not counted: `serve.queued_tokens` bounds those.
+/// Most memory of the bodies of one client's requests together, in bytes: their bytes, the prompts that were read from
+/// them, and the bodies that are being decoded. k API keys together take at most 1 + 1/2 + … + 1/k times as much. A
+/// prompt that waits for the engine is not counted: `serve.queued_tokens` bounds those.
 #[must_use]
 pub fn body_bytes(config: &ServeConfig) -> usize {
     // A token id has two bytes or more in a body, and four in a prompt.
@@ -43,15 +49,15 @@ fn decoded_bytes(values: usize, containers: usize, bytes: usize) -> usize {
     (values * VALUE + containers * CONTAINER).saturating_add(bytes)
 }
 
-/// Bytes of all bodies together, each of at most `limit` bytes.
+/// Bytes of the bodies of one client together, each of at most `limit` bytes.
 fn room(limit: usize) -> usize {
-    limit.saturating_mul(LARGE_BODIES).clamp(1, Semaphore::MAX_PERMITS)
+    limit.saturating_mul(LARGE_BODIES)
 }
 
 /// Bytes of bodies that all requests together may hold.
 #[derive(Clone, Debug)]
 pub(crate) struct BodyMemory {
-    free: Arc<Semaphore>,
+    held: HeldBytes,
     /// Bytes that decoded bodies may take.
     decoding: Arc<Semaphore>,
     /// Largest body in bytes.
@@ -61,7 +67,7 @@ pub(crate) struct BodyMemory {
 /// A decoded body, and its shares of the memory for bodies.
 pub(crate) struct JsonBody {
     pub(crate) value: Value,
-    pub(crate) memory: Option<OwnedSemaphorePermit>,
+    pub(crate) memory: BodyBytes,
     /// To be held as long as `value`. Whoever holds it may not wait for anything: other requests wait for it.
     pub(crate) decoded: Option<OwnedSemaphorePermit>,
 }
@@ -70,7 +76,7 @@ impl BodyMemory {
     /// Memory for bodies of at most `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
         let decoding = decoding_room(limit).min(Semaphore::MAX_PERMITS);
-        Self { free: Semaphore::new(room(limit)).into(), decoding: Semaphore::new(decoding).into(), limit }
+        Self { held: HeldBytes::new(room(limit)), decoding: Semaphore::new(decoding).into(), limit }
     }
 
     /// Waits until a body with this memory can be decoded.
@@ -79,31 +85,12 @@ impl BodyMemory {
         let bytes = u32::try_from(bytes.min(decoding_room(self.limit))).unwrap_or(u32::MAX);
         self.decoding.clone().acquire_many_owned(bytes).await.ok()
     }
-
-    /// Takes the memory for more bytes of a body, or refuses the request. Nobody waits here: requests that wait for each
-    /// other's memory with half a body would wait for ever.
-    fn take(&self, held: &mut Option<OwnedSemaphorePermit>, bytes: usize) -> Result<(), ApiError> {
-        let full = || ApiError {
-            code: Some("bodies_full"),
-            retry_after: Some(1),
-            ..ApiError::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "too many large bodies arrive at a time: try again",
-            )
-        };
-        let bytes = u32::try_from(bytes).map_err(|_| too_large(self.limit))?;
-        let more = self.free.clone().try_acquire_many_owned(bytes).map_err(|_| full())?;
-        match held {
-            Some(held) => held.merge(more),
-            None => *held = Some(more),
-        }
-        Ok(())
-    }
 }
 
-/// Reads a JSON body of at most the limit of `memory`.
+/// Reads a JSON body of a client, of at most the limit of `memory`.
 pub(crate) async fn json(
     request: Request,
+    client: u64,
     memory: &BodyMemory,
     timeout: Duration,
 ) -> Result<JsonBody, ApiError> {
@@ -117,8 +104,8 @@ pub(crate) async fn json(
         let code = Some("unsupported_media_type");
         return Err(ApiError { code, ..ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message) });
     }
-    let mut held = None;
-    let reading = read(request.into_body(), memory, &mut held);
+    let mut held = memory.held.body(client);
+    let reading = read(request.into_body(), memory.limit, &mut held);
     let body = tokio::time::timeout(timeout, reading).await.map_err(|_| {
         let message = format!("the body did not arrive within {} s", timeout.as_secs_f64());
         ApiError { code: Some("body_timeout"), ..ApiError::new(StatusCode::REQUEST_TIMEOUT, message) }
@@ -163,12 +150,7 @@ fn too_large(limit: usize) -> ApiError {
     ApiError { code: Some("body_too_large"), ..ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message) }
 }
 
-async fn read(
-    body: Body,
-    memory: &BodyMemory,
-    held: &mut Option<OwnedSemaphorePermit>,
-) -> Result<BytesMut, ApiError> {
-    let limit = memory.limit;
+async fn read(body: Body, limit: usize, held: &mut BodyBytes) -> Result<BytesMut, ApiError> {
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large(limit));
     }
@@ -182,7 +164,7 @@ async fn read(
         if frame.len() > limit - kept.len() {
             return Err(too_large(limit));
         }
-        memory.take(held, frame.len())?;
+        held.take(frame.len())?;
         kept.extend_from_slice(&frame);
     }
     Ok(kept)
@@ -247,16 +229,16 @@ mod tests {
 
     #[test]
     fn bodies_of_all_requests_share_their_memory() {
-        let memory = BodyMemory::new(100);
+        let memory = BodyMemory::new(100).held;
         let mut held = Vec::new();
         for _ in 0..LARGE_BODIES {
-            let mut body = None;
-            memory.take(&mut body, 60).unwrap();
-            memory.take(&mut body, 40).unwrap();
+            let mut body = memory.body(0);
+            body.take(60).unwrap();
+            body.take(40).unwrap();
             held.push(body);
         }
-        assert_eq!(memory.take(&mut None, 1).unwrap_err().status, 429);
+        assert_eq!(memory.body(0).take(1).unwrap_err().status, 429);
         held.pop();
-        memory.take(&mut None, 100).unwrap();
+        memory.body(0).take(100).unwrap();
     }
 }

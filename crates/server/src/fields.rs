@@ -4,7 +4,7 @@ use axum::extract::Request;
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::body::JsonBody;
+use crate::body::{BodyBytes, JsonBody};
 use crate::error::ApiError;
 use crate::{ServerState, body, settings};
 
@@ -23,15 +23,16 @@ pub(crate) struct Fields {
 /// A body's share of the memory for bodies, free again when this is dropped.
 #[derive(Default)]
 pub(crate) struct BodyShare {
-    _memory: Option<OwnedSemaphorePermit>,
+    _memory: Option<BodyBytes>,
 }
 
 impl Fields {
     /// Reads the JSON body of a request.
     pub(crate) async fn read(state: &ServerState, request: Request) -> Result<Self, ApiError> {
         let timeout = settings::seconds(state.config.read_timeout);
-        let JsonBody { value, memory, decoded } = body::json(request, &state.bodies, timeout).await?;
-        Ok(Self { body: BodyShare { _memory: memory }, _decoded: decoded, ..Self::new(value)? })
+        let client = state.keys.keys().client(request.headers());
+        let JsonBody { value, memory, decoded } = body::json(request, client, &state.bodies, timeout).await?;
+        Ok(Self { body: BodyShare { _memory: Some(memory) }, _decoded: decoded, ..Self::new(value)? })
     }
 
     /// Frees the fields that were not taken. A request does this before it waits for anything: until then others may have to

@@ -16,6 +16,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::ApiError;
+use crate::random::Random;
+use crate::request_id::RequestId;
 use crate::serve::answer_all;
 use crate::unread::discard;
 
@@ -72,10 +74,13 @@ pub async fn while_loading<T>(
     shutdown: &CancellationToken,
 ) -> Option<T> {
     let (began, loaded) = (Instant::now(), CancellationToken::new());
-    let progress = progress.clone();
+    let (progress, random) = (progress.clone(), Arc::new(Random::default()));
     let app = Router::new().fallback(async move |request: Request| {
+        let id = RequestId::of(request.headers(), &random);
         discard(request.into_body(), CLIENT_TIME).await;
-        progress.answer(began.elapsed().as_secs())
+        let mut answer = progress.answer(began.elapsed().as_secs());
+        id.name(&mut answer);
+        answer
     });
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();

@@ -140,10 +140,22 @@ impl Metrics {
         }
     }
 
-    /// Counts a request that was refused: because there is no room for it (429), or for another reason.
+    /// Counts a request that was refused: because there is no room for it (429), because the server ends (503), or for
+    /// another reason.
     pub(crate) fn refused(&self, status: StatusCode) {
-        let counter = if status == StatusCode::TOO_MANY_REQUESTS { &self.overloaded } else { &self.refused };
+        let counter = match status {
+            StatusCode::SERVICE_UNAVAILABLE => return self.ended(Outcome::ShuttingDown),
+            StatusCode::TOO_MANY_REQUESTS => &self.overloaded,
+            _ => &self.refused,
+        };
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts the end of a sequence, or of a request that has the same reason.
+    fn ended(&self, outcome: Outcome) {
+        for ((counted, ..), counter) in OUTCOMES.iter().zip(&self.outcomes) {
+            counter.fetch_add(u64::from(*counted == outcome), Ordering::Relaxed);
+        }
     }
 
     /// Counts a completion that the engine has admitted, with `n` choices of each prompt.
@@ -237,7 +249,7 @@ impl Metrics {
         out.metric(
             "request_failure_total",
             Counter,
-            "Sequences that failed, requests that were refused.",
+            "Sequences that failed, and refused requests: overloaded (429), shutdown (503), refused (others).",
             failures,
         );
         let routed = self.routed.iter().enumerate().map(|(path, value)| (label("path", path), count(value)));
@@ -292,9 +304,7 @@ impl Observer for Metrics {
         }
         self.reroutes.fetch_add(summary.reroutes as u64, Ordering::Relaxed);
         self.generated_tokens.fetch_add(summary.generated_tokens as u64, Ordering::Relaxed);
-        for ((outcome, ..), counter) in OUTCOMES.iter().zip(&self.outcomes) {
-            counter.fetch_add(u64::from(*outcome == summary.outcome), Ordering::Relaxed);
-        }
+        self.ended(summary.outcome);
         if let Some(counter) = summary.path.and_then(|path| self.routed.get(path.index())) {
             counter.fetch_add(1, Ordering::Relaxed);
         }

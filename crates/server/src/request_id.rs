@@ -2,8 +2,14 @@
 
 use std::sync::{Arc, OnceLock};
 
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::response::Response;
+
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::random::Random;
+
+const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Id of a request: from its body, from its header, or random. Clones share it.
 #[derive(Clone, Debug)]
@@ -15,6 +21,12 @@ pub(crate) struct RequestId {
 }
 
 impl RequestId {
+    /// The id of the header of a request, or a random one.
+    pub(crate) fn of(headers: &HeaderMap, random: &Random) -> Self {
+        let given = headers.get(&HEADER).and_then(|value| value.to_str().ok());
+        given.filter(|id| usable_id(id)).map_or_else(|| Self::new(&random.id()), Self::new)
+    }
+
     /// The id of a request whose body names no other.
     pub(crate) fn new(own: &str) -> Self {
         Self { own: own.into(), named: Arc::default() }
@@ -33,6 +45,13 @@ impl RequestId {
         Ok(())
     }
 
+    /// Puts the id into the head of an answer.
+    pub(crate) fn name(&self, answer: &mut Response) {
+        if let Ok(id) = HeaderValue::from_str(self.as_str()) {
+            answer.headers_mut().insert(HEADER, id);
+        }
+    }
+
     /// The id.
     pub(crate) fn as_str(&self) -> &str {
         self.named.get().map_or(&*self.own, String::as_str)
@@ -40,6 +59,6 @@ impl RequestId {
 }
 
 /// Returns whether an id from a client can stand in headers, in bodies and in the log.
-pub(crate) fn usable_id(id: &str) -> bool {
+fn usable_id(id: &str) -> bool {
     !id.is_empty() && id.len() <= 128 && id.bytes().all(|byte| byte.is_ascii_graphic())
 }

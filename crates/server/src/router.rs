@@ -6,18 +6,16 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tracing::Instrument;
 
 use crate::error::{ApiError, Refusal};
-use crate::request_id::{RequestId, usable_id};
+use crate::request_id::RequestId;
 use crate::unread::{SharedBody, discard};
 use crate::{ServerState, completions, cors, info, models, openapi, route, settings, tokenize};
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 pub(crate) fn router(state: Arc<ServerState>) -> Router {
     let router = Router::new()
@@ -79,9 +77,7 @@ async fn wrong_method(request: Request) -> ApiError {
 
 /// Steps common to all answers: request ids, API keys, refusals during shutdown, bodies of refused requests, and counts.
 async fn common(State(state): State<Arc<ServerState>>, mut request: Request, next: Next) -> Response {
-    let given = request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok());
-    let usable = given.filter(|id| usable_id(id));
-    let id = usable.map_or_else(|| RequestId::new(&state.random.id()), RequestId::new);
+    let id = RequestId::of(request.headers(), &state.random);
     request.extensions_mut().insert(id.clone());
     let body = SharedBody::of(&mut request);
 
@@ -112,9 +108,7 @@ async fn common(State(state): State<Arc<ServerState>>, mut request: Request, nex
             tracing::info!(id, handler, status, code, param, "a request was refused");
         }
     }
-    if let Ok(id) = HeaderValue::from_str(id.as_str()) {
-        response.headers_mut().insert(REQUEST_ID, id);
-    }
+    id.name(&mut response);
     if response.status().is_client_error() || response.status().is_server_error() {
         let time = settings::seconds(state.config.read_timeout).saturating_sub(counted.began.elapsed());
         discard(Body::new(body), time).await;

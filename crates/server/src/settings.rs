@@ -16,8 +16,8 @@ pub fn engine_config(config: &ServeConfig) -> EngineConfig {
         prompt_slowdown: config.prompt_slowdown,
         kv_bytes: config.kv_bytes,
         kv_type: match config.kv_type {
-            KvType::F32 => dipaco_infer::KvType::F32,
-            KvType::Bf16 => dipaco_infer::KvType::Bf16,
+            KvType::F32 => dipaco_infer::Dtype::F32,
+            KvType::Bf16 => dipaco_infer::Dtype::Bf16,
         },
         threads: 0,
     }

@@ -291,7 +291,8 @@ async fn while_the_run_is_loaded_every_request_is_503() {
     let never = tokio_util::sync::CancellationToken::new();
     let probe = async {
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let request = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-request-id: my-id\r\n\r\n";
+        stream.write_all(request).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
@@ -301,9 +302,14 @@ async fn while_the_run_is_loaded_every_request_is_503() {
     progress.loaded();
     let answer = dipaco_server::while_loading(&listener, probe, &progress, &never).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
-    for part in
-        ["retry-after: 1", "unavailable_error", "\"code\":\"loading\"", "1 of 32 modules", "0 s after"]
-    {
+    for part in [
+        "retry-after: 1",
+        "x-request-id: my-id",
+        "unavailable_error",
+        "\"code\":\"loading\"",
+        "1 of 32 modules",
+        "0 s after",
+    ] {
         assert!(answer.contains(part), "{part}: {answer}");
     }
     let body: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
@@ -428,6 +434,10 @@ async fn running_requests_finish_when_the_server_is_stopped() {
     assert_eq!((status, kind.as_str()), (503, "unavailable_error"));
     let refused = server.complete(json!({"prompt": "a"})).await;
     assert_eq!((refused.error().0, refused.header("retry-after")), (503, Some("5")));
+    for (reason, count) in [("shutdown", 1.0), ("refused", 0.0), ("overloaded", 0.0)] {
+        let line = format!("dipaco_request_failure_total{{model_name=\"tiny\",reason=\"{reason}\"}}");
+        assert_eq!(server.metric(&line).await, count, "{reason}");
+    }
     server.model.gate.open();
     let mut text = String::new();
     while let Some(chunk) = chunk(&mut running).await {

@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::probe::unique_numbers;
+use crate::unique::unique_numbers;
 
 /// The directory of a local store.
 #[derive(Debug)]

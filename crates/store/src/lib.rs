@@ -55,6 +55,7 @@ mod store;
 mod sweep;
 mod transfer;
 mod unfinished;
+mod unique;
 
 pub use address::StoreOptions;
 pub use counted::StoreLoad;

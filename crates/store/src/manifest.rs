@@ -13,13 +13,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{RunManifest, RunStore, StoreError, probe};
+use crate::unique::unique;
+use crate::{RunManifest, RunStore, StoreError};
 
 /// Number of kept manifests: the current manifest and its predecessors, which replace it if it is damaged.
 pub const KEPT_MANIFESTS: u64 = 8;
 
 const PREFIX: &str = "manifest";
-/// Format 2 adds the writer. Manifests of format 1 are read.
+/// Version of the fields before the payload and of their checksum.
 const FORMAT: u32 = 2;
 
 /// A type of manifest.
@@ -82,8 +83,6 @@ struct StoredManifest<'a> {
     schema: String,
     version: u32,
     sequence: u64,
-    /// Absent in format 1.
-    #[serde(default)]
     writer: String,
     payload_blake3: String,
     #[serde(borrow)]
@@ -153,7 +152,7 @@ impl RunStore {
             _ => return Err(self.conflict(expected, current)),
         };
         let name = name(sequence);
-        let content = encode(manifest, sequence, &probe::unique());
+        let content = encode(manifest, sequence, &unique());
         let content = content.map_err(|source| self.payload_error::<M>(&name, source))?;
         let path = Path::from(name.as_str());
         if !self.create_exclusive(&path, content.into()).await? {
@@ -291,8 +290,7 @@ enum Decoded<M> {
 #[derive(Debug)]
 enum Unreadable {
     Damaged(String),
-    /// Not skipped like a damaged manifest: an older program must not go back to a state before a newer program's
-    /// manifest.
+    /// Not skipped like a damaged manifest: a program must not go back to a state before another program's manifest.
     Format(u32),
 }
 
@@ -304,7 +302,7 @@ fn parse(sequence: u64, content: &[u8]) -> Result<StoredManifest<'_>, Unreadable
     let not_json =
         |error| Unreadable::Damaged(format!("its {} bytes are not a manifest ({error})", content.len()));
     let AnyFormat { format } = serde_json::from_slice(content).map_err(not_json)?;
-    if !(1..=FORMAT).contains(&format) {
+    if format != FORMAT {
         return Err(Unreadable::Format(format));
     }
     let stored: StoredManifest<'_> = serde_json::from_slice(content).map_err(not_json)?;
@@ -322,10 +320,7 @@ fn parse(sequence: u64, content: &[u8]) -> Result<StoredManifest<'_>, Unreadable
 /// Hash of the payload as it stands in the file, and of the fields that identify it.
 fn checksum(schema: &str, version: u32, sequence: u64, writer: &str, payload: &str) -> String {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(format!("{schema}\n{version}\n{sequence}\n").as_bytes());
-    if !writer.is_empty() {
-        hasher.update(format!("{writer}\n").as_bytes());
-    }
+    hasher.update(format!("{schema}\n{version}\n{sequence}\n{writer}\n").as_bytes());
     hasher.update(payload.as_bytes()).finalize().to_hex().to_string()
 }
 

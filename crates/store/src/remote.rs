@@ -17,6 +17,9 @@ use url::Url;
 const REQUEST_LIMIT: Duration = Duration::from_secs(90);
 /// Longest time to connect.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// Most repetitions of a request. The pauses before them grow at random, from 0.1 s on. Together they are a few seconds,
+/// so a store that refuses connections is given up long before [`RETRY_LIMIT`].
+const MOST_RETRIES: usize = 10;
 /// Time from the first attempt of a request after which it is not repeated. Credentials are not renewed between
 /// attempts, so this stays below five minutes.
 const RETRY_LIMIT: Duration = Duration::from_secs(280);
@@ -44,7 +47,8 @@ pub(crate) fn client(url: &Url, settings: &[(String, String)]) -> Result<CloudCl
     let (scheme, prefix) = ObjectStoreScheme::parse(url)?;
     let prefix = Path::parse(prefix)?;
     let limits = ClientOptions::new().with_timeout(REQUEST_LIMIT).with_connect_timeout(CONNECT_LIMIT);
-    let retry = RetryConfig { retry_timeout: RETRY_LIMIT, ..RetryConfig::default() };
+    let retry =
+        RetryConfig { max_retries: MOST_RETRIES, retry_timeout: RETRY_LIMIT, ..RetryConfig::default() };
     // The limits come first, so that a setting such as AWS_TIMEOUT replaces them.
     macro_rules! build {
         ($builder:ty) => {{

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+/// Beginnings of a fingerprint, by the kind of device.
+const KINDS: [&str; 2] = ["cpu-", "cuda-"];
 /// Number of hexadecimal digits at the end of a fingerprint.
 const DIGITS: usize = 16;
 
@@ -36,10 +38,12 @@ impl FromStr for Numerics {
 
     fn from_str(text: &str) -> Result<Self, NoNumerics> {
         let digits = |digits: &str| digits.len() == DIGITS && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        // A CPU's fingerprint also has its set of kernels, as in cpu-avx512-bf16-019f9291d31f02e0.
+        let of_device = KINDS.iter().any(|kind| text.starts_with(kind));
         match text {
             "same" => Ok(Self::Same),
             "any" => Ok(Self::Any),
-            _ if text.rsplit_once('-').is_some_and(|(kind, end)| !kind.is_empty() && digits(end)) => {
+            _ if of_device && text.rsplit_once('-').is_some_and(|(_, end)| digits(end)) => {
                 Ok(Self::Only(text.to_owned()))
             }
             _ => Err(NoNumerics { found: text.to_owned() }),
@@ -77,13 +81,22 @@ mod tests {
 
     #[test]
     fn devices_have_names_and_a_misspelt_one_is_none() {
-        for text in ["same", "any", "avx512-bf16-0123456789abcdef"] {
+        for text in ["same", "any", "cpu-avx512-bf16-019f9291d31f02e0", "cuda-019f9291d31f02e0"] {
             let numerics: Numerics = text.parse().unwrap();
             assert_eq!(numerics.to_string(), text);
         }
-        for text in
-            ["", "sane", "Any", "0123456789abcdef", "-0123456789abcdef", "cpu-0123", "cpu-0123456789abcdeg"]
-        {
+        for text in [
+            "",
+            "sane",
+            "Any",
+            "0123456789abcdef",
+            "-0123456789abcdef",
+            "cpu-0123",
+            "cpu-0123456789abcdeg",
+            "cuda",
+            "cpu0123456789abcdef",
+            "avx512-bf16-0123456789abcdef",
+        ] {
             assert!(text.parse::<Numerics>().is_err(), "{text}");
         }
     }

@@ -219,7 +219,7 @@ pub enum Event {
     },
     /// A model was evaluated on validation text.
     Evaluated {
-        /// The evaluated model: `routed`, `dense`, or a path such as `path-3`.
+        /// The evaluated model: `routed`, `dense`, or a path such as `path 3`.
         model: String,
         /// Perplexity: e to the mean cross entropy.
         #[serde(deserialize_with = "nan_if_null")]

@@ -16,7 +16,8 @@ pub struct TopologyConfig {
     /// `replicas` paths each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<Vec<u32>>,
-    /// The first so many paths are kept as they are: nobody trains them, and none of their modules changes (default 0).
+    /// The first so many paths are kept as they are: nobody trains them, and none of their modules changes (default 0). A level
+    /// does not train if all other paths share modules of kept paths there.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub kept_paths: u32,
     /// Levels, first to last. Each block, the embedding and the head belong to exactly one level.

@@ -10,13 +10,13 @@ use crate::{LevelConfig, ModuleId, Modules, PathId, Topology, TopologyConfig, To
 pub struct AddedPaths {
     /// A new path begins as a copy of each of these, in this order. A path may be named several times.
     pub like: Vec<PathId>,
-    /// Levels in which a new path has a module of its own, a copy of its model's; empty for all levels. In the other levels
-    /// it shares the module of its model.
+    /// Levels in which a new path has a module of its own, a copy of its model's; empty for all levels that the configuration
+    /// does not freeze. A level that is named trains. In the other levels it shares the module of its model.
     pub own_levels: Vec<usize>,
     /// The new paths share one new module in each of these levels, a copy of the first path's.
     pub share: bool,
-    /// All paths train, and so do levels that an earlier extension froze. Otherwise only the new modules train, and all other
-    /// paths are kept as they are.
+    /// All paths train, in all levels that the configuration does not freeze. Otherwise only the new modules train, and all
+    /// other paths are kept as they are.
     pub train_all: bool,
 }
 
@@ -46,8 +46,10 @@ impl Topology {
         if let Some(&level) = added.own_levels.iter().find(|&&level| level >= levels) {
             return Err(TopologyError::NoSuchLevel { level, levels });
         }
-        let all = added.own_levels.is_empty();
-        let is_own = |level: usize| all || added.own_levels.contains(&level);
+        let is_own = |level: usize| match added.own_levels.as_slice() {
+            [] => config.levels.get(level).is_some_and(|entry| !entry.frozen),
+            named => named.contains(&level),
+        };
         let mut sources: BTreeMap<ModuleId, ModuleId> = self.module_ids().map(|id| (id, id)).collect();
         let mut counts: Vec<u32> = (0..levels).map(|level| self.modules_in(level)).collect();
         let mut paths: Vec<Vec<u32>> = self.path_ids().map(|path| self.indices(path)).collect();
@@ -71,11 +73,11 @@ impl Topology {
             paths.push(indices);
             copied.push(like);
         }
-        // Kept paths are of an extension, which froze the levels for their sake. Without any, the user froze them.
-        let stays_frozen = |entry: &LevelConfig| entry.frozen && config.kept_paths == 0;
+        // Only the user freezes levels, and trains them again by their names. Kept paths freeze those of which the new paths
+        // share the modules, and leave no mark.
         let level = |(level, entry): (usize, &LevelConfig)| LevelConfig {
             modules: Modules::Count(counts[level]),
-            frozen: if added.train_all { stays_frozen(entry) } else { !is_own(level) },
+            frozen: entry.frozen && !added.own_levels.contains(&level),
             ..entry.clone()
         };
         let config = TopologyConfig {
@@ -203,8 +205,8 @@ mod tests {
         let one_level = AddedPaths { like: vec![PathId(1)], own_levels: vec![1], ..AddedPaths::default() };
         let all = AddedPaths { like: vec![PathId(0)], train_all: true, ..AddedPaths::default() };
         let extended = grid.with_paths(&config, &one_level).unwrap().config;
-        assert!(extended.levels[0].frozen);
         let topology = Topology::new(&extended, 2).unwrap();
+        assert!(!topology.trains(0));
         let trained = topology.with_paths(&extended, &all).unwrap().config;
         assert_eq!(trained.levels.iter().map(|level| level.frozen).collect::<Vec<_>>(), [false, false]);
         let trained = Topology::new(&trained, 2).unwrap();
@@ -213,8 +215,28 @@ mod tests {
 
         config.levels[0].frozen = true;
         let own = Topology::new(&config, 2).unwrap();
+        let frozen =
+            |config: &TopologyConfig| config.levels.iter().map(|level| level.frozen).collect::<Vec<_>>();
         let trained = own.with_paths(&config, &all).unwrap().config;
-        assert_eq!(trained.levels.iter().map(|level| level.frozen).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(frozen(&trained), [true, false]);
+        // Kept paths in between change nothing.
+        let less = own.without_paths(&config, &[PathId(3)]).unwrap().config;
+        let topology = Topology::new(&less, 2).unwrap();
+        let trained = topology.with_paths(&less, &AddedPaths { own_levels: vec![1], ..all }).unwrap().config;
+        assert_eq!((frozen(&trained), trained.kept_paths), (vec![true, false], 0));
+        // A new path has no module of its own in a frozen level, unless the user names the level.
+        let added = AddedPaths { like: vec![PathId(0)], ..AddedPaths::default() };
+        let more = topology.with_paths(&less, &added).unwrap();
+        assert_eq!(
+            (texts(&more.modules), frozen(&more.config)),
+            (vec!["1/2 of 1/0".to_owned()], vec![true, false])
+        );
+        let named = AddedPaths { own_levels: vec![0], ..added };
+        let more = topology.with_paths(&less, &named).unwrap();
+        assert_eq!(
+            (texts(&more.modules), frozen(&more.config)),
+            (vec!["0/2 of 0/0".to_owned()], vec![false; 2])
+        );
     }
 
     #[test]

@@ -84,10 +84,10 @@ mod tests {
 
     #[test]
     fn a_path_beside_the_grid_trains_and_the_grid_is_kept() {
-        // Path 4 shares module 0/1, which is frozen, and has the new module 1/2.
-        let mut config = listed([2, 3], &[GRID.as_slice(), &[[1, 2]]].concat(), 4);
-        config.levels[0].frozen = true;
+        // Path 4 shares module 0/1, which freezes level 0, and has the new module 1/2.
+        let config = listed([2, 3], &[GRID.as_slice(), &[[1, 2]]].concat(), 4);
         let topology = Topology::new(&config, 2).unwrap();
+        assert_eq!((topology.trains(0), topology.trains(1)), (false, true));
         assert_eq!(topology.trained_paths().collect::<Vec<_>>(), [PathId(4)]);
         assert_eq!(topology.path_ids().filter(|&path| topology.path_trains(path)).count(), 1);
         assert!(!topology.path_trains(PathId(5)), "there is no path 5");
@@ -98,11 +98,18 @@ mod tests {
 
     #[test]
     fn a_kept_module_is_never_trained() {
-        let config = listed([2, 3], &[GRID.as_slice(), &[[1, 2]]].concat(), 4);
+        // Path 5 trains a module of level 0, so path 4 would train the one that it shares.
+        let mut config = listed([3, 3], &[GRID.as_slice(), &[[1, 2], [2, 2]]].concat(), 4);
         let module = ModuleId { level: 0, index: 1 };
-        assert_eq!(error(&config), TopologyError::KeptModule { path: PathId(4), module, kept: PathId(2) });
+        let kept_module = TopologyError::KeptModule { path: PathId(4), module, kept: PathId(2) };
+        assert_eq!(error(&config), kept_module);
         let message = error(&config).to_string();
         assert!(message.contains("freeze level 0 or give path 4 a module of its own"), "{message}");
+        config.levels[0].frozen = true;
+        assert!(Topology::new(&config, 2).is_ok());
+        // Path 4 has no module of its own at all.
+        let config = listed([2, 2], &[GRID.as_slice(), &[[1, 1]]].concat(), 4);
+        assert_eq!(error(&config), kept_module);
     }
 
     #[test]

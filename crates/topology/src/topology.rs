@@ -38,7 +38,7 @@ pub struct Topology {
     counts: Vec<Option<u32>>,
     /// Parts of each level, in the order of the model.
     parts: Vec<Vec<Part>>,
-    /// True for each level that does not train.
+    /// True for each level that does not train: the configuration freezes it, or no path has a module there that trains.
     frozen: Vec<bool>,
     paths: u32,
     /// Modules of each path, if the paths are listed; empty for all combinations.
@@ -120,8 +120,23 @@ impl Topology {
         }
         let kept_modules = (0..kept).flat_map(|path| topology.modules_of(PathId(path))).collect();
         topology.kept_modules = kept_modules;
+        topology.freeze_shared_levels();
         topology.check_kept()?;
         Ok(topology)
+    }
+
+    /// Freezes each level in which the paths that train have modules of kept paths only. If they have no other module at all,
+    /// it freezes none, and [`Self::check_kept`] names the first of these modules.
+    fn freeze_shared_levels(&mut self) {
+        if self.kept == 0 {
+            return;
+        }
+        let modules = self.trained_paths().flat_map(|path| self.modules_of(path));
+        let trained = modules.filter(|&module| self.module_trains(module));
+        let levels: BTreeSet<usize> = trained.map(|module| module.level.into()).collect();
+        if !levels.is_empty() {
+            self.frozen = (0..self.levels()).map(|level| !levels.contains(&level)).collect();
+        }
     }
 
     /// Checks that no path trains a module of a kept path.

@@ -188,6 +188,7 @@ fn train(
         phase_step: lease.phase_step,
         to: lease.to,
         sends: &lease.sends,
+        measures: true,
         memory: &TrainerMemory::default(),
     };
     let mut early = Vec::new();

@@ -48,6 +48,7 @@ fn an_outer_gradient_has_the_tokens_of_its_lease() {
         phase_step: 0,
         to,
         sends: &[send],
+        measures: true,
         memory: &TrainerMemory::default(),
     };
     let trained = train_lease(lease, weights, state, &LeaseWatch::default(), |_| panic!("early"));

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dipaco_store::{
-    ManifestSequence, ObjectRef, Patience, RollbackRecord, RunManifest, StoreError, TrainingRecord,
+    ManifestSequence, ObjectRef, Patience, RollbackRecord, RunManifest, RunStore, StoreError, TrainingRecord,
 };
 use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{CoordinatorError, TrainError, recover};
@@ -47,6 +47,11 @@ async fn finish(run: &Run) -> Vec<String> {
     run.bits().await
 }
 
+/// The recovery of a run that nobody interrupts.
+async fn recovered(store: &RunStore) -> Result<Option<RollbackRecord>, CoordinatorError> {
+    recover(store, &Progress::hidden(), &CancellationToken::new()).await
+}
+
 /// The objects of a checkpoint.
 async fn objects(run: &Run, manifest: &RunManifest, checkpoint: usize) -> BTreeSet<ObjectRef> {
     let content = run.store.get(&manifest.checkpoints[checkpoint].object).await.unwrap();
@@ -60,7 +65,7 @@ async fn damaged_objects_are_found_and_the_run_goes_back_to_the_same_bits() {
     let manifest = run.manifest().await;
     let rounds: Vec<_> = manifest.checkpoints.iter().map(|checkpoint| checkpoint.round).collect();
     assert_eq!(rounds, [0, 1]);
-    assert_eq!(recover(&run.store, &Progress::hidden()).await.unwrap(), None);
+    assert_eq!(recovered(&run.store).await.unwrap(), None);
     // One bit of weights and the end of momenta that are newer than the checkpoints.
     let (oldest, newest) = (objects(&run, &manifest, 0).await, objects(&run, &manifest, 1).await);
     let current: BTreeSet<_> = manifest.training.as_ref().unwrap().objects().cloned().collect();
@@ -71,7 +76,7 @@ async fn damaged_objects_are_found_and_the_run_goes_back_to_the_same_bits() {
     let momenta = file(&run, newer("momenta/"));
     let content = std::fs::read(&momenta).unwrap();
     std::fs::write(&momenta, &content[..content.len() - 1]).unwrap();
-    let back = recover(&run.store, &Progress::hidden()).await.unwrap();
+    let back = recovered(&run.store).await.unwrap();
     assert_eq!(
         back,
         Some(RollbackRecord { from: 1, to: 1, undone: Vec::new() }),
@@ -80,7 +85,7 @@ async fn damaged_objects_are_found_and_the_run_goes_back_to_the_same_bits() {
     // A state of the newest checkpoint that is not in the oldest.
     let state = newest.iter().find(|object| object.name.starts_with("paths/") && !oldest.contains(object));
     std::fs::remove_file(file(&run, state.unwrap())).unwrap();
-    let back = recover(&run.store, &Progress::hidden()).await.unwrap();
+    let back = recovered(&run.store).await.unwrap();
     let last = RollbackRecord { from: 1, to: 0, undone: vec![1] };
     assert_eq!(back.as_ref(), Some(&last));
     assert_eq!(run.manifest().await.rollbacks.last(), Some(&last));
@@ -114,7 +119,7 @@ async fn a_coordinator_ends_at_a_damaged_object_and_its_successor_goes_back() {
     );
     assert!(error.to_string().contains("--resume"), "{error}");
     worker.abort();
-    assert!(recover(&run.store, &Progress::hidden()).await.unwrap().is_some());
+    assert!(recovered(&run.store).await.unwrap().is_some());
     assert_eq!(finish(&run).await, undisturbed);
 }
 
@@ -140,7 +145,7 @@ async fn an_object_that_a_running_coordinator_deletes_meanwhile_is_no_damage() {
         std::fs::rename(&kept, &manifest).is_ok() && std::fs::remove_file(&place).is_ok()
     });
     let store = run.store.clone().with_patience(patience);
-    assert_eq!(recover(&store, &Progress::hidden()).await.unwrap(), None);
+    assert_eq!(recovered(&store).await.unwrap(), None);
     assert_eq!(run.manifest().await, next);
 }
 
@@ -153,9 +158,32 @@ async fn without_an_undamaged_checkpoint_the_error_names_the_damaged_object() {
     }
     let damaged = manifest.training.as_ref().unwrap().objects().next().unwrap();
     flip(&run, damaged);
-    let error = recover(&run.store, &Progress::hidden()).await.unwrap_err();
+    let error = recovered(&run.store).await.unwrap_err();
     assert!(
         matches!(&error, CoordinatorError::DamagedRun { source } if source.to_string().contains(&damaged.name)),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn an_interrupted_verification_leaves_the_run_as_it_is() {
+    let run = Run::seeded(config()).await;
+    let manifest = run.start(false).await.unwrap().manifest;
+    // The training's only damage is that the store fails at this object, as a link to itself does.
+    let place = file(&run, manifest.training.as_ref().unwrap().objects().next().unwrap());
+    std::fs::remove_file(&place).unwrap();
+    std::os::unix::fs::symlink(&place, &place).unwrap();
+    for goes_on in [true, false] {
+        let cancel = CancellationToken::new();
+        let asked = cancel.clone();
+        // Called when the object is read: the user asks to stop, whether or not the store is tried again.
+        let patience = Patience::new(Duration::ZERO, Duration::from_secs(3600), move |_| {
+            asked.cancel();
+            goes_on
+        });
+        let store = run.store.clone().with_patience(patience);
+        let error = recover(&store, &Progress::hidden(), &cancel).await.unwrap_err();
+        assert!(matches!(error, CoordinatorError::Interrupted), "{error}");
+        assert_eq!(run.manifest().await, manifest);
+    }
 }

@@ -6,6 +6,7 @@ use std::fs;
 use dipaco_store::{ManifestSequence, ObjectRef, PathRecord, RunManifest, RunStore, TrainingRecord};
 use dipaco_telemetry::Progress;
 use dipaco_train::recover;
+use tokio_util::sync::CancellationToken;
 
 /// Bytes of an object.
 const OBJECT: u64 = 64 << 20;
@@ -41,7 +42,7 @@ async fn a_run_is_verified_without_an_object_in_memory() {
     store.replace(&manifest, ManifestSequence::NONE).await.unwrap();
     let begin = peak();
 
-    assert_eq!(recover(&store, &Progress::hidden()).await.unwrap(), None);
+    assert_eq!(recover(&store, &Progress::hidden(), &CancellationToken::new()).await.unwrap(), None);
     let taken = peak() - begin;
     assert!(taken < OBJECT, "{taken} bytes for objects of {OBJECT} bytes");
 }

@@ -11,7 +11,7 @@ use dipaco_model::{ModelError, ModuleWeights, OpsError, path_specs, split};
 use dipaco_optim::Optimizer;
 use dipaco_path::{
     GlobalFragment, InnerConfig, LeaseTraining, LeaseWatch, MomentSpecs, PathData, PathError, PathState,
-    PathWeights, TrainDevice, Trainer, TrainerMemory, train_lease,
+    PathWeights, TrainDevice, TrainedLease, Trainer, TrainerMemory, train_lease,
 };
 use dipaco_protocol::WorkerPlan;
 use dipaco_routing::is_router_document;
@@ -101,6 +101,10 @@ async fn a_seed_is_validated_as_often_as_configured_and_at_the_end() {
         let at = validated.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>();
         assert_eq!(at, steps);
         assert_eq!(validated.last().unwrap()["loss"].as_f64(), summary.validation_loss);
+        // 7 of the 16 targets of a document's first sequence are read and not counted. The second sequence has 4 to 10
+        // targets, of which 1, 2 and 3 count in three of the ten documents.
+        let counted = validated.iter().map(|line| line["tokens"].as_u64().unwrap()).collect::<Vec<_>>();
+        assert_eq!(counted, vec![10 * 9 + 1 + 2 + 3; steps.len()]);
     }
 }
 
@@ -225,6 +229,7 @@ async fn one_path_with_a_plain_outer_step_is_plain_adamw() {
         phase_step: 0,
         to: 12,
         sends: &[last],
+        measures: true,
         memory: &TrainerMemory::default(),
     };
     assert_eq!(schedule.total(), 12);
@@ -314,7 +319,11 @@ async fn replicas_and_path_specific_modules_do_not_depend_on_the_workers() {
 }
 
 /// A run of one path whose shard is `file`: its first lease.
-fn first_lease(config: &RunConfig, file: TokenSet) -> Result<(), PathError> {
+fn first_lease(
+    config: &RunConfig,
+    file: TokenSet,
+    measures: bool,
+) -> Result<Option<TrainedLease>, PathError> {
     let plan = WorkerPlan::new(config);
     let start = dipaco_model::init(&config.model, 1).unwrap();
     let modules = split(&config.model, &plan.topology().unwrap(), &start).unwrap();
@@ -333,9 +342,24 @@ fn first_lease(config: &RunConfig, file: TokenSet) -> Result<(), PathError> {
         phase_step: 0,
         to: 12,
         sends: &[],
+        measures,
         memory: &TrainerMemory::default(),
     };
-    train_lease(lease, weights, state, &LeaseWatch::default(), drop).map(drop)
+    train_lease(lease, weights, state, &LeaseWatch::default(), drop)
+}
+
+#[test]
+fn a_lease_whose_held_out_loss_nobody_gets_ends_in_the_same_state_without_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config();
+    config.topology = TopologyConfig::grid(1, vec![dense_level()]);
+    let path = folder.path().join("shard.h5");
+    tokens(&path, 1, 200);
+    let lease = |measures| first_lease(&config, TokenSet::open(&path).unwrap(), measures).unwrap().unwrap();
+    let (heard, unheard) = (lease(true), lease(false));
+    assert!(heard.report.held_out_loss.is_some());
+    assert_eq!(unheard.report.held_out_loss, None);
+    assert_eq!(heard.state, unheard.state);
 }
 
 #[test]
@@ -345,12 +369,12 @@ fn tokens_outside_of_the_vocabulary_end_the_training_of_a_path() {
     config.topology = TopologyConfig::grid(1, vec![dense_level()]);
     let path = folder.path().join("shard.h5");
     let file = tokens(&path, 0, 30);
-    first_lease(&config, TokenSet::open(&path).unwrap()).unwrap();
+    first_lease(&config, TokenSet::open(&path).unwrap(), true).unwrap();
 
     // A file of the same text for a larger vocabulary than that of the model.
     let mut smaller = config.clone();
     smaller.model.vocab_size = 39;
-    let refused = first_lease(&smaller, TokenSet::open(&path).unwrap());
+    let refused = first_lease(&smaller, TokenSet::open(&path).unwrap(), true);
     assert!(
         matches!(
             refused,
@@ -366,7 +390,7 @@ fn tokens_outside_of_the_vocabulary_end_the_training_of_a_path() {
     bytes[at + 4] = 40;
     drop(file);
     std::fs::write(&path, bytes).unwrap();
-    let refused = first_lease(&config, TokenSet::open(&path).unwrap());
+    let refused = first_lease(&config, TokenSet::open(&path).unwrap(), true);
     assert!(
         matches!(
             &refused,

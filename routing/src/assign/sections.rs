@@ -131,7 +131,7 @@ impl Sections<'_> {
             self.of(part).partition(|&section| self.record(section).is_some());
         let mut before: u64 = done.iter().map(|&section| self.documents(section)).sum();
         let total = before + missing.iter().map(|&section| self.documents(section)).sum::<u64>();
-        self.verify(&missing)?;
+        self.verify(&missing, progress)?;
         for section in missing {
             let mut of_all = |step| {
                 progress(match step {
@@ -151,13 +151,18 @@ impl Sections<'_> {
     }
 
     /// Checks the content of the text of some sections, because a damaged text would go into the shards.
-    fn verify(&self, sections: &[WorkPart]) -> Result<(), RoutingError> {
+    fn verify(&self, sections: &[WorkPart], progress: &mut ProgressFn<'_>) -> Result<(), RoutingError> {
         let (Some(&first), Some(&last)) = (sections.first(), sections.last()) else { return Ok(()) };
         let files = self.decider.files();
         let documents = files.range(first).start..files.range(last).end;
-        self.decider.file.verify_documents(&documents).map_err(|source| RoutingError::Tokens {
-            what: "could not read the documents to route".to_owned(),
-            source,
+        let mut told = |done: u64, total: u64| {
+            report(progress, RoutingProgress::Verify { done, total }).map_err(|_| ShardsError::Cancelled)
+        };
+        self.decider.file.verify_documents(&documents, &mut told).map_err(|source| match source {
+            ShardsError::Cancelled => RoutingError::Cancelled,
+            source => {
+                RoutingError::Tokens { what: "could not read the documents to route".to_owned(), source }
+            }
         })
     }
 

@@ -153,6 +153,22 @@ fn a_stopped_run_publishes_nothing() {
 }
 
 #[test]
+fn a_run_can_be_stopped_while_the_text_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = corpus(folder.path(), 100);
+    let router = fitted(&file, 2);
+    let out = folder.path().join("train");
+    let mut steps = Vec::new();
+    let mut stop = |step| {
+        steps.push(step);
+        ControlFlow::Break(())
+    };
+    let error = Assignment::new(&Histogram, "seed", &router, &file, &out).run(&mut stop).unwrap_err();
+    assert!(matches!(error, RoutingError::Cancelled), "{error}");
+    assert!(matches!(steps[..], [RoutingProgress::Verify { .. }]), "{steps:?}");
+}
+
+#[test]
 fn of_many_paths_most_have_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = corpus(folder.path(), 30);

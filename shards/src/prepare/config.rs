@@ -78,12 +78,13 @@ impl PrepareConfig {
         if self.text_field.is_empty() {
             return refuse("prepare.text_field", "\"\"".into(), "give the name of a field or column");
         }
-        if self.text_document_bytes == 0 {
-            return refuse("prepare.text_document_bytes", "0".into(), "a document has at least 1 byte");
-        }
-        if !(1..=1 << 30).contains(&self.max_line_bytes) {
-            let reason = "give 1 to 1073741824 bytes (1 GiB)";
-            return refuse("prepare.max_line_bytes", self.max_line_bytes.to_string(), reason);
+        for (key, bytes) in [
+            ("prepare.text_document_bytes", self.text_document_bytes),
+            ("prepare.max_line_bytes", self.max_line_bytes),
+        ] {
+            if !(1..=1 << 30).contains(&bytes) {
+                return refuse(key, bytes.to_string(), "give 1 to 1073741824 bytes (1 GiB)");
+            }
         }
         if self.threads > 1024 {
             return refuse("prepare.threads", self.threads.to_string(), "give 0 (all cores) to 1024");

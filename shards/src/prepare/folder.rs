@@ -5,7 +5,7 @@ use std::path::Path;
 use super::TOKENIZER;
 use crate::{ShardsError, Tokenizer};
 
-/// The folder that a preparation writes, and the tokenizer that must stay in it.
+/// The folder that a preparation writes, and the tokenizer and the end-of-text token that must stay in it.
 #[derive(Clone, Copy, Debug)]
 pub struct PrepareFolder<'a> {
     /// The folder. It need not exist.
@@ -13,27 +13,35 @@ pub struct PrepareFolder<'a> {
     /// Hash of the tokenizer that a model was trained with. With another one the model is of no use, so a preparation that would
     /// replace it is refused. `None` lets the text and the settings decide.
     pub keep: Option<&'a str>,
+    /// The end-of-text token that this model was trained with. It counts only together with [`Self::keep`], because the
+    /// number belongs to one tokenizer. `None` lets the settings decide.
+    pub keep_end_of_text: Option<u32>,
 }
 
 impl<'a> PrepareFolder<'a> {
-    /// A folder whose tokenizer may be replaced.
+    /// A folder whose tokenizer and end-of-text token may be replaced.
     #[must_use]
     pub fn new(path: &'a Path) -> Self {
-        Self { path, keep: None }
+        Self { path, keep: None, keep_end_of_text: None }
     }
 
-    /// Checks that a tokenizer may be that of this folder.
+    /// Checks that a tokenizer and its end-of-text token may be those of this folder.
     pub(super) fn check(&self, tokenizer: &Tokenizer) -> Result<(), ShardsError> {
-        match self.keep {
-            Some(kept) if kept != tokenizer.hash() => {
-                let path = self.path.join(TOKENIZER);
-                Err(ShardsError::TokenizerInUse {
-                    held: dipaco_files::file_hash(&path).is_ok_and(|hash| hash == kept),
-                    path,
-                    kept: kept.to_owned(),
-                    found: tokenizer.hash().to_owned(),
-                })
-            }
+        let Some(kept) = self.keep else { return Ok(()) };
+        if kept != tokenizer.hash() {
+            let path = self.path.join(TOKENIZER);
+            return Err(ShardsError::TokenizerInUse {
+                held: dipaco_files::file_hash(&path).is_ok_and(|hash| hash == kept),
+                path,
+                kept: kept.to_owned(),
+                found: tokenizer.hash().to_owned(),
+            });
+        }
+        match self.keep_end_of_text {
+            Some(kept) if kept != tokenizer.end_of_text() => Err(ShardsError::EndOfTextInUse {
+                kept: tokenizer.token_text(kept),
+                found: tokenizer.end_of_text_text(),
+            }),
             _ => Ok(()),
         }
     }

@@ -48,6 +48,26 @@ impl Manifest {
             validation_content_hash: report.validation.content_hash.clone(),
         }
     }
+
+    /// True if the token sets are the ones of this manifest. Reads all of their files.
+    ///
+    /// # Errors
+    /// `cancel` was set.
+    fn outputs_are_whole(&self, out: &Path, watch: Watch<'_>) -> Result<bool, ShardsError> {
+        let mut read = |bytes: u64| {
+            watch.progress.advance(bytes, 0);
+            watch.check_cancelled()
+        };
+        let validation = out.join(VALIDATION);
+        watch.progress.begin("compare outputs", 0);
+        let whole = is_whole(&out.join(TRAIN), &self.train_content_hash, &mut read)?
+            && match self.validation_content_hash.as_str() {
+                "" => !validation.exists(),
+                hash => is_whole(&validation, hash, &mut read)?,
+            };
+        watch.progress.end();
+        Ok(whole)
+    }
 }
 
 /// The configuration without the values that cannot change the result.
@@ -90,16 +110,8 @@ pub(super) fn up_to_date(
     let given = config.tokenizer.as_ref().map(|path| hash_file(path));
     if given.is_some_and(|hash| hash.as_ref() != Some(&manifest.tokenizer_hash))
         || hash_file(&out.join(TOKENIZER)).as_ref() != Some(&manifest.tokenizer_hash)
-        || !is_whole(&out.join(TRAIN), &manifest.train_content_hash)
+        || !manifest.outputs_are_whole(out, watch)?
     {
-        return Ok(None);
-    }
-    let validation_path = out.join(VALIDATION);
-    let validation_is_whole = match manifest.validation_content_hash.as_str() {
-        "" => !validation_path.exists(),
-        hash => is_whole(&validation_path, hash),
-    };
-    if !validation_is_whole {
         return Ok(None);
     }
     let compared: Vec<_> = now
@@ -135,11 +147,19 @@ pub(super) fn same_content(files: &[(&InputFile, &str)], watch: Watch<'_>) -> Re
 /// # Errors
 /// The tokenizer cannot be read, or has no such token.
 pub fn prepared_tokenizer(folder: &Path) -> Result<Tokenizer, ShardsError> {
-    let config = read::<Manifest>(&folder.join(MANIFEST)).map(|manifest| manifest.config);
+    let file = folder.join(TOKENIZER);
+    // The report stays while a preparation is repeated, and the manifest goes.
+    let report = read::<PrepareReport>(&folder.join(REPORT)).map(|report| report.tokenizer);
+    let reported = report.filter(|report| hash_file(&file).as_ref() == Some(&report.hash));
+    let end_of_text = reported.and_then(|report| report.end_of_text).or_else(|| configured_end(folder));
+    Tokenizer::from_file(&file, end_of_text.as_deref())
+}
+
+/// The end-of-text token that the configuration of a preparation names.
+fn configured_end(folder: &Path) -> Option<String> {
+    let config = read::<Manifest>(&folder.join(MANIFEST))?.config;
     // The key counts only for a given tokenizer. One that this program trained has the usual name.
-    let given = config.filter(|config| config.tokenizer.is_some());
-    let end_of_text = given.and_then(|config| config.end_of_text);
-    Tokenizer::from_file(&folder.join(TOKENIZER), end_of_text.as_deref())
+    config.tokenizer.is_some().then_some(config.end_of_text).flatten()
 }
 
 pub(super) fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Option<T> {

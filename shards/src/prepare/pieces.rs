@@ -172,15 +172,18 @@ impl Piece {
         folder: &Path,
         watch: Watch<'_>,
     ) -> Result<bool, ShardsError> {
-        let whole = [
+        for (name, hash) in [
             (self.train_name(), &record.report.train.content_hash),
             (self.validation_name(), &record.report.validation.content_hash),
-        ]
-        .iter()
-        .all(|(name, hash)| name.as_ref().is_none_or(|name| is_whole(&folder.join(name), hash)));
+        ] {
+            let Some(name) = name else { continue };
+            if !is_whole(&folder.join(name), hash, &mut |_| watch.check_cancelled())? {
+                return Ok(false);
+            }
+        }
         let hashes = record.report.files.iter().map(|file| file.hash.as_str());
         let files: Vec<_> = self.files.files.iter().zip(hashes).collect();
-        Ok(whole && files.len() == self.files.files.len() && same_content(&files, watch)?)
+        Ok(files.len() == self.files.files.len() && same_content(&files, watch)?)
     }
 
     /// Tokenises the piece and records it.

@@ -1,7 +1,7 @@
 //! Reading, tokenising and writing at the same time.
 //!
-//! One thread reads, several tokenise, and the calling thread writes in the order of reading. The number of batches in
-//! flight is limited, so a slow document holds up the reader instead of filling the memory.
+//! One thread reads, several tokenise, and the calling thread writes in the order of reading. The bytes of text in flight
+//! are limited, so slow or long documents hold up the reader instead of filling the memory.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ const BATCH_BYTES: usize = 256 * 1024;
 /// A batch is passed on once it has this many documents.
 const BATCH_DOCUMENTS: usize = 1024;
 
-/// Batches in flight for each tokenising thread.
+/// Batches of [`BATCH_BYTES`] in flight for each tokenising thread.
 const BATCHES_PER_THREAD: usize = 4;
 
 /// The rule that puts a document into the training or the validation set.
@@ -87,7 +87,15 @@ struct Item<T> {
 
 struct Batch<T> {
     number: u64,
+    /// See [`permits_for`].
+    permits: usize,
     items: Vec<Item<T>>,
+}
+
+/// The permits of a batch with this many bytes of text, of `in_flight` in all. A batch can be one document of any length, so
+/// its bytes count. No batch needs more than all permits, because it would wait for ever.
+fn permits_for(bytes: usize, in_flight: usize) -> usize {
+    (bytes / BATCH_BYTES).clamp(1, in_flight)
 }
 
 /// The threads that turn input files into tokens.
@@ -104,13 +112,14 @@ impl Pipeline<'_> {
     pub(super) fn run(&self, outputs: &mut Outputs, report: &mut PrepareReport) -> Result<(), ShardsError> {
         let threads = self.config.thread_count();
         let in_flight = threads * BATCHES_PER_THREAD;
-        // A batch holds a permit from reading to writing. Without permits a slow document would let the batches behind it
+        // A batch holds its permits from reading to writing. Without permits a slow document would let the batches behind it
         // pile up at the writer, which waits for the slow one.
         let (permits, permits_back) = bounded::<()>(in_flight);
         let (texts, texts_out) = bounded::<Batch<String>>(in_flight);
         let (encoded, encoded_out) = bounded::<Result<Batch<Vec<u32>>, ShardsError>>(in_flight);
         let outcome = std::thread::scope(|scope| {
-            let reader = scope.spawn(move || Reader { pipeline: self, permits, texts, number: 0 }.run());
+            let reader =
+                scope.spawn(move || Reader { pipeline: self, in_flight, permits, texts, number: 0 }.run());
             for _ in 0..threads {
                 let (texts_out, encoded) = (texts_out.clone(), encoded.clone());
                 scope.spawn(move || self.tokenise(&texts_out, &encoded));
@@ -135,7 +144,8 @@ impl Pipeline<'_> {
         for batch in texts {
             let items: Result<Vec<_>, _> = batch.items.into_iter().map(|item| self.encode(item)).collect();
             let failed = items.is_err();
-            if encoded.send(items.map(|items| Batch { number: batch.number, items })).is_err() || failed {
+            let (number, permits) = (batch.number, batch.permits);
+            if encoded.send(items.map(|items| Batch { number, permits, items })).is_err() || failed {
                 return;
             }
         }
@@ -170,8 +180,8 @@ impl Pipeline<'_> {
         let mut next = 0;
         for batch in encoded {
             let batch = batch?;
-            waiting.insert(batch.number, batch.items);
-            while let Some(items) = waiting.remove(&next) {
+            waiting.insert(batch.number, batch);
+            while let Some(Batch { items, permits: held, .. }) = waiting.remove(&next) {
                 next += 1;
                 let documents = items.len() as u64;
                 for item in items {
@@ -193,8 +203,10 @@ impl Pipeline<'_> {
                     }
                 }
                 self.watch.progress.advance(0, documents);
-                // The reader sent this batch's permit before the batch, so this does not wait.
-                let _ = permits.recv();
+                // The reader sent this batch's permits before the batch, so this does not wait.
+                for _ in 0..held {
+                    let _ = permits.recv();
+                }
             }
         }
         Ok(())
@@ -204,6 +216,8 @@ impl Pipeline<'_> {
 /// The thread that reads the input files.
 struct Reader<'a> {
     pipeline: &'a Pipeline<'a>,
+    /// The number of all permits.
+    in_flight: usize,
     permits: Sender<()>,
     texts: Sender<Batch<String>>,
     /// Number of the next batch.
@@ -252,9 +266,9 @@ impl Reader<'_> {
 
     /// Passes a batch on once there is room for it; false if the writer is gone.
     fn send(&mut self, items: &mut Vec<Item<String>>, bytes: &mut usize) -> bool {
-        *bytes = 0;
-        let batch = Batch { number: self.number, items: std::mem::take(items) };
+        let permits = permits_for(std::mem::take(bytes), self.in_flight);
+        let batch = Batch { number: self.number, permits, items: std::mem::take(items) };
         self.number += 1;
-        self.permits.send(()).is_ok() && self.texts.send(batch).is_ok()
+        (0..permits).all(|_| self.permits.send(()).is_ok()) && self.texts.send(batch).is_ok()
     }
 }

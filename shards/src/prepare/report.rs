@@ -39,6 +39,8 @@ pub struct TokenizerReport {
     pub hash: String,
     /// Number of token ids.
     pub vocab_size: u32,
+    /// Its end-of-text token, as it writes it. `None` in the report of a piece, and in a report of an earlier program.
+    pub end_of_text: Option<String>,
     /// Bytes of text that it was trained on; 0 if it was given.
     pub trained_on_bytes: u64,
     /// Seconds to train or load it.

@@ -70,7 +70,8 @@ impl Sample<'_> {
         self.begin(files.iter().map(|file| file.bytes).sum());
         for file in files {
             let share = fraction * file.text_bytes_estimate() as f64;
-            let most = self.trainer.bytes() + (4.0 * share) as u64 + self.config.text_document_bytes as u64;
+            let document = self.config.text_document_bytes as u64;
+            let most = self.trainer.bytes().saturating_add((4.0 * share) as u64).saturating_add(document);
             self.read(file, fraction * u64::MAX as f64, most)?;
         }
         self.watch.progress.end();

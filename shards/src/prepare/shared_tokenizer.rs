@@ -42,6 +42,7 @@ pub(super) fn tokenizer(
     let of = |tokenizer: &Tokenizer, trained_on_bytes, seconds| TokenizerReport {
         hash: tokenizer.hash().to_owned(),
         vocab_size: tokenizer.vocab_size(),
+        end_of_text: Some(tokenizer.end_of_text_text()),
         trained_on_bytes,
         seconds,
     };
@@ -52,7 +53,7 @@ pub(super) fn tokenizer(
     }
     let (file, key) = (folder.join(TOKENIZER), key(config, inputs));
     let known = read::<TokenizerRecord>(&folder.join(RECORD));
-    let exists = known.is_some() && file.exists();
+    let exists = is_there(config, folder);
     if let Some(record) = known.filter(|record| record.key == key)
         && let Ok(tokenizer) = Tokenizer::from_file(&file, Some(END_OF_TEXT))
         && tokenizer.hash() == record.hash
@@ -74,6 +75,12 @@ pub(super) fn tokenizer(
         &TokenizerRecord { key, hash, trained_on_bytes: sample_bytes, seconds },
     )?;
     Ok((tokenizer, report))
+}
+
+/// True if the parts find a tokenizer: a given one, or one in the folder of the pieces.
+pub(super) fn is_there(config: &PrepareConfig, folder: &Path) -> bool {
+    let recorded = || read::<TokenizerRecord>(&folder.join(RECORD)).is_some();
+    config.tokenizer.is_some() || recorded() && folder.join(TOKENIZER).exists()
 }
 
 /// Hash of everything that decides the outcome of the training and is known without reading the files.

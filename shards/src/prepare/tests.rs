@@ -1,4 +1,5 @@
 mod inputs;
+mod memory;
 mod outputs;
 mod tokenizer;
 mod unreadable;
@@ -8,7 +9,6 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use super::*;
-use crate::tokenizer::END_OF_TEXT;
 use crate::{NoProgress, Refusal, Tokenizer};
 
 fn config() -> PrepareConfig {
@@ -360,26 +360,4 @@ fn a_stopped_run_continues_with_its_finished_pieces() {
     std::fs::write(&inputs[0], text).unwrap();
     run(&config(), &inputs, &out).unwrap();
     assert!(outputs(&out) == outputs(&whole));
-}
-
-#[test]
-fn the_end_of_text_token_of_a_preparation_is_remembered() {
-    let folder = tempfile::tempdir().unwrap();
-    let input = corpus(folder.path());
-    let first = folder.path().join("first");
-    run(&config(), std::slice::from_ref(&input), &first).unwrap();
-    assert_eq!(prepared_tokenizer(&first).unwrap().end_of_text_text(), END_OF_TEXT);
-
-    // The same tokenizer with another token, which no list of usual names has.
-    let given = folder.path().join("tokenizer.json");
-    let json = std::fs::read_to_string(first.join(TOKENIZER)).unwrap();
-    std::fs::write(&given, json.replace(END_OF_TEXT, "<|fin|>")).unwrap();
-    let end_of_text = Some("<|fin|>".to_owned());
-    let given = PrepareConfig { tokenizer: Some(given), end_of_text, ..config() };
-    let out = folder.path().join("out");
-    run(&given, std::slice::from_ref(&input), &out).unwrap();
-    let again = prepared_tokenizer(&out).unwrap();
-    assert_eq!(again.end_of_text_text(), "<|fin|>");
-    let file = TokenSet::open(out.join(TRAIN)).unwrap();
-    assert_eq!(file.document(0).to_vec().last(), Some(&again.end_of_text()));
 }

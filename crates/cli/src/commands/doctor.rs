@@ -35,16 +35,22 @@ pub(crate) struct DoctorOptions {
 
 pub(crate) fn run(options: &DoctorOptions) -> Result<(), CliError> {
     let mut findings = machine::check();
-    findings.push(gpu::check());
+    findings.extend(gpu::check());
     findings.extend(directory::check(&options.run));
     findings.extend(network::check());
+    if !options.json {
+        output::print(&findings.iter().map(line).collect::<String>())?;
+    }
+    // A store out of reach takes seconds or minutes.
     if let Some(address) = &options.store {
-        findings.push(store::check(address)?);
+        let finding = store::check(address)?;
+        if !options.json {
+            output::print(&line(&finding))?;
+        }
+        findings.push(finding);
     }
     if options.json {
         output::print_json(&findings)?;
-    } else {
-        output::print(&findings.iter().map(line).collect::<String>())?;
     }
     match findings.iter().filter(|finding| finding.status == FindingStatus::Fail).count() {
         0 => Ok(()),

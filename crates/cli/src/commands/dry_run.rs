@@ -150,7 +150,7 @@ fn levels(plan: &DryRun) -> String {
         table.row([
             number.to_string(),
             human::integer(level.modules.into()),
-            human::integer(level.paths_per_module.into()),
+            level.paths_in_words(),
             human::integer(level.parameters),
             if level.trains { level.holds.clone() } else { format!("{} (frozen)", level.holds) },
         ]);

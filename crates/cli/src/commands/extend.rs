@@ -37,13 +37,14 @@ pub(crate) struct ExtendOptions {
     #[arg(long, value_name = "PATH", required_unless_present = "remove")]
     add: Vec<PathId>,
     /// Give new paths modules of their own in this level only; may be repeated. In the other levels they share the modules
-    /// of the paths that they are copies of. The default is all levels.
+    /// of the paths that they are copies of. A frozen level that is named here trains. The default is
+    /// all levels that topology.levels does not freeze.
     #[arg(long, value_name = "LEVEL", requires = "add")]
     level: Vec<usize>,
     /// Give all new paths one common module in each --level, instead of one each.
     #[arg(long, requires = "level")]
     share: bool,
-    /// Train all modules and paths. Otherwise everything but the new modules keeps its bits.
+    /// Train all modules and paths, but for frozen levels. Otherwise everything but the new modules keeps its bits.
     #[arg(long, requires = "add")]
     train_all: bool,
     /// Leave out this path and the modules that only it uses; may be repeated. The other paths get new numbers.

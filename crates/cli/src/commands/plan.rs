@@ -8,7 +8,7 @@ use clap::Args;
 use dipaco_pipeline::dry_run::DryRun;
 use dipaco_pipeline::plan::{PlanInputs, plan};
 use dipaco_pipeline::vocabulary::of_run;
-use dipaco_plan::{MeasuredPlan, OuterRate, Plan, TimePlan, WorkerLink};
+use dipaco_plan::{MeasuredPlan, OuterRate, Plan, ShardPlan, TimePlan, WorkerLink};
 use dipaco_telemetry::{Align, Table, human};
 
 use crate::error::CliError;
@@ -111,15 +111,7 @@ fn describe(sizes: &DryRun, plan: &Plan, cost: Option<f64>) -> String {
         training.tokens_per_parameter,
     );
     let _ = writeln!(text, "the seed takes {:.0} % of its steps (DiPaCo 27 %)", 100.0 * training.seed_share);
-    let _ = match &plan.shard {
-        Some(shard) => writeln!(
-            text,
-            "a shard has {} tokens, and its path reads it {:.1} times",
-            human::count(shard.tokens),
-            shard.epochs
-        ),
-        None => writeln!(text, "give --corpus-tokens to see how often a path reads its shard"),
-    };
+    text += &describe_shard(plan.shard.as_ref());
     text.push('\n');
     text += &levels(plan);
     if let Some(dense) = &plan.dense {
@@ -143,6 +135,25 @@ fn describe(sizes: &DryRun, plan: &Plan, cost: Option<f64>) -> String {
     }
     if !plan.warnings.is_empty() {
         text.push('\n');
+    }
+    text
+}
+
+fn describe_shard(shard: Option<&ShardPlan>) -> String {
+    let Some(shard) = shard else {
+        return "give --corpus-tokens to see how often a path reads its shard\n".to_owned();
+    };
+    let documents =
+        shard.documents.map(|documents| format!(" in {} documents", human::count(documents.round())));
+    let mut text = format!(
+        "a shard has {} tokens{}, and its path reads it {}\n",
+        human::count(shard.tokens),
+        documents.unwrap_or_default(),
+        shard.times(),
+    );
+    if shard.at_most {
+        text += "the number of documents is unknown, and without train.packing each fills a sequence at least; for the \
+                 exact number run `dipaco prepare`, and plan with --run and without --corpus-tokens\n";
     }
     text
 }
@@ -219,14 +230,14 @@ fn levels(plan: &Plan) -> String {
         ("tokens of a step", right),
         ("loss after 20 tokens per parameter", right),
     ]);
-    for (number, level) in plan.levels.iter().enumerate() {
+    for level in &plan.levels {
         let law = level.prediction.as_ref();
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
         let outer = |outer: Option<OuterRate>| {
             or_dash(outer.map(|OuterRate { rate, momentum }| format!("{rate:.2}, {momentum}")))
         };
         table.row([
-            number.to_string(),
+            level.level.to_string(),
             human::integer(level.paths_per_module.into()),
             outer(level.outer_rate),
             outer(level.default_outer_rate),

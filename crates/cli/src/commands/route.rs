@@ -4,16 +4,17 @@ mod fit_transformer;
 mod inspect;
 
 use clap::{Args, Subcommand};
+use dipaco_config::RunConfig;
 use dipaco_shards::WorkPart;
 use dipaco_telemetry::{Progress, human};
 
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::run_options::RunOptions;
+use crate::run_options::{RunOptions, UnsavedRun};
 use crate::{output, runtime};
 use dipaco_pipeline::route::{Division, assign_part, features_part};
-use dipaco_pipeline::{Version, Weights};
+use dipaco_pipeline::{PipelineError, Version, Weights};
 use dipaco_pipeline::{phases, vocabulary};
 
 #[derive(Debug, Subcommand)]
@@ -152,38 +153,40 @@ pub(crate) fn run(command: &RouteCommand, progress: &Progress) -> Result<(), Cli
     }
 }
 
+/// Opens the weights of a run, and takes a step with them on a thread outside the event loop.
+fn on_weights<T: Send + 'static>(
+    interrupt: &Interrupt,
+    (unsaved, config): (UnsavedRun, RunConfig),
+    step: impl FnOnce(&UnsavedRun, &RunConfig, &Weights) -> Result<T, PipelineError> + Send + 'static,
+) -> Result<T, CliError> {
+    interrupt.judge(runtime::run(async {
+        let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
+        runtime::blocking(move || Ok(step(&unsaved, &config, &weights)?)).await
+    }))
+}
+
 fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (unsaved, config) = options.run.open_unsaved()?;
     let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part.unwrap_or_default());
     let device = options.device.choice();
-    let documents = interrupt.judge(runtime::run(async {
-        let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
-        runtime::blocking(move || {
-            let run = &unsaved.run;
-            let documents = features_part(run, &config, &weights, device, part, &progress, &flag)?;
-            unsaved.save()?;
-            Ok(documents)
-        })
-        .await
-    }))?;
+    let documents = on_weights(&interrupt, options.run.open_unsaved()?, move |unsaved, config, weights| {
+        let documents = features_part(&unsaved.run, config, weights, device, part, &progress, &flag)?;
+        unsaved.save()?;
+        Ok(documents)
+    })?;
     output::print(&format!("part {part} is done: features of {} documents\n", human::integer(documents)))
 }
 
 fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (unsaved, config) = options.run.open_unsaved()?;
     let (flag, progress, device) = (interrupt.flag(), progress.clone(), options.device.choice());
-    let (router, new) = interrupt.judge(runtime::run(async {
-        let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
-        runtime::blocking(move || {
+    let (router, new) =
+        on_weights(&interrupt, options.run.open_unsaved()?, move |unsaved, config, weights| {
             let run = &unsaved.run;
-            let fitted = dipaco_pipeline::route::fit(run, &config, &weights, device, &progress, &flag)?;
+            let fitted = dipaco_pipeline::route::fit(run, config, weights, device, &progress, &flag)?;
             unsaved.save()?;
             Ok(fitted)
-        })
-        .await
-    }))?;
+        })?;
     let fitted = router.fitted_on();
     if options.json {
         return output::print_json(&serde_json::json!({
@@ -201,36 +204,27 @@ fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
 
 fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (unsaved, config) = options.run.open_unsaved()?;
+    let opened = options.run.open_unsaved()?;
     let (flag, progress, phase) = (interrupt.flag(), progress.clone(), options.phase);
     let device = options.device.choice();
     if let Some(part) = options.part {
-        let documents = interrupt.judge(runtime::run(async {
-            let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
-            runtime::blocking(move || {
-                let run = &unsaved.run;
-                let documents = assign_part(run, phase, &weights, device, part, &progress, &flag)?;
-                unsaved.save()?;
-                Ok(documents)
-            })
-            .await
-        }))?;
+        let documents = on_weights(&interrupt, opened, move |unsaved, _, weights| {
+            let documents = assign_part(&unsaved.run, phase, weights, device, part, &progress, &flag)?;
+            unsaved.save()?;
+            Ok(documents)
+        })?;
         let documents: u64 = documents.iter().sum();
         if options.json {
             return output::print_json(&serde_json::json!({ "part": part, "documents": documents }));
         }
         return output::print(&format!("part {part} is done: {} documents\n", human::integer(documents)));
     }
-    let division = interrupt.judge(runtime::run(async {
-        let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
-        runtime::blocking(move || {
-            let run = &unsaved.run;
-            let division = dipaco_pipeline::route::assign(run, phase, &weights, device, &progress, &flag)?;
-            unsaved.save()?;
-            Ok(division)
-        })
-        .await
-    }))?;
+    let division = on_weights(&interrupt, opened, move |unsaved, _, weights| {
+        let run = &unsaved.run;
+        let division = dipaco_pipeline::route::assign(run, phase, weights, device, &progress, &flag)?;
+        unsaved.save()?;
+        Ok(division)
+    })?;
     print_division(&division, options.json)
 }
 
@@ -274,21 +268,17 @@ fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
 
 fn refit(options: &RefitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (unsaved, config) = options.run.open_unsaved()?;
     let (flag, progress, device) = (interrupt.flag(), progress.clone(), options.device.choice());
-    let (router, division) = interrupt.judge(runtime::run(async {
-        let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
-        runtime::blocking(move || {
+    let (router, division) =
+        on_weights(&interrupt, options.run.open_unsaved()?, move |unsaved, config, weights| {
             let run = &unsaved.run;
-            let (router, _) = phases::refit(run, &config, &weights, device, &progress, &flag)?;
+            let (router, _) = phases::refit(run, config, weights, device, &progress, &flag)?;
             // A training that goes on fits this router again, unless it finds these settings.
             unsaved.save()?;
             let phase = weights.manifest().phase() + 1;
-            let division = dipaco_pipeline::route::assign(run, phase, &weights, device, &progress, &flag)?;
+            let division = dipaco_pipeline::route::assign(run, phase, weights, device, &progress, &flag)?;
             Ok((router, division))
-        })
-        .await
-    }))?;
+        })?;
     if !options.json {
         let documents = human::integer(router.fitted_on().documents);
         output::print(&format!("the router is fitted on {documents} reserved documents\n"))?;

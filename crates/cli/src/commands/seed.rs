@@ -52,16 +52,19 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
     let interrupt = Interrupt::listen()?;
     let opened = match &options.import {
         Some(path) => import(options, path)?,
-        None => Some(options.run.open_unsaved()?),
+        None => {
+            let (unsaved, config) = options.run.open_unsaved()?;
+            Some(Begun { unsaved, config, new: false })
+        }
     };
-    let Some((mut unsaved, config)) = opened else { return Ok(()) };
+    let Some(Begun { mut unsaved, config, new }) = opened else { return Ok(()) };
     if let Some(from) = &options.from {
         let summary = adopt(&unsaved.run, &config, from)?;
         unsaved.save()?;
         return report(&summary, &format!("is that of {}", from.display()), options.json);
     }
-    // With --import it has replaced another seed already.
-    let restart = options.restart && options.import.is_none();
+    // An import that replaced another seed has started over already.
+    let restart = options.restart && !new;
     let how = dipaco_pipeline::seed::SeedHow { restart, device: options.device.open()? };
     let run = unsaved.run.clone();
     let summary = runtime::run(async {
@@ -110,9 +113,17 @@ fn report(summary: &SeedSummary, origin: &str, json: bool) -> Result<(), CliErro
     output::print(&format!("the seed {origin}: {} steps{loss}{tokens}\n", summary.step))
 }
 
-/// Makes the model in a folder or file the seed of the run. Returns the run, and its configuration with the vocabulary, if the
-/// pretraining can go on now.
-fn import(options: &SeedArguments, path: &Path) -> Result<Option<(UnsavedRun, RunConfig)>, CliError> {
+/// A run whose pretraining can go on.
+struct Begun {
+    unsaved: UnsavedRun,
+    /// Its configuration with the vocabulary.
+    config: RunConfig,
+    /// True if this command imported its seed, which the run did not have before.
+    new: bool,
+}
+
+/// Makes the model in a folder or file the seed of the run. Returns the run if the pretraining can go on now.
+fn import(options: &SeedArguments, path: &Path) -> Result<Option<Begun>, CliError> {
     let model = PretrainedModel::open(path)?;
     let (run, config) = options.run.open_with(Some(&model.pretrained()))?;
     let mut unsaved = UnsavedRun::new(run, config)?;
@@ -126,8 +137,8 @@ fn import(options: &SeedArguments, path: &Path) -> Result<Option<(UnsavedRun, Ru
         unsaved.accept()?;
     }
     if imported.prepared {
-        let sized = with_vocabulary(&unsaved.run, &unsaved.config)?;
-        return Ok(Some((unsaved, sized)));
+        let config = with_vocabulary(&unsaved.run, &unsaved.config)?;
+        return Ok(Some(Begun { unsaved, config, new: imported.new }));
     }
     unsaved.save()?;
     if options.json {

@@ -8,6 +8,7 @@ use clap::Args;
 use dipaco_telemetry::human;
 use dipaco_topology::{ModuleId, Topology};
 
+use crate::commands::worker;
 use crate::error::CliError;
 use crate::http_address::{host_port, http_address};
 use crate::interrupt::Interrupt;
@@ -42,7 +43,7 @@ pub(crate) struct SynchronizerArguments {
     /// the listening address.
     #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT", value_parser = host_port)]
     advertise: Option<String>,
-    /// Name, unique in the run; the default is `synchronizer-` and the process number.
+    /// Name, unique in the run; the default is `synchronizer-`, the machine's name and the process number.
     #[arg(long, env = "DIPACO_NAME")]
     name: Option<String>,
     /// Seconds to retry when the coordinator can't be reached. After them the synchronizer ends with exit code 75.
@@ -112,6 +113,11 @@ fn select(topology: &Topology, named: &[NamedModules]) -> Result<Vec<ModuleId>, 
     Ok(modules)
 }
 
+/// In a container every synchronizer may have the process number 1.
+fn default_name() -> String {
+    format!("synchronizer-{}", worker::default_name())
+}
+
 pub(crate) fn run(options: &SynchronizerArguments) -> Result<(), CliError> {
     memory::keep_freed();
     let interrupt = Interrupt::listen()?;
@@ -126,7 +132,7 @@ pub(crate) fn run(options: &SynchronizerArguments) -> Result<(), CliError> {
         modules: select(&topology, &options.modules)?,
         listen: options.listen,
         advertise: options.advertise.clone(),
-        name: options.name.clone().unwrap_or_else(|| format!("synchronizer-{}", std::process::id())),
+        name: options.name.clone().unwrap_or_else(default_name),
         links: config.run.links,
         patience: Duration::from_secs(options.patience),
         http: options.http,
@@ -173,6 +179,13 @@ mod tests {
         assert!(select(&["0/4"]).unwrap_err().contains("no module 0/4"));
         assert!(select(&["2"]).unwrap_err().contains("no module 2/0"));
         assert!(select(&["0/0..4000000000"]).unwrap_err().contains("no module 0/3999999999"));
+    }
+
+    #[test]
+    fn synchronizers_of_two_machines_have_names_of_their_own() {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        let name = default_name();
+        assert!(name.starts_with("synchronizer-") && name.contains(host.trim()), "{name}");
     }
 
     #[test]

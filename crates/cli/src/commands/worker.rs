@@ -139,7 +139,8 @@ pub(crate) fn leave_with_stdin(cancel: CancellationToken) {
     });
 }
 
-fn default_name() -> String {
+/// The machine's name and the process number.
+pub(crate) fn default_name() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "worker".into());
     format!("{}-{}", host.trim(), std::process::id())
 }

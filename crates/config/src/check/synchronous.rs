@@ -3,7 +3,7 @@
 use dipaco_codec::Compression;
 
 use super::Problems;
-use crate::RunConfig;
+use crate::{RunConfig, ScheduleAtPhase};
 
 impl RunConfig {
     /// Checks that nothing else keeps or changes what the outer AdamW keeps and changes.
@@ -23,6 +23,11 @@ impl RunConfig {
         against(
             !self.train.optimizer.is_adamw(),
             "train.optimizer is another one: the modules take the steps of AdamW, so leave the key out",
+        );
+        against(
+            self.train.schedule_at_phase == ScheduleAtPhase::Restart && !self.routing.phases.is_empty(),
+            "with train.schedule_at_phase = \"restart\" the modules would still follow one schedule over all phases: use \
+             train.schedule_at_phase = \"continue\"",
         );
         against(
             self.outer.delay > 0,

@@ -35,8 +35,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "train.holdout_fraction",
         "share",
-        "Share of the documents that is held out for early stopping, at least 0 and below 1. A hash of a document's first \
-         tokens decides, so no path trains on a held-out document of another path.",
+        "Share of the documents that is held out for early stopping, at least 0 and below 1. A hash of a document's length, \
+         its first 64 and its last 64 tokens decides, so no path trains on a held-out document of another path.",
     ),
     key(
         "train.holdout_sequences",

@@ -219,3 +219,17 @@ fn synchronous_training_has_nothing_beside_its_steps() {
     // The paths' own plain steps are no choice of a user.
     assert!(load_text("[train]\noptimizer = \"gradient\"\n").is_err());
 }
+
+#[test]
+fn synchronous_training_has_one_schedule_over_all_phases() {
+    let load = |schedule: &str, phases: &str| {
+        load_text(&format!(
+            "[outer]\noptimizer = \"adamw\"\n[train]\ninner_steps = 1\nschedule_at_phase = \"{schedule}\"\n{phases}"
+        ))
+    };
+    let phases = "[routing]\nrouter_share = 0.1\n[[routing.phases]]\nround = 2\n";
+    load("continue", phases).unwrap();
+    load("restart", "").unwrap();
+    let message = load("restart", phases).unwrap_err().to_string();
+    assert!(message.contains("use train.schedule_at_phase = \"continue\""), "{message}");
+}

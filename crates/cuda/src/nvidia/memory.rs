@@ -25,7 +25,7 @@ impl Memory {
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 let info = gpu.info()?;
                 let [needed, free, total] = [bytes, info.free, info.total].map(|bytes| bytes >> 20);
-                let remedy = "lower train.micro_batch, set train.activation_checkpointing";
+                let remedy = "lower micro_batch and set activation_checkpointing in [train] or [seed_model]";
                 Err(CudaError::Memory { needed, free, total, remedy })
             }
             Err(error) => Err(driver("taking memory")(error)),

@@ -13,18 +13,27 @@ fn evaluation(losses: impl IntoIterator<Item = (u64, f64, u64)>) -> Evaluation {
 
 /// Two models on 400 documents: the second has a hundredth of a nat a byte more, and noise of its own.
 fn pair() -> [Evaluation; 2] {
-    let mut random = ChaCha8Rng::seed_from_u64(7);
-    let documents: Vec<(u64, f64, f64, u64)> = (0..400)
-        .map(|document| {
-            let bytes = random.random_range(100..4000);
-            let nll = bytes as f64 * random.random_range(0.5..1.5);
-            (document, nll, bytes as f64 * random.random_range(0.0..0.02), bytes)
-        })
-        .collect();
-    let ours = documents.iter().map(|&(document, nll, _, bytes)| (document, nll, bytes));
-    let theirs = documents.iter().map(|&(document, nll, more, bytes)| (document, nll + more, bytes));
+    let documents = (0..400_u64).map(|document| {
+        let bytes = 100 + document * 977 % 3900;
+        let nll = bytes as f64 * (0.5 + (document * 617 % 1000) as f64 / 1000.0);
+        let more = bytes as f64 * (document * 379 % 1000) as f64 / 50_000.0;
+        (document, nll, more, bytes)
+    });
+    let ours = documents.clone().map(|(document, nll, _, bytes)| (document, nll, bytes));
+    let theirs = documents.map(|(document, nll, more, bytes)| (document, nll + more, bytes));
     [evaluation(ours), evaluation(theirs)]
 }
+
+/// Checks a difference and both ends of its interval.
+fn assert_near(found: PairedDifference, expected: [f64; 3]) {
+    let found = [found.bits_per_byte, found.low, found.high];
+    let near = found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-10);
+    assert!(near, "{found:?} in place of {expected:?}");
+}
+
+// The expected values of the next two tests are r and r ± t · √(n / (n - 1) · Σ(d - r · b)²) / Σb, divided by ln 2.
+// Here d is the difference of the losses on one of n documents, b its bytes, r = Σd / Σb, and
+// t = scipy.stats.t.ppf(0.975, n - 1).
 
 #[test]
 fn the_interval_is_of_the_difference_and_not_of_the_documents() {
@@ -33,32 +42,31 @@ fn the_interval_is_of_the_difference_and_not_of_the_documents() {
     let bits = |evaluation: &Evaluation| {
         let losses = &evaluation.document_losses;
         let nll: f64 = losses.iter().map(|loss| loss.nll_sum).sum();
-        nll / losses.iter().map(|loss| loss.bytes).sum::<u64>() as f64 / std::f64::consts::LN_2
+        nll / losses.iter().map(|loss| loss.bytes).sum::<u64>() as f64 / LN_2
     };
     assert!((found.bits_per_byte - (bits(&model) - bits(&base))).abs() < 1e-12, "{found:?}");
     // The losses of the documents differ a hundred times as much as the models.
-    assert!(found.low < found.bits_per_byte && found.bits_per_byte < found.high, "{found:?}");
-    assert!(found.high < -0.012 && found.low > -0.017, "{found:?}");
+    assert_near(found, [-0.014_341_344_864, -0.015_281_242_486, -0.013_401_447_242]);
     let back = PairedDifference::between(&base, &model).unwrap();
-    assert!(
-        (back.low + found.high).abs() < 1e-3 && (back.high + found.low).abs() < 1e-3,
-        "{back:?} {found:?}"
-    );
+    assert_near(back, [-found.bits_per_byte, -found.high, -found.low]);
     assert_eq!(PairedDifference::between(&model, &base), Some(found), "the same bits again");
 }
 
-/// The standard error of a difference of 400 documents is known: the interval is 1.96 of it to each side.
 #[test]
-fn the_interval_is_as_wide_as_the_standard_error_says() {
-    let [model, base] = pair();
-    let found = PairedDifference::between(&model, &base).unwrap();
-    let pairs = model.document_losses.iter().zip(&base.document_losses);
-    let pairs: Vec<(f64, f64)> = pairs.map(|(a, b)| (a.nll_sum - b.nll_sum, a.bytes as f64)).collect();
-    let bytes: f64 = pairs.iter().map(|pair| pair.1).sum();
-    let rate = pairs.iter().map(|pair| pair.0).sum::<f64>() / bytes;
-    let squares: f64 = pairs.iter().map(|(nats, bytes)| (nats - rate * bytes).powi(2)).sum();
-    let expected = 2.0 * 1.96 * squares.sqrt() / bytes / std::f64::consts::LN_2;
-    assert!(((found.high - found.low) / expected - 1.0).abs() < 0.1, "{found:?}, {expected}");
+fn the_interval_of_few_documents_is_as_wide_as_students_t_says() {
+    let base = evaluation([(1, 90.0, 100), (2, 236.0, 300)]);
+    let model = evaluation([(1, 80.0, 100), (2, 230.0, 300)]);
+    let two = PairedDifference::between(&model, &base).unwrap();
+    assert_near(two, [-0.057_707_801_636, -0.607_643_158_478, 0.492_227_555_206]);
+
+    let bytes = [80, 150, 300, 100, 520, 40, 200, 610];
+    let of = |nats: [f64; 8]| {
+        evaluation((0..).zip(nats).zip(bytes).map(|((document, nats), bytes)| (document, nats, bytes)))
+    };
+    let base = of([70.0, 112.0, 251.0, 74.0, 430.0, 36.0, 163.0, 520.0]);
+    let model = of([62.5, 110.0, 240.0, 75.0, 410.0, 33.0, 150.0, 505.0]);
+    let eight = PairedDifference::between(&model, &base).unwrap();
+    assert_near(eight, [-0.050_855_000_191, -0.072_149_105_099, -0.029_560_895_283]);
 }
 
 #[test]

@@ -118,6 +118,7 @@ fn differences_by_document_stand_seed_by_seed() {
     let text = ExperimentTable::of(&results).to_string();
     assert!(text.contains("| -0.021 (-0.040 to +0.001) / -0.030 (-0.040 to +0.001) |"), "{text}");
     assert!(text.contains("By document: bits per byte less those of `dense`"), "{text}");
+    assert!(text.contains("over the documents (Student's t, paired by document)."), "{text}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What an engine without threads drops outside of its lock.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Weak, mpsc};
 use std::time::Instant;
 
@@ -11,7 +12,8 @@ use crate::model::Held;
 use crate::running::Running;
 use crate::scheduler::{Arrival, Limits};
 use crate::{
-    BoxError, Executor, KvType, ModuleMemory, NoObserver, PathVersion, ServedPath, TextStream, TokenizerInfo,
+    BoxError, Dtype, Executor, ModuleMemory, NoObserver, PathVersion, ServedPath, Submission, TextStream,
+    TokenizerInfo,
 };
 
 /// A model, its weights and a tokenizer that nobody asks anything.
@@ -46,11 +48,11 @@ impl RoutedModel for Unasked {
         unreachable!()
     }
 
-    fn page_bytes(&self, _: KvType) -> usize {
+    fn page_bytes(&self, _: Dtype) -> usize {
         unreachable!()
     }
 
-    fn executor(&self, _: usize, _: KvType) -> Box<dyn Executor + '_> {
+    fn executor(&self, _: usize, _: Dtype) -> Box<dyn Executor + '_> {
         unreachable!()
     }
 }
@@ -64,7 +66,7 @@ impl Generation for Unasked {
         unreachable!()
     }
 
-    fn prepare(&self, _: PathId) -> Result<ServedPath, BoxError> {
+    fn prepare(&self, _: PathId, _: &AtomicBool) -> Result<ServedPath, BoxError> {
         unreachable!()
     }
 }
@@ -136,8 +138,8 @@ fn engine() -> Arc<Shared> {
         sequences: 1,
         step_tokens: 1,
         prompt_slowdown: 1.0,
-        queued_sequences: 1,
-        queued_tokens: 1,
+        queued_sequences: 2,
+        queued_tokens: 2,
         pages: 1,
     });
     let load = watch::Sender::new(scheduler.load());
@@ -174,9 +176,9 @@ fn served(shared: &Arc<Shared>, told: &mpsc::Sender<bool>) -> ServedPath {
     ServedPath::of_cache(Vec::new(), PathVersion([0; 32]), &[], Held::new(witness))
 }
 
-fn running(served: ServedPath) -> Running {
+fn job() -> Job {
     let (events, _) = tokio::sync::mpsc::channel(1);
-    let job = Job {
+    Job {
         request: GenerateRequest { ignore_eos: true, ..GenerateRequest::new([1u32]) },
         sequence: 0,
         shares_prompt: false,
@@ -187,8 +189,11 @@ fn running(served: ServedPath) -> Running {
         place: None,
         routing: None,
         generation: None,
-    };
-    Running::new(job, PathId(0), served, 0, &Unasked)
+    }
+}
+
+fn running(served: ServedPath) -> Running {
+    Running::new(job(), PathId(0), served, 0, &Unasked)
 }
 
 /// A change of a path may hold the only modules of a path. Whoever frees gigabytes under the lock holds up every caller.
@@ -237,4 +242,36 @@ fn modules_that_sequences_give_up_are_dropped_outside_of_the_lock() {
     assert!(all[&leaving].served.is_none());
     drop(left_over);
     assert_eq!(lock_was_free.try_iter().collect::<Vec<_>>(), [true, true]);
+}
+
+#[test]
+fn callers_that_go_away_leave_the_queue_of_the_loader_at_once_and_the_last_one_ends_the_load() {
+    let shared = engine();
+    let path = PathId(0);
+    let generation: Arc<dyn Generation> = Arc::new(Unasked);
+    let unwanted = Arc::new(AtomicBool::new(false));
+    let callers = [(); 2].map(|()| {
+        let id = admitted(&shared);
+        let generation = Arc::clone(&generation);
+        let mut state = shared.lock();
+        state.waiting.insert(id, job());
+        state.unloaded.push_back(Routed { id, path, route: None, took: None, generation, overtaken: 0 });
+        drop(state);
+        let (_, events) = tokio::sync::mpsc::channel(1);
+        Submission {
+            events,
+            arrived: Instant::now(),
+            deadline: Duration::from_secs(1),
+            unfinished: 1,
+            sequences: vec![id],
+            fingerprint: "".into(),
+            shared: Arc::clone(&shared),
+        }
+    });
+    shared.lock().loading = Some(Loading { path, generation, unwanted: Arc::clone(&unwanted) });
+    let left = callers.map(|caller| {
+        drop(caller);
+        (shared.lock().unloaded.len(), unwanted.load(Ordering::Relaxed))
+    });
+    assert_eq!(left, [(1, false), (0, true)]);
 }

@@ -1,11 +1,11 @@
 //! A model whose next token is a known function, and a tokenizer whose tokens are bytes.
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use dipaco_infer::{
-    BoxError, Executor, Generation, KvType, ModuleMemory, PageCopy, PathVersion, Positions, Route,
+    BoxError, Dtype, Executor, Generation, ModuleMemory, PageCopy, PathVersion, Positions, Route,
     RoutedModel, SequenceRows, ServedPath, TextCodec, TextStream, TokenizerInfo,
 };
 use dipaco_topology::{LevelConfig, Modules, PathId, Topology, TopologyConfig};
@@ -133,11 +133,11 @@ impl RoutedModel for Fake {
         ModuleMemory { bytes: 4096, modules: 4, loads: 4, ..ModuleMemory::default() }
     }
 
-    fn page_bytes(&self, _: KvType) -> usize {
+    fn page_bytes(&self, _: Dtype) -> usize {
         1 << 20
     }
 
-    fn executor(&self, pages: usize, _: KvType) -> Box<dyn Executor + '_> {
+    fn executor(&self, pages: usize, _: Dtype) -> Box<dyn Executor + '_> {
         Box::new(FakeSteps { model: self, pages: vec![[u32::MAX; 16]; pages] })
     }
 }
@@ -152,10 +152,10 @@ impl Generation for FakePaths {
     fn loaded(&self, path: PathId) -> Option<ServedPath> {
         self.0.meet();
         // Every other path is in memory from the start.
-        path.0.is_multiple_of(2).then(|| self.prepare(path).unwrap())
+        path.0.is_multiple_of(2).then(|| self.prepare(path, &AtomicBool::new(false)).unwrap())
     }
 
-    fn prepare(&self, path: PathId) -> Result<ServedPath, BoxError> {
+    fn prepare(&self, path: PathId, _: &AtomicBool) -> Result<ServedPath, BoxError> {
         Ok(ServedPath::new(Vec::new(), PathVersion([path.0 as u8; 32])))
     }
 }

@@ -9,7 +9,10 @@ use dipaco_sync::{
 
 use super::Ledger;
 use super::results::{Contributor, ReceivedResult};
-use crate::{CompletedLeaseRecord, EarlyStoppingBest, LeaseReport, LeaseResult, LedgerError, OtherNumerics};
+use crate::{
+    CompletedLeaseRecord, EarlyStoppingBest, LeaseReport, LeaseResult, LedgerError, OtherNumerics,
+    possible_loss,
+};
 
 /// Number of weights that the leases since a path's last state may refer to. Every lease of the path lists them all for
 /// a worker that must replay them, so this bounds its message.
@@ -220,9 +223,8 @@ impl Ledger {
     /// Notes the held-out loss of the weights with which a lease began. Returns true if it is the path's lowest. Only
     /// weights that are all global can be served, so a loss of other weights is not noted.
     fn note_loss(&mut self, lease: &Lease, report: &LeaseReport) -> Result<bool, LedgerError> {
-        // A cross entropy is not negative: a lower number would stay the best for ever.
-        let possible = |loss: &f64| loss.is_finite() && *loss >= 0.0;
-        let Some(loss) = report.held_out_loss.filter(possible) else { return Ok(false) };
+        // A negative number would stay the best for ever.
+        let Some(loss) = possible_loss(report.held_out_loss) else { return Ok(false) };
         let received = |fragment: &FragmentId| lease.receives.iter().find(|r| r.fragment == *fragment);
         let fragments = self.fragment_ids_of(lease.path);
         let versions: Option<Vec<u32>> =

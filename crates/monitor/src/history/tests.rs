@@ -90,6 +90,14 @@ fn a_worker_whose_lease_expires_is_silent_until_its_next_event() {
 }
 
 #[test]
+fn a_result_of_a_worker_that_has_left_does_not_bring_it_back() {
+    let left = Event::WorkerLeft { worker: "a".to_owned(), reason: "its machine is gone".to_owned() };
+    let history = history([joined("a"), left, lease(0, Some(5), 5.0, None, 1.0)]);
+    let worker = &history.workers["a"];
+    assert_eq!((worker.state(), worker.leases), ("left: its machine is gone".to_owned(), 1));
+}
+
+#[test]
 fn the_workers_of_a_killed_coordinator_have_left_until_they_join_the_next_one() {
     let left = Event::WorkerLeft { worker: "c".to_owned(), reason: "its machine is gone".to_owned() };
     let expired = Event::LeaseExpired { path: PathId(0), round: 0, worker: "b".to_owned(), fence: 1 };

@@ -44,6 +44,16 @@ fn the_format_of_a_frame_is_as_documented() {
 }
 
 #[test]
+fn the_bodies_of_answers_are_as_documented() {
+    let done = |payload| TRANSFER.frame(&Status::Done(payload), &"go", 100).unwrap();
+    assert_eq!(&done(None)[PREAMBLE_BYTES..], b"\x00\x00\x02go");
+    let payload = PayloadHeader { length: 300 };
+    assert_eq!(&done(Some(payload))[PREAMBLE_BYTES..], b"\x00\x01\xac\x02\x02go");
+    let refused = TRANSFER.frame(&Status::Refused("no".to_owned()), &(), 100).unwrap();
+    assert_eq!(&refused[PREAMBLE_BYTES..], b"\x01\x02no");
+}
+
+#[test]
 fn a_header_over_the_limit_is_refused_by_both_ends_before_its_body() {
     let text = "x".repeat(100);
     assert!(matches!(
@@ -77,11 +87,11 @@ fn a_text_length_beyond_the_frame_is_no_message() {
 
 #[test]
 fn the_reason_of_a_peer_sends_no_commands_to_a_terminal() {
-    let reason = "größer \u{1b}[2J\u{9b}1m\r\n".into();
+    let reason = "größer \u{1b}[2J\u{9b}1m\r\n\0\u{7f}\u{202e}abc\u{2069}".into();
     let close = quinn::ApplicationClose { error_code: 0_u32.into(), reason };
     let error = closed("the peer", quinn::ConnectionError::ApplicationClosed(close));
     let NetError::Closed { reason, .. } = error else { panic!("{error}") };
-    assert_eq!(reason, r"größer \u{1b}[2J\u{9b}1m\r\n");
+    assert_eq!(reason, r"größer \u{1b}[2J\u{9b}1m\r\n\u{0}\u{7f}\u{202e}abc\u{2069}");
 }
 
 /// A message with the forms that requests have: numbers, texts, lists, options and variants.

@@ -66,7 +66,7 @@ fn blocks() {
         assert!(is_shape("blocks", run(&zeros(bad), &good, 0, 1, None)), "{bad:?}");
     }
     assert!(run(&zeros(&[3, 6]), &good, 0, 1, None).is_err(), "no batch");
-    for (at, count) in [(1, 2), (0, 3), (0, usize::MAX), (usize::MAX, 1)] {
+    for (at, count) in [(0, 0), (1, 2), (0, 3), (0, usize::MAX), (usize::MAX, 1)] {
         assert!(is_shape("blocks", run(&x, &good, at, count, None)), "{count} from {at}");
     }
     let slots = |lengths: &[usize]| lengths.iter().map(|&length| slot(length)).collect::<Vec<_>>();

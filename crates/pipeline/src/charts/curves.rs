@@ -29,8 +29,8 @@ pub struct RunCurves {
     pub seed_training: Vec<(f64, f64)>,
     /// Validation loss of the seed model, by its step.
     pub seed_validation: Vec<(f64, f64)>,
-    /// Cosine between the outer gradients of a module's paths, by outer step.
-    pub cosines: BTreeMap<ModuleId, Vec<(f64, f64)>>,
+    /// Cosine between the outer gradients of a module's paths, by outer step: a curve for each fragment of each module.
+    pub cosines: BTreeMap<(ModuleId, u32), Vec<(f64, f64)>>,
     /// Cost of the training up to a step of the run; empty when the events do not tell.
     costs: BTreeMap<u64, TrainingCost>,
     train: TrainConfig,
@@ -115,16 +115,26 @@ impl RunCurves {
 /// Losses of the paths by the run's step.
 type PathLosses = BTreeMap<u64, BTreeMap<u32, f64>>;
 
+/// The cosine of an outer step.
+struct CosinePoint {
+    cosine: f64,
+    /// Rounds that all paths had completed by then. With a quorum the version does not tell.
+    rounds: u64,
+}
+
 /// The events so far.
 struct EventSums {
     inner_steps: u64,
     rounds: PathRounds,
+    /// Rounds that all paths have completed.
+    completed: u64,
     training: PathLosses,
     heldout: PathLosses,
     validation: BTreeMap<u64, f64>,
     seed_training: Curve,
     seed_validation: BTreeMap<u64, f64>,
-    cosines: BTreeMap<ModuleId, BTreeMap<u64, f64>>,
+    /// By fragment, then by version.
+    cosines: BTreeMap<(ModuleId, u32), BTreeMap<u64, CosinePoint>>,
     meter: CostMeter,
     costs: BTreeMap<u64, TrainingCost>,
 }
@@ -134,6 +144,7 @@ impl EventSums {
         Self {
             inner_steps: config.train.inner_steps,
             rounds: PathRounds::default(),
+            completed: 0,
             training: BTreeMap::new(),
             heldout: BTreeMap::new(),
             validation: BTreeMap::new(),
@@ -175,7 +186,8 @@ impl EventSums {
                 }
             }
             Event::RoundCompleted { round, .. } => {
-                let step = self.steps(round.saturating_add(1));
+                self.completed = round.saturating_add(1);
+                let step = self.steps(self.completed);
                 // A round that is repeated costs again, and so do the rounds after it.
                 while self.costs.last_key_value().is_some_and(|(known, _)| *known >= step) {
                     self.costs.pop_last();
@@ -183,14 +195,20 @@ impl EventSums {
                 self.costs.extend(cost.map(|cost| (step, cost)));
             }
             Event::RolledBack { to, .. } => {
-                let kept = self.steps(to.into());
+                self.completed = to.into();
+                let kept = self.steps(self.completed);
                 self.training.retain(|step, _| *step <= kept);
                 self.heldout.retain(|step, _| *step <= kept);
                 self.validation.retain(|step, _| *step <= kept);
                 self.costs.retain(|step, _| *step <= kept);
+                self.cosines.retain(|_, points| {
+                    points.retain(|_, point| point.rounds <= self.completed);
+                    !points.is_empty()
+                });
             }
-            Event::ModuleStepped { module, version, cosine: Some(cosine), .. } => {
-                self.cosines.entry(module).or_default().insert(version, cosine);
+            Event::ModuleStepped { module, fragment, version, cosine: Some(cosine), .. } => {
+                let point = CosinePoint { cosine, rounds: self.completed };
+                self.cosines.entry((module, fragment)).or_default().insert(version, point);
             }
             _ => {}
         }
@@ -208,6 +226,9 @@ impl EventSums {
         let means = |steps: PathLosses| -> Vec<(f64, f64)> {
             floats(steps.into_iter().map(|(at, losses)| (at, mean(&losses))).collect())
         };
+        let cosines = |points: BTreeMap<u64, CosinePoint>| -> Vec<(f64, f64)> {
+            points.into_iter().map(|(version, point)| (version as f64, point.cosine)).collect()
+        };
         Ok(RunCurves {
             name: config.run.name.clone(),
             training: means(self.training),
@@ -215,7 +236,7 @@ impl EventSums {
             validation: floats(self.validation),
             seed_training: self.seed_training.points(),
             seed_validation: floats(self.seed_validation),
-            cosines: self.cosines.into_iter().map(|(module, points)| (module, floats(points))).collect(),
+            cosines: self.cosines.into_iter().map(|(key, points)| (key, cosines(points))).collect(),
             costs: self.costs,
             train: config.train.clone(),
             trained: topology.trained_paths().len() as u64,
@@ -269,6 +290,18 @@ mod tests {
         }
     }
 
+    /// An outer step of a fragment of the first module.
+    fn stepped(fragment: u32, version: u64, cosine: f64) -> Event {
+        Event::ModuleStepped {
+            module: ModuleId { level: 0, index: 0 },
+            fragment,
+            version,
+            paths: 2,
+            outer_gradient_norm: 1.0,
+            cosine: Some(cosine),
+        }
+    }
+
     /// The curves of these events, a second apart.
     fn curves(events: Vec<Event>) -> RunCurves {
         let mut config = RunConfig::default();
@@ -316,6 +349,25 @@ mod tests {
         assert_eq!(curves.training, [(10.0, 5.0), (20.0, 4.0)]);
         assert!(curves.validation.is_empty(), "{:?}", curves.validation);
         assert_eq!(costs(&curves, &curves.training), [Some((2.0, 10)), Some((6.0, 27))]);
+    }
+
+    #[test]
+    fn fragments_have_cosines_of_their_own() {
+        let curves = curves(vec![started(), stepped(0, 1, 0.5), stepped(1, 1, 0.25)]);
+        let points: Vec<_> = curves.cosines.into_values().collect();
+        assert_eq!(points, [[(1.0, 0.5)], [(1.0, 0.25)]]);
+    }
+
+    #[test]
+    fn undone_rounds_have_no_cosines() {
+        let mut events = vec![started()];
+        for at in 0..3 {
+            events.extend(round(at, 5.0, 10));
+            events.push(stepped(0, at + 1, 0.5));
+        }
+        events.push(Event::RolledBack { from: 3, to: 1, undone: vec![2, 3] });
+        let points: Vec<_> = curves(events).cosines.into_values().collect();
+        assert_eq!(points, [[(1.0, 0.5)]]);
     }
 
     #[test]

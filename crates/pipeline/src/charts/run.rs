@@ -135,10 +135,10 @@ fn shards(folder: &Path, phase: usize, curves: &RunCurves, name: &str) -> Result
     ])
 }
 
-/// A line for each module, in the colour of its level.
+/// A line for each fragment of a module, in the colour of its level.
 fn cosines(curves: &RunCurves) -> LineChart {
     let mut named = std::collections::BTreeSet::new();
-    let lines = curves.cosines.iter().map(|(module, points)| {
+    let lines = curves.cosines.iter().map(|((module, _), points)| {
         let first = named.insert(module.level);
         let name = if first { format!("modules of level {}", module.level) } else { String::new() };
         Line::new(name, points.clone()).in_colour(usize::from(module.level))

@@ -1,4 +1,5 @@
 use dipaco_config::PathsPerRound;
+use dipaco_topology::{AddedPaths, PathId};
 
 use super::*;
 
@@ -30,6 +31,18 @@ fn a_grid_is_counted() {
     assert_eq!(plan.wire, Wire { to_worker: 2 * 12 * path, from_worker: 2 * (12 * path + 24) });
     assert_eq!(plan.tokens, TokenCounts { step: 2048, round: 4 * 30 * 2048, all: 10 * 4 * 30 * 2048 });
     assert_eq!((plan.memory.fits, plan.memory.remedies.len()), (None, 0));
+}
+
+#[test]
+fn an_extended_run_counts_the_paths_through_the_modules_that_train() {
+    let mut extended = config();
+    let grid = Topology::new(&extended.topology, extended.model.blocks).unwrap();
+    let added = AddedPaths { like: vec![PathId(0); 3], own_levels: vec![1], share: true, train_all: false };
+    extended.topology = grid.with_paths(&extended.topology, &added).unwrap().config;
+    let plan = DryRun::new(&extended, String::new(), 2, 1, None).unwrap();
+    // Three new paths share a new module of level 1. In level 0, which is frozen, they share one of the two others.
+    let levels: Vec<_> = plan.levels.iter().map(|l| (l.modules, l.paths_in_words(), l.trains)).collect();
+    assert_eq!(levels, [(2, "2 to 5".to_owned(), false), (3, "3".to_owned(), true)]);
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl Evaluator<'_> {
         if let Some(paths) = self.shards {
             return Ok(paths);
         }
-        let shards = validation_shards(self.evaluated.run, self.evaluated.weights)?;
+        let (shards, _) = validation_shards(self.evaluated.run, self.evaluated.weights)?;
         for path in shards.shards().iter().map(|shard| shard.path) {
             shards.open_shard(path).map_err(|source| EvalError::Shard { path, source })?;
         }

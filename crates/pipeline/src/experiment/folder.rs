@@ -1,7 +1,6 @@
 //! The folder in which experiments work: prepared text, seed models and cells, each made once.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,6 +17,7 @@ use crate::error::PipelineError;
 use crate::import::PretrainedModel;
 use crate::imported_files::TOKENIZER;
 use crate::run_directory::RunDirectory;
+use crate::run_lock::RunLock;
 use crate::{labels, prepare};
 
 /// The folder in which experiments work. One process at a time may open it.
@@ -38,7 +38,7 @@ pub struct ExperimentFolder {
     /// Domains of the validation documents, by folder of prepared text.
     domains: BTreeMap<PathBuf, Arc<Domains>>,
     /// Held while this process works in the folder.
-    _lock: File,
+    _lock: RunLock,
 }
 
 /// Prepared text.
@@ -68,10 +68,7 @@ impl ExperimentFolder {
         let failed = |action| move |source| PipelineError::Io { action, path: folder.clone(), source };
         std::fs::create_dir_all(folder).map_err(failed("create"))?;
         let out = folder.canonicalize().map_err(failed("find"))?;
-        let lock = File::create(out.join("lock")).map_err(failed("lock"))?;
-        if let Err(std::fs::TryLockError::WouldBlock) = lock.try_lock() {
-            return Err(PipelineError::FolderBusy { folder: folder.clone() });
-        }
+        let lock = RunLock::for_experiments(&out)?;
         let labels_hash = options.labels.as_deref().map(dipaco_files::file_hash).transpose()?;
         Ok(Self {
             progress: progress.clone(),

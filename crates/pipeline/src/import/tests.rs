@@ -76,6 +76,24 @@ fn a_token_before_texts_is_found_in_the_settings_or_in_the_tokenizer() {
 }
 
 #[test]
+fn the_token_that_ends_texts_is_found_in_any_file_that_names_it() {
+    let (fixture, folder) = (fixture(), tempfile::tempdir().unwrap());
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    std::fs::copy(fixture.join("config.json"), folder.path().join("config.json")).unwrap();
+    // No usual name is left. The first end token of the configuration is 2, <|im_end|>.
+    let json = std::fs::read_to_string(fixture.join("tokenizer.json")).unwrap();
+    write("tokenizer.json", &json.replace("<|endoftext|>", "<|stop|>"));
+    let end = || PretrainedModel::open(folder.path()).unwrap().tokenizer(None).unwrap().end_of_text_text();
+    assert_eq!(end(), "<|im_end|>");
+    write("generation_config.json", r#"{"eos_token_id": [1, 2]}"#);
+    assert_eq!(end(), "<|im_start|>");
+    write("special_tokens_map.json", r#"{"eos_token": {"content": "<|stop|>"}}"#);
+    assert_eq!(end(), "<|stop|>");
+    write("tokenizer_config.json", r#"{"eos_token": "<|im_end|>"}"#);
+    assert_eq!(end(), "<|im_end|>");
+}
+
+#[test]
 fn a_token_before_texts_is_found_in_a_gguf_file() {
     let place = tempfile::tempdir().unwrap();
     let gguf = place.path().join("model.gguf");

@@ -99,6 +99,33 @@ fn all_text_is_read_again_as_it_was_prepared() {
 }
 
 #[test]
+fn text_that_is_gone_is_named_with_the_remedy_of_the_command() {
+    let prepared = Prepared::new();
+    let labels = prepared.label_file((0..12).map(row));
+    std::fs::remove_file(prepared.folder.path().join("train.jsonl")).unwrap();
+    let (hidden, stop) = (Progress::hidden(), AtomicBool::new(false));
+    let found = prefix_labels(&prepared.run, &prepared.config.prepare, &labels, 16, &hidden, &stop);
+    let message = found.err().unwrap().to_string();
+    assert!(message.contains("train.jsonl") && message.contains("another routing.kind"), "{message}");
+    // The validation text is there.
+    prepared.domains(&labels, &[]).unwrap();
+}
+
+#[test]
+fn text_that_was_given_by_a_relative_name_is_found_from_any_folder() {
+    let prepared = Prepared::new();
+    let run = RunDirectory::new(prepared.folder.path().join("relative"));
+    let train = prepared.folder.path().join("train.jsonl");
+    // Tests run in the folder of their package.
+    let validation = PathBuf::from("../../shards/tests/parquet/addresses.parquet");
+    let (hidden, stop) = (Progress::hidden(), AtomicBool::new(false));
+    prepare(&run, &prepared.config, &[train], &[validation], &hidden, &stop).unwrap();
+    let files = prepared_from(&run, super::Prepared::All).unwrap();
+    assert_eq!(files.len(), 2);
+    assert!(files.iter().all(|file| file.is_absolute()), "{files:?}");
+}
+
+#[test]
 fn text_without_addresses_is_refused() {
     let prepared = Prepared::new();
     let labels = prepared.label_file((0..12).map(row));

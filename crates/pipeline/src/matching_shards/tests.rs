@@ -2,6 +2,7 @@ use std::fs;
 
 use dipaco_routing::PhaseConfig;
 use dipaco_telemetry::Progress;
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::evaluate::validation_shards;
@@ -14,7 +15,8 @@ use crate::train::start;
 fn begin(small: &SmallRun, resume: bool) -> Result<(), PipelineError> {
     small.runtime.block_on(async {
         let store = open_store(&small.run).await?;
-        start(&small.run, &small.config, &store, resume, &Progress::hidden()).await.map(drop)
+        let (progress, cancel) = (Progress::hidden(), CancellationToken::new());
+        start(&small.run, &small.config, &store, resume, &progress, &cancel).await.map(drop)
     })
 }
 

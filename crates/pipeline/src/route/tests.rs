@@ -27,6 +27,20 @@ fn a_router_that_can_not_be_used_is_fitted_again() {
 }
 
 #[test]
+fn the_router_of_the_phase_decides_if_useless_shards_are_warned_of() {
+    let mut small = SmallRun::seeded();
+    let (clusters, _) = small.fit().unwrap();
+    small.config.routing.kind = RouterKind::Random;
+    small.fit().unwrap();
+    // A run that began with random shards, after a phase of routing.
+    let phase = |phase| small.run.routing(phase);
+    publish_router(&phase(1), &clusters).unwrap();
+    assert_eq!(gain_warning(&phase(0), Some(0.0)).unwrap(), None);
+    let warning = gain_warning(&phase(1), Some(0.0)).unwrap().unwrap();
+    assert!(warning.contains("hardly separates"), "{warning}");
+}
+
+#[test]
 fn text_is_divided_by_the_label_file_of_the_fit() {
     let mut small = SmallRun::seeded();
     let file = small.folder.path().join("labels.jsonl");

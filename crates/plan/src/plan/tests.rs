@@ -4,7 +4,7 @@ use crate::time::WorkerLink;
 fn level(paths_per_module: u32, outer_rate: Option<f64>) -> PlannedLevel {
     let outer_rate = outer_rate.map(|rate| OuterRate { rate, momentum: 0.9 });
     let default = OuterRate { rate: 0.7 * f64::from(paths_per_module).sqrt(), momentum: 0.5 };
-    PlannedLevel { paths_per_module, outer_rate, default_outer_rate: Some(default) }
+    PlannedLevel { level: 0, paths_per_module, trains: true, outer_rate, default_outer_rate: Some(default) }
 }
 
 /// DiPaCo 8 × 8 of arXiv:2403.10616 with the rule of the square root.
@@ -18,9 +18,12 @@ fn paper() -> Setting {
         rounds: vec![PlannedRounds { rounds: 427, paths: 64 }],
         inner_steps: 150,
         step_tokens: 512 * 1024,
+        sequence_tokens: 1024,
+        packing: true,
         learning_rate: 4e-4,
         overlap: 1,
         corpus_tokens: Some(156_000_000_000),
+        corpus_documents: None,
         trained_share: 1.0,
         workers: None,
         measured: None,
@@ -115,6 +118,52 @@ fn a_path_that_rests_in_three_of_four_rounds_reads_a_quarter() {
 fn documents_that_no_path_trains_on_make_the_shards_smaller() {
     let plan = Plan::new(&Setting { trained_share: 0.125, ..paper() });
     assert!((plan.shard.unwrap().epochs - 13.8 * 8.0).abs() < 0.8);
+}
+
+#[test]
+fn without_packing_each_document_fills_a_sequence() {
+    // 300 steps of 8 sequences, and 1,000 documents of 100 tokens.
+    let known = Setting {
+        paths: 1,
+        trained_paths: 1,
+        rounds: vec![PlannedRounds { rounds: 10, paths: 1 }],
+        inner_steps: 30,
+        step_tokens: 8 * 256,
+        sequence_tokens: 256,
+        packing: false,
+        corpus_tokens: Some(1000 * 100),
+        corpus_documents: Some(1000),
+        ..paper()
+    };
+    let told = |plan: &Plan| plan.warnings.iter().find(|text| text.contains("reads its shard")).cloned();
+    let plan = Plan::new(&known);
+    let shard = plan.shard.unwrap();
+    assert!((shard.epochs - 2.4).abs() < 1e-9, "{shard:?}");
+    assert_eq!((shard.documents, shard.times().as_str(), told(&plan)), (Some(1000.0), "2.4 times", None));
+    // Of the tokens alone only a bound follows.
+    let plan = Plan::new(&Setting { corpus_documents: None, ..known.clone() });
+    assert_eq!(plan.shard.unwrap().times(), "at most 6.1 times");
+    assert!(told(&plan).unwrap().contains("at most 6.1 times"), "{:?}", plan.warnings);
+    // Long documents are several sequences.
+    let long = Plan::new(&Setting { corpus_tokens: Some(1000 * 512), ..known.clone() });
+    assert!((long.shard.unwrap().epochs - 1.2).abs() < 1e-9, "{:?}", long.shard);
+    let packed = Plan::new(&Setting { packing: true, ..known });
+    assert_eq!(packed.shard.unwrap().times(), "6.1 times");
+}
+
+#[test]
+fn a_frozen_level_has_no_rate_no_prediction_and_no_warning() {
+    let frozen = PlannedLevel { trains: false, ..level(4, Some(2.8)) };
+    let levels = vec![frozen, PlannedLevel { level: 1, ..level(8, Some(2.8)) }];
+    let plan = Plan::new(&Setting { levels: levels.clone(), ..paper() });
+    let LevelPlan { outer_rate, default_outer_rate, prediction, refused, .. } = &plan.levels[0];
+    assert_eq!((outer_rate, default_outer_rate, prediction), (&None, &None, &None));
+    assert!(refused.as_ref().unwrap().contains("frozen"), "{refused:?}");
+    assert!(plan.levels[1].outer_rate.is_some() && plan.levels[1].prediction.is_some());
+    let warned = |plan: &Plan| plan.warnings.iter().any(|text| text.contains("module of 4 paths"));
+    assert!(!warned(&plan), "{:?}", plan.warnings);
+    let trains = levels.iter().map(|level| PlannedLevel { trains: true, ..*level }).collect();
+    assert!(warned(&Plan::new(&Setting { levels: trains, ..paper() })));
 }
 
 #[test]

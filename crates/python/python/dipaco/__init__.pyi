@@ -112,7 +112,8 @@ class Run:
 
     `route`, `score` and `generate` use the engine of `dipaco serve` with the run's section [serve]. The first of these calls
     loads the weights, and later calls keep them. All other methods read the run as it is at the call.
-    Methods run without the interpreter's lock, so threads work at the same time. Ctrl-C stops them.
+    Methods run without the interpreter's lock, so threads work at the same time. Ctrl-C ends `route`, `score`,
+    `generate` and `evaluate` early.
     """
 
     def __new__(cls, path: Union[str, PathLike[str]], *, early_stopping: bool = False) -> Run:

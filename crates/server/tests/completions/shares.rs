@@ -2,7 +2,7 @@
 
 use dipaco_server::{ApiKeys, ServeConfig};
 use serde_json::json;
-use tokio::io::BufReader;
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
 use super::client::{JSON, Server, head};
@@ -83,4 +83,29 @@ async fn requests_that_wait_leave_the_memory_of_their_bodies_to_others() {
     load.wait_for(|load| (load.running, load.waiting) == (1, 15)).await.unwrap();
     assert_eq!(server.post("/tokenize", &json!({"prompt": "a"})).await.status, 200);
     server.model.gate.open();
+}
+
+#[tokio::test]
+async fn unfinished_bodies_of_one_key_leave_room_for_those_of_another() {
+    let config = ServeConfig { body_limit: 200, read_timeout: 600.0, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    server.state.add_keys(&ApiKeys::from_text("busy\nother"));
+    let mut uploads = Vec::new();
+    // The memory has room for 16 of these. A body that meets a question below may find less.
+    for _ in 0..32 {
+        let mut upload = server.open().await;
+        let head = format!(
+            "POST /tokenize HTTP/1.1\r\nhost: x\r\n{JSON}authorization: Bearer busy\r\ncontent-length: 200\r\n\r\n"
+        );
+        upload.write_all((head + &" ".repeat(199)).as_bytes()).await.unwrap();
+        uploads.push(upload);
+    }
+    let body = format!("{:<100}", json!({"prompt": "a"}).to_string());
+    let ask = async |key: &str| {
+        let headers = format!("{JSON}authorization: Bearer {key}\r\n");
+        server.send("POST", "/tokenize", &headers, body.as_bytes()).await.status
+    };
+    // The memory is full when all bodies have arrived.
+    while ask("busy").await == 200 {}
+    assert_eq!((ask("other").await, ask("busy").await), (200, 429));
 }

@@ -81,6 +81,9 @@ pub enum CoordinatorError {
         /// The failure of the write.
         source: dipaco_store::StoreError,
     },
+    /// The caller asked to stop while the objects of the run were verified. Nothing is changed.
+    #[error("interrupted; the run is as it was: repeat the command to continue")]
+    Interrupted,
     /// An object that the run needs is damaged, and so is every checkpoint.
     #[error("the run can't go on, and has no undamaged checkpoint: restore its store from a copy")]
     DamagedRun {

@@ -7,6 +7,7 @@ use dipaco_store::{
 };
 use dipaco_telemetry::{Progress, ProgressUnit};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use crate::coordinator::error::CoordinatorError;
 use crate::coordinator::take_over::{ATTEMPTS, CheckpointContent, is_damage, read_checkpoint};
@@ -19,10 +20,12 @@ const AT_ONCE: usize = 4;
 /// are sound.
 ///
 /// # Errors
+/// [`CoordinatorError::Interrupted`] when `cancel` is triggered while objects are read; the run is unchanged then.
 /// [`CoordinatorError::DamagedRun`] when every checkpoint is damaged too, and when the store can't be read or written.
 pub async fn recover(
     store: &RunStore,
     progress: &Progress,
+    cancel: &CancellationToken,
 ) -> Result<Option<RollbackRecord>, CoordinatorError> {
     // Shared by all readings: manifests and checkpoints have most objects in common.
     let mut sound = BTreeSet::new();
@@ -35,7 +38,7 @@ pub async fn recover(
             tracing::warn!("{warning}");
         }
         let Some(training) = &manifest.training else { return Ok(None) };
-        let damage = match verify(store, training, &mut sound, progress).await? {
+        let damage = match verify_until(cancel, store, training, &mut sound, progress).await? {
             Verification::Sound => return Ok(None),
             Verification::Damaged(damage) => damage,
         };
@@ -43,7 +46,7 @@ pub async fn recover(
         let newest = store.load::<RunManifest>().await?.map(|newest| newest.sequence);
         if attempt == ATTEMPTS || newest == Some(sequence) {
             tracing::warn!(%damage, "the store is damaged; looking for an undamaged checkpoint");
-            return go_back(store, manifest, sequence, damage, &mut sound, progress).await.map(Some);
+            return go_back(store, manifest, sequence, damage, &mut sound, progress, cancel).await.map(Some);
         }
         attempt += 1;
     }
@@ -58,6 +61,7 @@ async fn go_back(
     damage: StoreError,
     sound: &mut BTreeSet<ObjectRef>,
     progress: &Progress,
+    cancel: &CancellationToken,
 ) -> Result<RollbackRecord, CoordinatorError> {
     let from = manifest.training.as_ref().map_or(0, TrainingRecord::rounds_done);
     let mut undone: Vec<u32> = Vec::new();
@@ -65,18 +69,20 @@ async fn go_back(
         let round = checkpoint.round;
         let damage = match read_checkpoint(store, checkpoint).await? {
             CheckpointContent::Damaged(damage) => damage,
-            CheckpointContent::Sound(training) => match verify(store, &training, sound, progress).await? {
-                Verification::Damaged(damage) => damage,
-                Verification::Sound => {
-                    undone.reverse();
-                    let rollback = RollbackRecord { from, to: round, undone };
-                    manifest.training = Some(training);
-                    manifest.note_rollback(rollback.clone());
-                    store.replace(&manifest, sequence).await?;
-                    tracing::warn!(round, "the run goes back to its checkpoint, and on from there");
-                    return Ok(rollback);
+            CheckpointContent::Sound(training) => {
+                match verify_until(cancel, store, &training, sound, progress).await? {
+                    Verification::Damaged(damage) => damage,
+                    Verification::Sound => {
+                        undone.reverse();
+                        let rollback = RollbackRecord { from, to: round, undone };
+                        manifest.training = Some(training);
+                        manifest.note_rollback(rollback.clone());
+                        store.replace(&manifest, sequence).await?;
+                        tracing::warn!(round, "the run goes back to its checkpoint, and on from there");
+                        return Ok(rollback);
+                    }
                 }
-            },
+            }
         };
         tracing::warn!(round, %damage, "the checkpoint is damaged too");
         undone.push(round);
@@ -91,6 +97,21 @@ pub(super) enum Verification {
     Sound,
     /// This object was the first damaged one.
     Damaged(StoreError),
+}
+
+/// [`verify`], which ends with [`CoordinatorError::Interrupted`] if `cancel` is triggered meanwhile.
+async fn verify_until(
+    cancel: &CancellationToken,
+    store: &RunStore,
+    training: &TrainingRecord,
+    sound: &mut BTreeSet<ObjectRef>,
+    progress: &Progress,
+) -> Result<Verification, CoordinatorError> {
+    match cancel.run_until_cancelled(verify(store, training, sound, progress)).await {
+        Some(verified) if !cancel.is_cancelled() => verified,
+        // Also an error of the store: its patience ends with the same request to stop.
+        _ => Err(CoordinatorError::Interrupted),
+    }
 }
 
 /// Reads all objects of a training except the objects in `sound`, and adds each undamaged object to `sound`.

@@ -78,8 +78,9 @@ struct ProgressCounters {
     kept: u64,
     /// Inner steps that all paths have taken, without those of leases that are out.
     committed: u64,
-    /// Inner steps done in leases that are out.
-    running: BTreeMap<PathId, (Fence, u64)>,
+    /// Inner steps done in leases that are out. A path may have two: a lease whose results are on their way, and the one
+    /// that follows it.
+    running: BTreeMap<(PathId, Fence), u64>,
     /// The last training loss of each path.
     losses: BTreeMap<PathId, f32>,
     tally: RoundTally,
@@ -106,6 +107,19 @@ impl ProgressCounters {
     /// Notes that all paths but the kept ones have taken so many inner steps. A late word takes none back.
     fn reach(&mut self, steps: u64) {
         self.committed = self.committed.max(self.kept.saturating_add(steps));
+    }
+
+    /// Forgets the leases of a path up to this one.
+    fn forget(&mut self, path: PathId, last: Fence) {
+        let leases = self.running.range((path, Fence(0))..=(path, last));
+        for lease in leases.map(|(&lease, _)| lease).collect::<Vec<_>>() {
+            self.running.remove(&lease);
+        }
+    }
+
+    /// Inner steps that all paths have taken, with those of leases that are out.
+    fn taken(&self) -> u64 {
+        self.committed + self.running.values().sum::<u64>()
     }
 }
 
@@ -177,38 +191,34 @@ impl RunProgress {
 
     /// Shows the counters.
     fn show(&self, counters: &ProgressCounters) {
-        let running: u64 = counters.running.values().map(|&(_, steps)| steps).sum();
         if !counters.losses.is_empty() {
             let sum: f64 = counters.losses.values().copied().map(f64::from).sum();
             let mean = sum / counters.losses.len() as f64;
             self.task.note(format!("loss {mean:.3}"));
         }
-        self.task.set(counters.committed + running);
+        self.task.set(counters.taken());
     }
 
     /// Notes the inner steps that a worker has done in its lease, and its loss.
     pub(crate) fn running(&self, path: PathId, fence: Fence, steps: u64, loss: Option<f32>) {
         self.update(|counters| {
-            counters.running.insert(path, (fence, steps));
+            counters.running.insert((path, fence), steps);
             counters.losses.extend(loss.map(|loss| (path, loss)));
         });
     }
 
-    /// Notes that a lease was lost. Its inner steps are done again.
-    pub(crate) fn lost(&self, path: PathId, fence: Fence) {
-        self.update(|counters| {
-            if counters.running.get(&path).is_some_and(|&(held, _)| held == fence) {
-                counters.running.remove(&path);
-            }
-        });
+    /// Notes that the leases of a path were lost. Their inner steps are done again. A lease that the path has got since
+    /// shows its steps with its next heartbeat.
+    pub(crate) fn lost(&self, path: PathId) {
+        self.update(|counters| counters.forget(path, Fence(u64::MAX)));
     }
 
     /// Notes that a path has completed a lease of the inner steps `trained`, and that all paths have taken `steps` inner steps
     /// together ([`RunReach::steps`]). Called while the ledger is locked, so that nobody finds the round complete before its
     /// loss is here. Shows nothing for that reason.
-    pub(crate) fn committed(&self, path: PathId, trained: Range<u64>, loss: f64, steps: u64) {
+    pub(crate) fn committed(&self, path: PathId, fence: Fence, trained: Range<u64>, loss: f64, steps: u64) {
         let mut counters = self.counters();
-        counters.running.remove(&path);
+        counters.forget(path, fence);
         counters.tally.committed(trained, loss);
         counters.reach(steps);
     }
@@ -271,12 +281,12 @@ mod tests {
         let committed = |expected| assert_eq!(progress.counters().committed, expected);
         progress.running(PathId(0), Fence(1), 10, None);
         // The second path is passed over twice: at once, and after an outer step.
-        progress.committed(PathId(0), 0..10, 5.0, 20);
+        progress.committed(PathId(0), Fence(1), 0..10, 5.0, 20);
         assert!(progress.counters().running.is_empty());
         committed(40);
         progress.moved_on(RunReach { rounds: 1, steps: 30 });
         committed(50);
-        progress.committed(PathId(0), 10..20, 4.0, 40);
+        progress.committed(PathId(0), Fence(2), 10..20, 4.0, 40);
         progress.moved_on(RunReach { rounds: 2, steps: 40 });
         progress.moved_on(RunReach { rounds: 1, steps: 30 });
         committed(60);
@@ -285,6 +295,27 @@ mod tests {
             other => panic!("{other:?}"),
         });
         assert_eq!(rounds.collect::<Vec<_>>(), [(0, 5.0), (1, 4.0)]);
+    }
+
+    #[test]
+    fn the_bar_has_the_steps_of_a_lease_and_of_the_one_that_follows_it() {
+        let begin = RunReach { rounds: 0, steps: 0 };
+        let progress = RunProgress::new(&Progress::hidden(), Events::off(), 10, begin, 0, 40);
+        let taken = |expected| assert_eq!(progress.counters().taken(), expected);
+        progress.running(PathId(1), Fence(3), 2, None);
+        // The results of the first lease are on their way while the path trains on.
+        progress.running(PathId(0), Fence(1), 10, None);
+        progress.running(PathId(0), Fence(2), 3, None);
+        taken(15);
+        progress.running(PathId(0), Fence(1), 10, None);
+        taken(15);
+        progress.committed(PathId(0), Fence(1), 0..10, 5.0, 10);
+        taken(15);
+        progress.running(PathId(0), Fence(4), 1, None);
+        taken(16);
+        // A lease is lost with the one that follows it.
+        progress.lost(PathId(0));
+        taken(12);
     }
 
     #[test]

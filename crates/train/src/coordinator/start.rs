@@ -15,28 +15,24 @@ use serde::Serialize;
 use crate::coordinator::error::CoordinatorError;
 use crate::open_run::OpenRun;
 use crate::stored_modules::read_module;
-use dipaco_path::{Layout, module_files};
+use dipaco_path::{HELD_OUT_RULE, Layout, module_files};
 use dipaco_protocol::WorkerPlan;
 
-/// Hashes of all inputs of a training's results except the shards: the configuration of model, topology, training, phases
-/// and outer step, the run's seed and the weights at the start ([`RunManifest::start_hash`]). With held-out losses also the
-/// tokens that these do not count: the losses choose the best versions of the paths, and losses over other tokens can't be
-/// compared.
-///
-/// The first hash is what a new training records. The second, without these tokens, is what earlier programs recorded. A
-/// training with either hash may be continued.
+/// A hash of all inputs of a training's results except the shards: the configuration of model, topology, training, phases
+/// and outer step, the run's seed, the rule that chooses the held-out documents, and the weights at the start
+/// ([`RunManifest::start_hash`]). With held-out losses also the tokens that these do not count: the losses choose the best
+/// versions of the paths, and losses over other tokens can't be compared.
 ///
 /// # Errors
 /// When the configuration can't be written as JSON.
-pub fn training_origin(config: &RunConfig, start: &str) -> Result<[String; 2], CoordinatorError> {
+pub fn training_origin(config: &RunConfig, start: &str) -> Result<String, CoordinatorError> {
     let RunConfig { model, topology, train, routing, sync, outer, run, evaluation, .. } = config;
-    let inputs = (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed);
-    let earlier = hash_of(&(&inputs, start))?;
-    let now = match train.holdout_sequences {
-        0 => earlier.clone(),
-        _ => hash_of(&(&inputs, start, evaluation.prefix_tokens))?,
-    };
-    Ok([now, earlier])
+    let inputs =
+        (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed, HELD_OUT_RULE);
+    match train.holdout_sequences {
+        0 => hash_of(&(inputs, start)),
+        _ => hash_of(&(inputs, start, evaluation.prefix_tokens)),
+    }
 }
 
 fn hash_of(inputs: &impl Serialize) -> Result<String, CoordinatorError> {
@@ -66,9 +62,9 @@ pub async fn start_training(
     }
     let seed = manifest.seed.as_ref().filter(|seed| seed.finished()).ok_or(CoordinatorError::NoSeed)?;
     let start = manifest.start_hash().ok_or(CoordinatorError::NoSeed)?;
-    let origins = training_origin(config, &start)?;
+    let origin = training_origin(config, &start)?;
     if let Some(training) = &manifest.training {
-        if !origins.contains(&training.origin) || training.shards != shards {
+        if training.origin != origin || training.shards != shards {
             return Err(CoordinatorError::OtherTraining);
         }
         if !resume {
@@ -79,7 +75,6 @@ pub async fn start_training(
         }
         return Ok(OpenRun { manifest, sequence });
     }
-    let [origin, _] = origins;
     let topology = Topology::new(&config.topology, config.model.blocks)?;
     check_shards(&topology, &shards)?;
     let plan = WorkerPlan::new(config);
@@ -160,27 +155,9 @@ mod tests {
 
     #[test]
     fn a_training_with_held_out_losses_keeps_the_tokens_that_they_do_not_count() {
-        let origins = |sequences, prefix| training_origin(&config(sequences, prefix), "start").unwrap();
-        let [recorded, _] = origins(128, 32);
-        assert!(origins(128, 32).contains(&recorded));
-        assert!(!origins(128, 40).contains(&recorded), "its losses can't be compared with those before");
-        assert_eq!(origins(0, 32), origins(0, 40), "nothing is measured");
-    }
-
-    #[test]
-    fn a_training_that_an_earlier_program_began_goes_on() {
-        // What it recorded for the defaults, whatever the tokens that held-out losses do not count.
-        let earlier = |config: &RunConfig| {
-            let RunConfig { model, topology, train, routing, sync, outer, run, .. } = config;
-            let inputs = (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed);
-            let text = serde_json::to_string(&(inputs, "start")).unwrap();
-            blake3::hash(text.as_bytes()).to_hex().to_string()
-        };
-        for config in [config(128, 32), config(128, 40), config(0, 32)] {
-            assert!(training_origin(&config, "start").unwrap().contains(&earlier(&config)));
-        }
-        let mut other = config(128, 32);
-        other.train.inner_steps += 1;
-        assert!(!training_origin(&other, "start").unwrap().contains(&earlier(&config(128, 32))));
+        let origin = |sequences, prefix| training_origin(&config(sequences, prefix), "start").unwrap();
+        assert_eq!(origin(128, 32), origin(128, 32));
+        assert_ne!(origin(128, 40), origin(128, 32), "its losses can't be compared with those before");
+        assert_eq!(origin(0, 32), origin(0, 40), "nothing is measured");
     }
 }

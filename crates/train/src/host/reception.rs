@@ -39,7 +39,7 @@ struct OpenConnection {
 /// A registered connection.
 pub(crate) struct Registration {
     pub(crate) number: ConnectionNumber,
-    /// True if the process has been here before.
+    /// True if this connection takes the place of an open one of the process.
     pub(crate) returning: bool,
     /// Cancelled when a newer connection of the process takes the place of this one.
     pub(crate) replaced: CancellationToken,

@@ -126,12 +126,12 @@ impl Pretraining {
             self.tokens += report.tokens;
             self.note(&report, begun.elapsed().as_secs_f64());
         }
-        let validation_loss = if self.validates() { self.validate()? } else { None };
-        if let Some(loss) = validation_loss {
-            let (step, tokens) = (self.step(), self.tokens);
+        let validated = if self.validates() { self.validate()? } else { None };
+        if let Some((loss, tokens)) = validated {
+            let step = self.step();
             self.monitor.events.note(Event::SeedValidated { step, loss, tokens });
         }
-        self.snapshot(validation_loss)
+        self.snapshot(validated.map(|(loss, _)| loss))
     }
 
     /// The step of the next snapshot. Every validation gets one, so that the manifest has the loss of its own weights.
@@ -148,8 +148,8 @@ impl Pretraining {
         step == self.config.seed_model.steps || (every > 0 && step.is_multiple_of(every))
     }
 
-    /// Mean loss on the validation text, in nats per token.
-    fn validate(&mut self) -> Result<Option<f64>, SeedError> {
+    /// Mean loss on the validation text, in nats per token, and the number of tokens that count.
+    fn validate(&mut self) -> Result<Option<(f64, u64)>, SeedError> {
         let Some(file) = self.validation.clone() else { return Ok(None) };
         let seed = &self.config.seed_model;
         let in_file_order = SamplerConfig {

@@ -95,7 +95,7 @@ impl Worker {
         let early = queue.clone();
         // A closed queue means that an upload failed. The arm below sees this failure and cancels training.
         let early = move |gradient| drop(early.try_send(gradient));
-        let span = TrainingSpan { to: lease.to, sends: lease.sends.clone() };
+        let span = TrainingSpan { to: lease.to, sends: lease.sends.clone(), measures: true };
         let mut training = self.training(active, span, start, early);
         let previous_completed = CancellationToken::new();
         let mut uploading = self.upload_after(previous, previous_completed.clone(), active, gradients);

@@ -79,7 +79,8 @@ impl Worker {
         Ok(state)
     }
 
-    /// Trains a completed lease again. Its outer gradients have been counted, so they are dropped here.
+    /// Trains a completed lease again. Its outer gradients have been counted, so they are dropped here. Its held-out loss
+    /// has been noted, so it is not measured.
     async fn repeat(
         &self,
         active: &ActiveLease,
@@ -93,7 +94,7 @@ impl Worker {
         state.rest(&schedule, lease.path, completed.from, lease.phase_step);
         let begins_phase = completed.from == lease.phase_step;
         let weights = self.path_weights(lease.path, &completed.weights, &mut state, begins_phase).await?;
-        let span = TrainingSpan { to: completed.to, sends: completed.sends.clone() };
+        let span = TrainingSpan { to: completed.to, sends: completed.sends.clone(), measures: false };
         let mut training = self.training(active, span, TrainingStart { weights, state }, drop);
         let trained = tokio::select! {
             trained = &mut training => trained?,

@@ -12,6 +12,8 @@ use crate::blocking::blocking;
 pub(super) struct TrainingSpan {
     pub(super) to: u64,
     pub(super) sends: Vec<ScheduledSend>,
+    /// True if somebody gets the held-out loss at the beginning.
+    pub(super) measures: bool,
 }
 
 /// Weights and state of a path where a span begins.
@@ -48,6 +50,7 @@ impl Worker {
                     phase_step,
                     to: span.to,
                     sends: &span.sends,
+                    measures: span.measures,
                     memory: &memory,
                 };
                 train_lease(training, weights, state, &watch, early)

@@ -1,4 +1,4 @@
-//! What else may lie in the folder of the outputs.
+//! What else may lie in the folder of the outputs, and how a repeated preparation reads what lies there.
 
 use super::*;
 
@@ -15,4 +15,14 @@ fn folders_of_other_programs_stay_beside_the_pieces() {
     run(&config(), &[input], &out).unwrap();
     assert_eq!(names_in(&pieces), [".rsync-partial", "00000-train.h5", "00000-validation.h5"]);
     assert_eq!(names_in(&foreign), ["00000-train.h5"]);
+}
+
+#[test]
+fn a_repeated_preparation_can_be_cancelled_while_it_reads_its_outputs() {
+    let folder = tempfile::tempdir().unwrap();
+    let inputs = [corpus(folder.path())];
+    let out = folder.path().join("out");
+    run(&config(), &inputs, &out).unwrap();
+    assert_eq!(cancelled(&inputs, &out, "compare outputs", i64::MAX), ["compare outputs"]);
+    assert!(run(&config(), &inputs, &out).unwrap().skipped);
 }

@@ -1,6 +1,7 @@
 //! Training of the tokenizer that all pieces share.
 
 use super::*;
+use crate::END_OF_TEXT;
 
 fn trained(config: &PrepareConfig, input: &Path, out: &Path) -> Result<TokenizerReport, ShardsError> {
     work(config, &[input.to_owned()], PrepareWork::Tokenizer, out).map(|report| report.tokenizer)
@@ -77,7 +78,8 @@ fn the_tokenizer_of_a_trained_model_stays() {
     let before = outputs(&out);
 
     let with = |config: &PrepareConfig, input: &Path, kind: PrepareWork, keep: Option<&str>| {
-        work_into(config, &[input.to_owned()], kind, PrepareFolder { path: &out, keep })
+        let into = PrepareFolder { path: &out, keep, keep_end_of_text: None };
+        work_into(config, &[input.to_owned()], kind, into)
     };
     for kind in [PrepareWork::All, PrepareWork::Tokenizer, PrepareWork::Part(WorkPart::WHOLE)] {
         let error = with(&config(), &other, kind, Some(&hash)).unwrap_err();
@@ -97,6 +99,120 @@ fn the_tokenizer_of_a_trained_model_stays() {
     // A folder that has lost the tokenizer is no remedy.
     let message = with(&config(), &first, PrepareWork::All, Some("lost")).unwrap_err().to_string();
     assert!(message.contains("prepare.tokenizer=FILE, a copy of that tokenizer"), "{message}");
+}
+
+#[test]
+fn the_end_of_text_token_of_a_trained_model_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let inputs = [corpus(folder.path())];
+    let first = folder.path().join("first");
+    let vocab_size = run(&config(), &inputs, &first).unwrap().tokenizer.vocab_size;
+    // The same tokenizer with a second token that can end a text.
+    let bytes = std::fs::read(first.join(TOKENIZER)).unwrap();
+    let mut json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+    let added = json["added_tokens"].as_array_mut().unwrap();
+    let mut second = added[0].clone();
+    second["id"] = vocab_size.into();
+    second["content"] = "<|fin|>".into();
+    added.push(second);
+    let tokenizer = folder.path().join("tokenizer.json");
+    std::fs::write(&tokenizer, json.to_string()).unwrap();
+    let given = PrepareConfig { tokenizer: Some(tokenizer), ..config() };
+    let out = folder.path().join("out");
+    let hash = run(&given, &inputs, &out).unwrap().tokenizer.hash;
+    let end = TokenSet::open(out.join(TRAIN)).unwrap().end_of_text();
+    let before = outputs(&out);
+
+    let named = |end: &str| PrepareConfig { end_of_text: Some(end.to_owned()), ..given.clone() };
+    let keeping = |config: &PrepareConfig, kind: PrepareWork| {
+        let into = PrepareFolder { path: &out, keep: Some(&hash), keep_end_of_text: Some(end) };
+        work_into(config, &inputs, kind, into)
+    };
+    for kind in [PrepareWork::All, PrepareWork::Tokenizer, PrepareWork::Part(WorkPart::WHOLE)] {
+        let error = keeping(&named("<|fin|>"), kind).unwrap_err();
+        assert!(matches!(error, ShardsError::EndOfTextInUse { .. }), "{error}");
+        let message = error.to_string();
+        assert!(message.contains("is <|fin|>"), "{message}");
+        assert!(message.contains("'prepare.end_of_text=\"<|endoftext|>\"'"), "{message}");
+        assert!(outputs(&out) == before);
+    }
+    // The remedy, and a folder without a trained model.
+    let remedied = keeping(&named(END_OF_TEXT), PrepareWork::All).unwrap();
+    assert_eq!(remedied.tokenizer.end_of_text.as_deref(), Some(END_OF_TEXT));
+    run(&named("<|fin|>"), &inputs, &out).unwrap();
+
+    // The text is not of the tokenizer with its usual token.
+    let text = TokenSet::open(out.join(TRAIN)).unwrap();
+    let usual = Tokenizer::from_file(&out.join(TOKENIZER), None).unwrap();
+    let error = text.check_tokenizer(&usual).unwrap_err();
+    assert!(matches!(error, ShardsError::TokenizerMismatch { .. }), "{error}");
+    assert!(error.to_string().contains(&format!("(end-of-text token {end})")), "{error}");
+    text.check_tokenizer(&prepared_tokenizer(&out).unwrap()).unwrap();
+}
+
+#[test]
+fn the_end_of_text_token_of_a_preparation_is_remembered() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = corpus(folder.path());
+    let first = folder.path().join("first");
+    run(&config(), std::slice::from_ref(&input), &first).unwrap();
+    assert_eq!(prepared_tokenizer(&first).unwrap().end_of_text_text(), END_OF_TEXT);
+
+    // The same tokenizer with another token, which no list of usual names has.
+    let given = folder.path().join("tokenizer.json");
+    let json = std::fs::read_to_string(first.join(TOKENIZER)).unwrap();
+    std::fs::write(&given, json.replace(END_OF_TEXT, "<|fin|>")).unwrap();
+    let end_of_text = Some("<|fin|>".to_owned());
+    let given = PrepareConfig { tokenizer: Some(given), end_of_text, ..config() };
+    let out = folder.path().join("out");
+    let inputs = [input];
+    run(&given, &inputs, &out).unwrap();
+    let again = prepared_tokenizer(&out).unwrap();
+    assert_eq!(again.end_of_text_text(), "<|fin|>");
+    let file = TokenSet::open(out.join(TRAIN)).unwrap();
+    assert_eq!(file.document(0).to_vec().last(), Some(&again.end_of_text()));
+
+    // A repeated preparation that was stopped has removed its lists and its manifest, and no tokenizer.
+    let (cancel, into) = (AtomicBool::new(false), PrepareFolder::new(&out));
+    let other = PrepareConfig { validation_fraction: 0.3, ..given };
+    let progress = CancelAt::new(&cancel, "tokenize", i64::MAX);
+    let stopped = prepare(&other, &inputs, &[], PrepareWork::All, into, &progress, &cancel);
+    assert!(matches!(stopped, Err(ShardsError::Cancelled)), "{stopped:?}");
+    assert!(!out.join(MANIFEST).exists() && !out.join(TRAIN).exists());
+    assert_eq!(prepared_tokenizer(&out).unwrap().end_of_text_text(), "<|fin|>");
+}
+
+#[test]
+fn the_parts_of_a_changed_text_get_a_tokenizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let inputs = files(folder.path());
+    let out = folder.path().join("out");
+    run(&config(), &inputs, &out).unwrap();
+    // Names and lengths stay the same.
+    let text = std::fs::read_to_string(&inputs[0]).unwrap();
+    std::fs::write(&inputs[0], text.replace("word", "ward")).unwrap();
+    let part = || work(&config(), &inputs, PrepareWork::Part(WorkPart::new(1, 3).unwrap()), &out);
+    let error = part().unwrap_err();
+    assert!(matches!(error, ShardsError::NoSharedTokenizer { .. }), "{error}");
+    // The remedy of that error.
+    assert!(!work(&config(), &inputs, PrepareWork::Tokenizer, &out).unwrap().skipped);
+    assert_eq!(part().unwrap().files.len(), 2);
+}
+
+#[test]
+fn a_sample_without_a_limit_is_the_whole_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("all.jsonl");
+    let line = |at: u32| {
+        let text = format!("the number {at} and the word é ").repeat(30);
+        format!("{}\n", serde_json::json!({ "text": text }))
+    };
+    std::fs::write(&input, (0..200).map(line).collect::<String>()).unwrap();
+    // A TOML file has no larger number.
+    let most = i64::MAX as u64;
+    let all = PrepareConfig { tokenizer_sample_bytes: most, validation_fraction: 0.0, ..config() };
+    let report = trained(&all, &input, &folder.path().join("out")).unwrap();
+    assert!(report.trained_on_bytes > 150_000, "{}", report.trained_on_bytes);
 }
 
 #[test]

@@ -81,6 +81,20 @@ fn ids_far_above_the_number_of_tokens_are_refused() {
 }
 
 #[test]
+fn an_added_token_that_is_longer_than_any_real_one_is_refused() {
+    let with = |bytes: usize| {
+        let mut file = file(&bpe(&json!({"a": 0}), &json!([])), &[]);
+        let mut token = file["added_tokens"][0].clone();
+        (token["id"], token["content"]) = (json!(2), json!("a".repeat(bytes)));
+        file["added_tokens"].as_array_mut().unwrap().push(token);
+        read(&file)
+    };
+    assert!(with(1024).is_ok());
+    let message = with(1025).unwrap_err().to_string();
+    assert!(message.contains("of 1025 bytes: the limit is 1024"), "{message}");
+}
+
+#[test]
 fn patterns_and_decoders_that_make_the_library_panic_are_errors() {
     let model = bpe(&json!({"a": 0}), &json!([]));
     let strip = json!({"type": "Strip", "content": "a", "start": 0, "stop": 2});

@@ -1,18 +1,21 @@
 //! `dipaco bench lease`: what a lease costs a worker beside its inner steps.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use dipaco_bench::{LeaseCost, LeaseTrialOptions, ProcessMeter, ProcessUse, StageCost, lease_trial};
 use dipaco_config::{RunConfig, Sources};
 use dipaco_model::{Dtype, parameters, path_specs};
 use dipaco_telemetry::{Align, Progress, ProgressUnit, Table, human};
 use serde::Serialize;
 
+use self::shape::{LeaseSize, levels};
 use super::median::Median;
 use super::trial_coordinator::{TrialCoordinator, lead};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::{memory, output, process_use, runtime};
 use dipaco_pipeline::limits;
+
+mod shape;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -45,6 +48,9 @@ const SETTINGS: [&str; 15] = [
     "evaluation.prefix_tokens=8",
 ];
 
+/// Number of leases after the first of each path, without --leases.
+const LATER: u32 = 4;
+
 /// Options of `dipaco bench lease`.
 #[derive(Debug, Args)]
 pub(crate) struct LeaseOptions {
@@ -54,9 +60,10 @@ pub(crate) struct LeaseOptions {
     /// Measure N x N paths in two levels that share embedding and head. One worker takes their leases in turn.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     grid: u32,
-    /// Number of leases. The first of each path fetches everything and is reported apart.
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
-    leases: u32,
+    /// Number of leases; the default is four more than the number of paths. The first of each path fetches everything and
+    /// is reported apart.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    leases: Option<u32>,
     /// Override a key of the measured run, as in --set train.inner_steps=10; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -69,43 +76,6 @@ pub(crate) struct LeaseOptions {
     /// Act as the coordinator.
     #[arg(long, hide = true)]
     as_coordinator: bool,
-}
-
-/// The values of `--size`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum LeaseSize {
-    /// 5.3M parameters.
-    #[default]
-    S,
-    /// 180M parameters: a path of the paper.
-    L,
-    /// 135M parameters: SmolLM2-135M.
-    #[value(name = "135m")]
-    Million135,
-}
-
-impl LeaseSize {
-    fn name(self) -> &'static str {
-        match self {
-            Self::S => "s",
-            Self::L => "l",
-            Self::Million135 => "135m",
-        }
-    }
-
-    /// The settings of the model, and V.
-    fn model(self) -> (String, usize) {
-        let (blocks, width, heads, kv_heads, ffn, vocabulary, tied) = match self {
-            Self::S => (4, 256, 4, 4, 704, 4096, false),
-            Self::L => (12, 896, 16, 16, 2432, 32_000, false),
-            Self::Million135 => (30, 576, 9, 3, 1536, 49_152, true),
-        };
-        let settings = format!(
-            "model.blocks={blocks} model.hidden_size={width} model.heads={heads} model.kv_heads={kv_heads} \
-             model.ffn_size={ffn} model.tie_embeddings={tied}"
-        );
-        (settings, vocabulary)
-    }
 }
 
 /// The measurement, as JSON.
@@ -130,6 +100,24 @@ struct LeaseReport {
 }
 
 impl LeaseOptions {
+    /// Number of paths.
+    fn paths(&self) -> u32 {
+        self.grid * self.grid
+    }
+
+    /// Number of leases, of which some come after the first of each path.
+    fn leases(&self) -> Result<u32, CliError> {
+        let paths = self.paths();
+        let leases = self.leases.unwrap_or(paths + LATER);
+        if leases > paths {
+            return Ok(leases);
+        }
+        Err(CliError::Usage {
+            message: format!("--leases {leases} leaves no lease after the first of each of {paths} paths"),
+            remedy: format!("give at least {}", paths + 1),
+        })
+    }
+
     /// The configuration of the measured run. The environment does not change it, so that measurements can be compared.
     fn config(&self) -> Result<RunConfig, CliError> {
         let (model, vocabulary) = self.size.model();
@@ -158,28 +146,15 @@ impl LeaseOptions {
     }
 }
 
-/// The levels of a grid. Embedding and head are in one level, so that tied embeddings fit too.
-fn levels(blocks: usize, grid: u32) -> String {
-    if grid == 1 {
-        return format!(
-            "topology.levels=[{{ modules = 1, blocks = \"0..{blocks}\", embedding = true, head = true }}]"
-        );
-    }
-    let half = blocks / 2;
-    format!(
-        "topology.levels=[{{ modules = 1, blocks = \"\", embedding = true, head = true }}, \
-         {{ modules = {grid}, blocks = \"0..{half}\" }}, {{ modules = {grid}, blocks = \"{half}..{blocks}\" }}]"
-    )
-}
-
 pub(super) fn run(options: &LeaseOptions, progress: &Progress) -> Result<(), CliError> {
     let config = options.config()?;
     memory::keep_freed();
     if options.as_coordinator {
         return runtime::run(lead(config));
     }
+    let leases = options.leases()?;
     limits::threads(options.threads)?;
-    let leases = runtime::run(measure(options, progress))?;
+    let leases = runtime::run(measure(options, leases, progress))?;
     let params = parameters(&path_specs(&config.model));
     let report = LeaseReport {
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
@@ -193,13 +168,17 @@ pub(super) fn run(options: &LeaseOptions, progress: &Progress) -> Result<(), Cli
         sequence_tokens: config.train.sequence_tokens,
         state_every: config.train.state_every,
         state_dtype: config.train.state_dtype,
-        paths: (options.grid * options.grid) as usize,
+        paths: options.paths() as usize,
         leases,
     };
     if options.json { output::print_json(&report) } else { output::print(&describe(&report)) }
 }
 
-async fn measure(options: &LeaseOptions, progress: &Progress) -> Result<Vec<LeaseCost>, CliError> {
+async fn measure(
+    options: &LeaseOptions,
+    leases: u32,
+    progress: &Progress,
+) -> Result<Vec<LeaseCost>, CliError> {
     let interrupt = Interrupt::listen()?;
     let cache = tempfile::tempdir().map_err(|source| CliError::Io {
         action: "create",
@@ -210,7 +189,7 @@ async fn measure(options: &LeaseOptions, progress: &Progress) -> Result<Vec<Leas
     let trial = LeaseTrialOptions {
         token: coordinator.token.clone(),
         cache: cache.path().to_owned(),
-        leases: options.leases,
+        leases,
         meter: ProcessMeter {
             used,
             peak: memory::peak,
@@ -218,11 +197,8 @@ async fn measure(options: &LeaseOptions, progress: &Progress) -> Result<Vec<Leas
             coordinator: std::sync::Arc::new(coordinator.used()),
         },
     };
-    let task = std::sync::Arc::new(progress.task(
-        "leases",
-        Some(options.leases.into()),
-        ProgressUnit::Count("leases"),
-    ));
+    let task =
+        std::sync::Arc::new(progress.task("leases", Some(leases.into()), ProgressUnit::Count("leases")));
     let shown = task.clone();
     let costs = lease_trial(trial, move |done| shown.set(done.into()), interrupt.token()).await;
     if interrupt.is_set() {
@@ -364,17 +340,29 @@ mod tests {
 
     use super::*;
 
-    fn config(size: LeaseSize, grid: u32, overrides: &[&str]) -> RunConfig {
-        let options = LeaseOptions {
+    fn options(size: LeaseSize, grid: u32, leases: Option<u32>, overrides: &[&str]) -> LeaseOptions {
+        LeaseOptions {
             size,
             grid,
-            leases: 2,
+            leases,
             overrides: overrides.iter().map(|&setting| setting.to_owned()).collect(),
             threads: 0,
             json: false,
             as_coordinator: false,
-        };
-        options.config().unwrap()
+        }
+    }
+
+    fn config(size: LeaseSize, grid: u32, overrides: &[&str]) -> RunConfig {
+        options(size, grid, None, overrides).config().unwrap()
+    }
+
+    #[test]
+    fn some_lease_comes_after_the_first_of_each_path() {
+        let leases = |grid, given| options(LeaseSize::S, grid, given, &[]).leases();
+        assert_eq!([leases(1, None).unwrap(), leases(4, None).unwrap()], [5, 20]);
+        assert_eq!(leases(4, Some(17)).unwrap(), 17);
+        let error = leases(4, Some(16)).unwrap_err();
+        assert!(error.exit_code() == 2 && error.to_string().contains("each of 16 paths"), "{error}");
     }
 
     #[test]

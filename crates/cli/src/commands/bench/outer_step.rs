@@ -3,10 +3,12 @@
 use std::time::Instant;
 
 use dipaco_optim::{NesterovConfig, nesterov_step};
+use dipaco_telemetry::human;
 use rayon::prelude::*;
 use serde::Serialize;
 
 use super::median::Median;
+use crate::error::CliError;
 
 /// Number of modules, which are stepped in turn. Together they are larger than any cache.
 const MODULES: usize = 4;
@@ -33,8 +35,26 @@ pub(super) struct OuterStepSpeed {
     shares: Vec<f64>,
 }
 
-/// Measures steps of modules of the given size and copies, alternately.
-pub(super) fn measure(bytes: usize, rounds: usize) -> OuterStepSpeed {
+/// Refuses modules that need more memory than there is: the system would kill the program.
+pub(super) fn check_memory(bytes: usize, available: Option<u64>) -> Result<(), CliError> {
+    // Each module has weights, an outer gradient and a momentum.
+    let needs = 3 * MODULES as u64 * bytes as u64;
+    match available {
+        Some(available) if needs > available => Err(CliError::Usage {
+            message: format!(
+                "outer steps of {MODULES} modules of {} need {} of memory, and {} are available",
+                human::bytes(bytes as u64),
+                human::bytes(needs),
+                human::bytes(available)
+            ),
+            remedy: "give a smaller --megabytes".into(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Measures steps of modules of the given size and copies, alternately. `None` when `stops` ends it early.
+pub(super) fn measure(bytes: usize, rounds: usize, stops: impl Fn() -> bool) -> Option<OuterStepSpeed> {
     let values = bytes / 4;
     let mut modules: Vec<BenchModule> = (0..MODULES)
         .map(|_| BenchModule {
@@ -47,6 +67,9 @@ pub(super) fn measure(bytes: usize, rounds: usize) -> OuterStepSpeed {
     let size = (MODULES * values * 4) as f64;
     let (mut steps, mut copies) = (Vec::new(), Vec::new());
     for _ in 0..=rounds {
+        if stops() {
+            return None;
+        }
         let begun = Instant::now();
         for BenchModule { weights, gradient, momentum } in &mut modules {
             nesterov_step(weights, gradient, momentum, &config);
@@ -61,11 +84,29 @@ pub(super) fn measure(bytes: usize, rounds: usize) -> OuterStepSpeed {
     }
     // The first round allocates the memory.
     let shares: Vec<f64> = steps.iter().zip(&copies).skip(1).map(|(step, copy)| step / copy).collect();
-    OuterStepSpeed {
+    Some(OuterStepSpeed {
         threads: rayon::current_num_threads(),
         step_gb_s: steps[1..].to_vec().median(),
         copy_gb_s: copies[1..].to_vec().median(),
         share: shares.clone().median(),
         shares,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_that_do_not_fit_into_memory_are_refused() {
+        assert!(check_memory(1_000_000, None).is_ok() && check_memory(1_000_000, Some(12_000_000)).is_ok());
+        let error = check_memory(1_000_000, Some(11_000_000)).unwrap_err();
+        assert!(error.exit_code() == 2 && error.to_string().contains("need 12.0 MB"), "{error}");
+    }
+
+    #[test]
+    fn a_measurement_stops_between_two_rounds() {
+        assert!(measure(64, 2, || true).is_none());
+        assert_eq!(measure(64, 2, || false).unwrap().shares.len(), 2);
     }
 }

@@ -17,8 +17,10 @@ use tokio::task::JoinSet;
 use super::median::Median;
 use super::outer_step::{self, OuterStepSpeed};
 use crate::error::CliError;
+use crate::interrupt::Interrupt;
 use crate::{output, runtime};
 use dipaco_pipeline::PipelineError;
+use dipaco_pipeline::machine_memory::machine_memory;
 
 /// Lifetime of the certificates of a measurement.
 const LIFETIME: Duration = Duration::from_secs(86_400);
@@ -123,8 +125,12 @@ pub(super) fn run(options: &TransferOptions, progress: &Progress) -> Result<(), 
         return runtime::run(work());
     }
     let length = usize::from(options.megabytes) * 1_000_000;
-    let outer_step = outer_step::measure(length, usize::from(options.rounds) * 2);
-    let rounds = runtime::run(coordinate(options, length, progress))?;
+    outer_step::check_memory(length, machine_memory().map(|memory| memory.available))?;
+    let interrupt = Interrupt::listen()?;
+    let outer_step = outer_step::measure(length, usize::from(options.rounds) * 2, || interrupt.is_set())
+        .ok_or(CliError::Interrupted)?;
+    // Ctrl-C ends the worker's process, too, and that makes an error of its own.
+    let rounds = interrupt.judge(runtime::run(coordinate(options, length, &interrupt, progress)))?;
     let bytes = f64::from(options.modules) * f64::from(options.megabytes);
     let seconds = |rounds: &[TransferCost]| rounds.iter().map(|took| took.seconds).collect::<Vec<_>>();
     let direction = |plain: &[TransferCost], own: &[TransferCost]| {
@@ -190,6 +196,7 @@ fn io(action: &'static str, path: &'static str) -> impl Fn(std::io::Error) -> Cl
 async fn coordinate(
     options: &TransferOptions,
     length: usize,
+    interrupt: &Interrupt,
     progress: &Progress,
 ) -> Result<Rounds, CliError> {
     let folder = match &options.folder {
@@ -203,6 +210,9 @@ async fn coordinate(
     let mut objects = Vec::new();
     let mut first = bytes::Bytes::new();
     for number in 0..options.modules {
+        if interrupt.is_set() {
+            return Err(CliError::Interrupted);
+        }
         let content = content(number, length);
         let object = store.put(&format!("modules/{number}/0/0/1"), content.clone()).await.map_err(step)?;
         objects.push(object);
@@ -222,8 +232,10 @@ async fn coordinate(
         objects,
         rounds: options.rounds,
     };
+    let cancel = interrupt.token();
     tokio::select! {
         rounds = worker(&job, progress) => rounds,
+        () = cancel.cancelled() => Err(CliError::Interrupted),
         served = serve_trial(&transfer, &store, folder.path()) => Err(ended(served.map_err(CliError::from)).await),
         () = serve_plain(&plain, first) => Err(ended(Ok(())).await),
     }

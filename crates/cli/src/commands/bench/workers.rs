@@ -7,10 +7,10 @@ use dipaco_bench::{LoadTestOptions, LoadTestReport, Percentiles, load_test, perc
 use dipaco_config::{RunConfig, Sources};
 use dipaco_telemetry::{Align, Progress, ProgressUnit, Table};
 use serde::Serialize;
-use tokio_util::sync::CancellationToken;
 
 use super::trial_coordinator::{TrialCoordinator, lead};
 use crate::error::CliError;
+use crate::interrupt::Interrupt;
 use crate::{output, runtime};
 
 /// Interval of memory measurements.
@@ -52,7 +52,7 @@ pub(crate) struct WorkersOptions {
     #[arg(long, default_value_t = 60, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: u32,
     /// Mean time that a worker waits instead of training a lease, in seconds.
-    #[arg(long, default_value_t = 10.0, value_name = "S")]
+    #[arg(long, default_value_t = 10.0, value_name = "S", value_parser = up_to_a_day)]
     training: f64,
     /// Modules of each of the two levels: a run of N x N paths. Without it the levels have 64 and 32 modules.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -71,6 +71,8 @@ struct CoordinatorLoad {
     what: String,
     workers: u32,
     seconds: u32,
+    /// Mean time that a worker waits instead of training a lease.
+    training_seconds: f64,
     cores: usize,
     connecting_seconds: f64,
     leases: usize,
@@ -83,6 +85,14 @@ struct CoordinatorLoad {
     lost: u64,
     /// Resident memory of the coordinator process: seconds since its start, bytes.
     memory: Vec<(f64, u64)>,
+}
+
+/// A number of seconds from 0 to a day.
+fn up_to_a_day(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("it must be a number of seconds from 0 to 86400".to_owned()),
+    }
 }
 
 pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), CliError> {
@@ -105,6 +115,7 @@ pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), C
         what: format!("dipaco {}", env!("CARGO_PKG_VERSION")),
         workers: options.workers,
         seconds: options.seconds,
+        training_seconds: options.training,
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         connecting_seconds: seen.connecting,
         leases: all.len(),
@@ -135,9 +146,15 @@ fn describe(found: &CoordinatorLoad) -> String {
     }
     let Percentiles { p50, p90, p99, most } = found.lease_ms;
     format!(
-        "{} workers on {} cores, all connected after {:.1} s, {:.0} leases a second\n\n{table}\n\
+        "{} workers on {} cores, {} s of training a lease, all connected after {:.1} s, {:.0} leases a second\n\n\
+         {table}\n\
          a lease that is there takes {p50:.1} ms (p50), {p90:.1} (p90), {p99:.1} (p99), {most:.1} at most; {} leases lost\n",
-        found.workers, found.cores, found.connecting_seconds, found.leases_per_second, found.lost,
+        found.workers,
+        found.cores,
+        found.training_seconds,
+        found.connecting_seconds,
+        found.leases_per_second,
+        found.lost,
     )
 }
 
@@ -146,9 +163,11 @@ async fn measure(
     options: &WorkersOptions,
     progress: &Progress,
 ) -> Result<(LoadTestReport, Vec<(f64, u64)>), CliError> {
+    let interrupt = Interrupt::listen()?;
+    let cancel = interrupt.token();
     let mut arguments = vec!["workers".to_owned(), "--as-coordinator".to_owned()];
     arguments.extend(options.grid.map(|grid| format!("--grid={grid}")));
-    let mut coordinator = TrialCoordinator::start(&arguments).await?;
+    let mut coordinator = interrupt.judge(TrialCoordinator::start(&arguments).await)?;
     let token = coordinator.token.clone();
     let running = load_test(
         LoadTestOptions {
@@ -157,7 +176,7 @@ async fn measure(
             training: Duration::try_from_secs_f64(options.training).unwrap_or_default(),
             duration: Duration::from_secs(options.seconds.into()),
         },
-        CancellationToken::new(),
+        cancel.clone(),
     );
     tokio::pin!(running);
     let (begun, mut looks) = (tokio::time::Instant::now(), tokio::time::interval(LOOK));
@@ -165,7 +184,8 @@ async fn measure(
     let task = progress.task("bench", Some(options.seconds.into()), ProgressUnit::Count("seconds"));
     let seen = loop {
         tokio::select! {
-            seen = &mut running => break seen.map_err(CliError::from)?,
+            seen = &mut running => break interrupt.judge(seen),
+            () = cancel.cancelled() => break Err(CliError::Interrupted),
             _ = looks.tick() => {
                 let bytes = coordinator.memory();
                 held.extend(bytes.map(|bytes| (begun.elapsed().as_secs_f64(), bytes)));
@@ -174,7 +194,10 @@ async fn measure(
         }
     };
     task.finish();
-    coordinator.end().await?;
+    // Before its files are deleted, also if the load test failed.
+    let ended = coordinator.end().await;
+    let seen = seen?;
+    ended?;
     Ok((seen, held))
 }
 

@@ -1,10 +1,11 @@
 //! Checks a place for a run's store.
 
-use std::error::Error;
+use std::error::Error as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use dipaco_store::{RunStore, StoreError};
+use dipaco_telemetry::causes;
 
 use super::finding::Finding;
 use crate::error::CliError;
@@ -27,10 +28,10 @@ pub(super) fn check(address: &str) -> Result<Finding, CliError> {
             ),
         ),
         Err(error) => {
-            let because = |cause: &(dyn Error + 'static)| format!("; because: {cause}");
-            let causes: String =
-                std::iter::successors(error.source(), |&cause| cause.source()).map(because).collect();
-            Finding::fail("store", format!("{error}{causes}"), "correct this, then check again")
+            let what = error.to_string();
+            let because: String =
+                causes(&what, error.source()).iter().map(|cause| format!("; because: {cause}")).collect();
+            Finding::fail("store", what + &because, "correct this, then check again")
         }
     })
 }

@@ -3,12 +3,12 @@
 use clap::Args;
 use dipaco_telemetry::Progress;
 
+use super::on_weights;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
+use crate::output;
 use crate::run_options::RunOptions;
-use crate::{output, runtime};
 use dipaco_pipeline::transformer_router;
-use dipaco_pipeline::{Version, Weights};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -27,18 +27,14 @@ pub(crate) struct FitTransformerOptions {
 
 pub(crate) fn run(options: &FitTransformerOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    let (unsaved, config) = options.run.open_unsaved()?;
-    dipaco_pipeline::route::check_tokenizer(&unsaved.run)?;
+    let opened = options.run.open_unsaved()?;
+    dipaco_pipeline::route::check_tokenizer(&opened.0.run)?;
     let (flag, progress) = (interrupt.flag(), progress.clone());
-    let (router, new) = interrupt.judge(runtime::run(async {
-        let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
-        runtime::blocking(move || {
-            let fitted = transformer_router::fit(&unsaved.run, &config, &weights, &progress, &flag)?;
-            unsaved.save()?;
-            Ok(fitted)
-        })
-        .await
-    }))?;
+    let (router, new) = on_weights(&interrupt, opened, move |unsaved, config, weights| {
+        let fitted = transformer_router::fit(&unsaved.run, config, weights, &progress, &flag)?;
+        unsaved.save()?;
+        Ok(fitted)
+    })?;
     let fitted = router.fitted_on();
     if options.json {
         return output::print_json(&serde_json::json!({

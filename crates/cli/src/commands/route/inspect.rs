@@ -71,7 +71,7 @@ pub(crate) fn run(options: &InspectOptions) -> Result<(), CliError> {
     let statistics = dipaco_routing::inspect(&shards, options.examples, options.example_tokens)?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let token_gain = dipaco_routing::token_gain(&shards, config.routing.prefix_tokens)?;
-    let mut warnings = Vec::from_iter(dipaco_routing::token_gain_warning(config.routing.kind, token_gain));
+    let mut warnings = Vec::from_iter(dipaco_pipeline::route::gain_warning(&routing, token_gain)?);
     if !options.validation {
         warnings.extend(phases::small(&run, &config, phase)?);
     }

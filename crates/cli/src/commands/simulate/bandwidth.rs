@@ -143,7 +143,7 @@ pub(crate) fn run(options: &BandwidthOptions) -> Result<(), CliError> {
         table.row(cells);
     }
     let text = format!("Gbit/s between sites that keep compute busy for a share of the time:\n\n{table}");
-    options.report.report(&text, &rows, || chart(options))
+    options.report.report(&text, &rows, || chart(options, chart_begin(&rows)))
 }
 
 /// The usage error of a setting. The simulation calls the sites learners.
@@ -157,8 +157,16 @@ fn wrong(error: SimulateError) -> CliError {
     refused("bandwidth", &named)
 }
 
-/// A chart of utilisation against bandwidth, for the last size.
-fn chart(options: &BandwidthOptions) -> Result<(&'static str, LineChart), CliError> {
+/// The smallest bandwidth of a chart in Gbit/s: that of the paper's tables, or a smaller one that is enough for a row.
+fn chart_begin(rows: &[BandwidthRow]) -> f64 {
+    let required = rows.iter().flat_map(|row| &row.required).flatten().copied();
+    required.filter(|bits| *bits > 0.0).fold(1e8, f64::min) / 1e9
+}
+
+/// A chart of utilisation against bandwidth from `begin` Gbit/s on, for the last size.
+fn chart(options: &BandwidthOptions, begin: f64) -> Result<(&'static str, LineChart), CliError> {
+    // Ends of the logarithm; the upper one is that of 1,000 Gbit/s.
+    let (from, to) = (begin.log10(), 3.0);
     let mut lines = Vec::new();
     let mut title = String::new();
     for size_and_step in options.sizes().into_iter().rev().take(1) {
@@ -166,7 +174,7 @@ fn chart(options: &BandwidthOptions) -> Result<(&'static str, LineChart), CliErr
         title = format!("{} parameters, {step_seconds} s a step", size(parameters));
         for (colour, (name, scheme)) in options.schemes(parameters).into_iter().enumerate() {
             let point = |point: u32| {
-                let gigabits = 10f64.powf(-1.0 + 4.0 * f64::from(point) / f64::from(POINTS - 1));
+                let gigabits = 10f64.powf(from + (to - from) * f64::from(point) / f64::from(POINTS - 1));
                 let run = options.run(size_and_step, scheme.clone(), gigabits * 1e9);
                 let played = play(&run).map_err(wrong)?;
                 Ok((gigabits, played.utilisation * 100.0))
@@ -193,7 +201,40 @@ fn size(parameters: f64) -> String {
     }
 }
 
+/// A bandwidth in Gbit/s, with at least two significant digits.
 fn gigabits(bits: f64) -> String {
     let gigabits = bits / 1e9;
-    if gigabits < 10.0 { format!("{gigabits:.2}") } else { format!("{gigabits:.1}") }
+    if gigabits >= 10.0 {
+        format!("{gigabits:.1}")
+    } else if gigabits > 0.0 {
+        let digits = (1.0 - gigabits.log10().floor()).clamp(2.0, 12.0) as usize;
+        format!("{gigabits:.digits$}")
+    } else {
+        "0".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bandwidths_of_any_size_have_two_significant_digits() {
+        let shown = [0.0, 3.2e6, 6.3e7, 1e8, 2.04e9, 8.29e11].map(gigabits);
+        assert_eq!(shown, ["0", "0.0032", "0.063", "0.10", "2.04", "829.0"]);
+    }
+
+    #[test]
+    fn a_chart_begins_where_the_smallest_bandwidth_is_enough() {
+        let row = |required| BandwidthRow {
+            parameters: 1e9,
+            step_seconds: 1.0,
+            scheme: String::new(),
+            settings: SimulatedScheme::data_parallel(),
+            required,
+        };
+        let rows = [row(vec![Some(5e9), None]), row(vec![Some(0.0), Some(3e6)])];
+        assert_eq!(chart_begin(&rows[..1]), 0.1);
+        assert_eq!(chart_begin(&rows), 0.003);
+    }
 }

@@ -12,13 +12,13 @@ use crate::error::CliError;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  dipaco simulate speeds                               8 learners, every second one 18 % slower, as in arXiv:2604.21428
+  dipaco simulate speeds                               8 learners, every second takes 18 % longer, as in arXiv:2604.21428
   dipaco simulate speeds --learners 4 --gap 3 --variation 0
   dipaco simulate speeds --inner-steps 50 --fragments 5 --overlap 5 --grace-seconds 20 --out pictures";
 
 /// Size of the synchronised model. It does not matter here, because links are not simulated.
 const PARAMETERS: f64 = 1e11;
-/// The largest gap in the chart.
+/// The largest gap in the chart, unless that of the options is larger.
 const WIDEST: f64 = 1.0;
 /// Number of points of a curve.
 const POINTS: u32 = 11;
@@ -127,20 +127,26 @@ pub(crate) fn run(options: &SpeedsOptions) -> Result<(), CliError> {
             format!("{:.2}", row.outer_steps_a_round),
         ]);
     }
-    let text = format!(
-        "{} learners, every second one {:.0} % slower, steps that vary by {:.0} %:\n\n{table}",
+    let text = format!("{}:\n\n{table}", headline(options));
+    options.report.report(&text, &rows, || chart(options))
+}
+
+/// The simulated learners.
+fn headline(options: &SpeedsOptions) -> String {
+    format!(
+        "{} learners, every second one takes {:.0} % longer for a step, and steps vary by {:.0} %",
         options.learners,
         options.gap * 100.0,
         options.variation * 100.0
-    );
-    options.report.report(&text, &rows, || chart(options))
+    )
 }
 
 /// A chart of goodput against the gap.
 fn chart(options: &SpeedsOptions) -> Result<(&'static str, LineChart), CliError> {
     let mut lines: Vec<Line> = Vec::new();
+    let widest = WIDEST.max(options.gap);
     for point in 0..POINTS {
-        let gap = WIDEST * f64::from(point) / f64::from(POINTS - 1);
+        let gap = widest * f64::from(point) / f64::from(POINTS - 1);
         for (colour, row) in options.rows(gap)?.into_iter().enumerate() {
             if point == 0 {
                 lines.push(Line::new(row.name, Vec::new()).in_colour(colour));
@@ -157,4 +163,31 @@ fn chart(options: &SpeedsOptions) -> Result<(&'static str, LineChart), CliError>
         lines,
     };
     Ok(("speeds", chart))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_of_three_is_a_step_that_takes_four_times_as_long() {
+        let options = SpeedsOptions {
+            learners: 2,
+            gap: 3.0,
+            variation: 0.0,
+            step_seconds: 1.0,
+            inner_steps: 24,
+            fragments: 2,
+            overlap: 2,
+            grace_seconds: 0.0,
+            seed: 0,
+            report: ReportOptions { out: None, json: false },
+        };
+        let headline = headline(&options);
+        assert!(headline.contains("every second one takes 300 % longer"), "{headline}");
+        let (_, chart) = chart(&options).unwrap();
+        let gaps = chart.lines.iter().flat_map(|line| &line.points).map(|point| point.0);
+        let widest = gaps.fold(0.0, f64::max);
+        assert!((widest - 300.0).abs() < 1e-9, "{widest}");
+    }
 }

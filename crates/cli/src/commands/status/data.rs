@@ -5,7 +5,7 @@ use dipaco_protocol::{PlanError, WorkerPlan};
 use dipaco_store::{PathRecord, TrainingRecord};
 use dipaco_sync::Schedule;
 use dipaco_telemetry::{Align, Table, human};
-use dipaco_topology::PathId;
+use dipaco_topology::{PathId, Topology};
 use serde::Serialize;
 
 /// The accounts of all paths.
@@ -31,14 +31,16 @@ struct Account {
     waiting_steps: u64,
     /// Tokens in the outer gradients of the fragment with the most.
     counted_tokens: u64,
-    /// True if the outer gradients of each fragment hold every inner step once. Within a phase they may be a round behind.
+    /// True if the outer gradients of each fragment hold every inner step once, up to the last one that a complete lease
+    /// sent. The lease that is out may have sent more.
     balanced: bool,
 }
 
 impl Accounts {
     pub(super) fn new(training: &TrainingRecord, config: &RunConfig) -> Result<Self, PlanError> {
-        let schedule = WorkerPlan::new(config).schedule()?;
-        let account = |(path, record)| Account::new(path, record, training, config, &schedule);
+        let plan = WorkerPlan::new(config);
+        let (schedule, topology) = (plan.schedule()?, plan.topology()?);
+        let account = |(path, record)| Account::new(path, record, training, config, (&schedule, &topology));
         let paths: Vec<_> = (0..).zip(&training.paths).map(account).collect();
         let wrong = paths.iter().filter(|account| !account.balanced).map(|account| account.path).collect();
         Ok(Self { paths, wrong })
@@ -51,37 +53,45 @@ impl Account {
         record: &PathRecord,
         training: &TrainingRecord,
         config: &RunConfig,
-        schedule: &Schedule,
+        (schedule, topology): (&Schedule, &Topology),
     ) -> Self {
-        let begin = training.phase_begin_step();
         // The record's steps go on while the path rests, and those of a kept path, which nobody trains, are those of the run.
         let kept = path < config.topology.kept_paths;
-        let taken_since = |step| if kept { 0 } else { schedule.trained(PathId(path), step, record.steps) };
-        let steps = taken_since(0);
-        // A frozen level has no outer gradients.
-        let fragments = config.sync.fragments.max(1) as usize;
-        let frozen =
-            |slot: usize| config.topology.levels.get(slot / fragments).is_some_and(|level| level.frozen);
-        let trained = record.counted.iter().enumerate().filter(|(slot, _)| !frozen(*slot));
-        let counted = trained.map(|(_, counted)| counted.steps);
-        let most = counted.clone().max().unwrap_or(0);
-        let least = counted.clone().min().unwrap_or(0);
+        let taken = |from, to| if kept { 0 } else { schedule.trained(PathId(path), from, to) };
+        let steps = taken(0, record.steps);
+        // A level that does not train has no outer gradients.
+        let fragments = config.sync.fragments.max(1);
+        let levels = (0..topology.levels()).map(|level| topology.trains(level));
+        let slots = levels.flat_map(|trains| (0..fragments).map(move |fragment| (fragment, trains)));
+        let trained = record.counted.iter().zip(slots).filter(|(_, (_, trains))| *trains);
+        let counted: Vec<_> = trained.map(|(counted, (fragment, _))| (fragment, counted.steps)).collect();
+        let most = counted.iter().map(|(_, steps)| *steps).max().unwrap_or(0);
+        let least = counted.iter().map(|(_, steps)| *steps).min().unwrap_or(0);
         let waiting = record.gradients.iter().map(|g| (g.module.level, g.fragment, g.steps));
         let mut by_fragment = std::collections::BTreeMap::new();
         waiting
             .for_each(|(level, fragment, steps)| *by_fragment.entry((level, fragment)).or_insert(0) += steps);
+        // The inner steps in the outer gradients of a fragment that a path has sent after `step` steps. A lease of
+        // dynamic length sends all its steps.
+        let sent = |fragment, step: u64| {
+            let unsent = if config.sync.dynamic_steps {
+                0
+            } else {
+                schedule.steps_in(PathId(path), fragment, step + 1).saturating_sub(1)
+            };
+            taken(0, step - unsent)
+        };
         // A lease that is out may have sent gradients of steps beyond the last complete lease.
-        let ahead = config.sync.overlap_steps.max(config.train.inner_steps);
-        let end = u64::from(training.phase_end()) * training.inner_steps;
-        let at_end = record.steps == end || record.steps == begin;
-        let behind = if at_end { 0 } else { config.train.inner_steps };
+        let out = schedule.next_stop(schedule.rests_until(PathId(path), record.steps));
         // The steps of a path in quarantine go on without training.
         let quarantined = record.quarantine.is_some();
-        let balanced = (quarantined || least + behind >= steps) && most <= steps + ahead;
+        let balanced = counted.iter().all(|&(fragment, counted)| {
+            (quarantined || counted >= sent(fragment, record.steps)) && counted <= sent(fragment, out)
+        });
         Self {
             path,
             steps,
-            sequences: taken_since(begin) * config.train.batch as u64,
+            sequences: taken(training.phase_begin_step(), record.steps) * config.train.batch as u64,
             counted_steps: [least, most],
             waiting_steps: by_fragment.into_values().max().unwrap_or(0),
             counted_tokens: record.counted.iter().map(|counted| counted.tokens).max().unwrap_or(0),
@@ -129,6 +139,7 @@ impl std::fmt::Display for Accounts {
 mod tests {
     use dipaco_config::PathsPerRound;
     use dipaco_store::CountRecord;
+    use dipaco_sync::SchedulePoint;
 
     use super::*;
 
@@ -167,7 +178,7 @@ mod tests {
     #[test]
     fn a_kept_path_has_taken_no_step() {
         let mut config = RunConfig::default();
-        config.topology.kept_paths = 1;
+        (config.topology.paths, config.topology.kept_paths) = (vec![vec![0, 0], vec![1, 1]], 1);
         let end = WorkerPlan::new(&config).schedule().unwrap().total();
         let record = |counted| PathRecord {
             steps: end,
@@ -184,5 +195,53 @@ mod tests {
         let taken: Vec<_> = accounts.paths.iter().map(|account| (account.steps, account.sequences)).collect();
         assert_eq!(taken, [(0, 0), (end, end * config.train.batch as u64)]);
         assert!(accounts.wrong.is_empty(), "{accounts}");
+    }
+
+    #[test]
+    fn an_outer_gradient_that_is_dropped_or_not_due_yet_is_not_lost() {
+        for (drop_rate, fragments, overlap_steps) in [(0.75, 1, 0), (0.0, 4, 8)] {
+            let mut config = RunConfig::default();
+            (config.train.rounds, config.train.inner_steps) = (12, 20);
+            (config.sync.fragments, config.sync.overlap_steps) = (fragments, overlap_steps);
+            config.sync.drop_rate = drop_rate;
+            let schedule = WorkerPlan::new(&config).schedule().unwrap();
+            let wrong = |steps, counted: &[Vec<u64>]| {
+                let record = |of_path: &Vec<u64>| {
+                    let of_level = of_path.iter().map(|&steps| CountRecord { steps, tokens: steps });
+                    let counted = config.topology.levels.iter().flat_map(|_| of_level.clone()).collect();
+                    PathRecord { steps, counted, ..PathRecord::default() }
+                };
+                let training = TrainingRecord {
+                    rounds: config.train.rounds,
+                    inner_steps: config.train.inner_steps,
+                    paths: counted.iter().map(record).collect(),
+                    ..TrainingRecord::default()
+                };
+                Accounts::new(&training, &config).unwrap().wrong
+            };
+            let mut counted = vec![vec![0; fragments as usize]; 4];
+            let mut step = 0;
+            while step < schedule.total() {
+                let next = schedule.next_stop(step);
+                for (path, counted) in (0..).map(PathId).zip(&mut counted) {
+                    for SchedulePoint { step, fragment } in schedule.sends(step, next) {
+                        if !schedule.dropped(path, fragment, schedule.sent_through(fragment, step)) {
+                            counted[fragment as usize] += schedule.steps_in(path, fragment, step);
+                        }
+                    }
+                }
+                let case = format!("rate {drop_rate}, {fragments} fragments, steps {step} to {next}");
+                assert!(wrong(step, &counted).is_empty(), "{case}: the lease is out");
+                assert!(wrong(next, &counted).is_empty(), "{case}: the lease is complete");
+                if counted[1][0] > 0 {
+                    let mut lost = counted.clone();
+                    lost[1][0] -= 1;
+                    assert_eq!(wrong(next, &lost), [1], "{case}: a step is lost");
+                }
+                step = next;
+            }
+            counted[2][0] += 1;
+            assert_eq!(wrong(step, &counted), [2], "a step counts twice");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dipaco_ledger::{Ledger, OtherNumerics};
+use dipaco_ledger::{Ledger, OtherNumerics, possible_loss};
 use dipaco_sync::{
     Grant, Lease, LeaseClaim, LeaseError, LeaseKey, LeaseRequest, LeaseSecret, LeaseTask, ProcessId, RunState,
 };
@@ -10,7 +10,6 @@ use dipaco_telemetry::Event;
 use dipaco_topology::PathId;
 use tokio::time::Instant;
 
-use super::results::possible_loss;
 use super::waiting::WaitingRequest;
 use super::{CoordinatorRequests, LONGEST_WAIT};
 use crate::coordinator::error::CoordinatorError;
@@ -210,7 +209,7 @@ impl CoordinatorRequests {
     /// Forgets the progress and the uploads of leases that have ended, and wakes the workers that wait.
     fn note_released(&self, released: &[Lease]) {
         for lease in released {
-            self.progress.lost(lease.path, lease.fence);
+            self.progress.lost(lease.path);
             self.drop_ended_uploads(&lease.worker, lease.path, lease.fence);
         }
         self.changed.notify_waiters();
@@ -254,7 +253,7 @@ impl CoordinatorRequests {
         let expired = self.change(|ledger| ledger.expire(self.now()));
         for lease in &expired {
             tracing::warn!(%lease.path, lease.from, worker = lease.worker.name, "a lease expired; another worker trains the path again from its start");
-            self.progress.lost(lease.path, lease.fence);
+            self.progress.lost(lease.path);
             self.drop_ended_uploads(&lease.worker, lease.path, lease.fence);
             self.progress.event(Event::LeaseExpired {
                 path: lease.path,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dipaco_ledger::{
     FailureDecision, LeaseCompletion, Ledger, QuarantineRecord, Recording, ResultError, StoredResult,
-    TrainingFailure,
+    TrainingFailure, possible_loss,
 };
 use dipaco_store::ObjectRef;
 use dipaco_sync::{LeaseClaim, LeaseError, LeaseKey, LeaseTask};
@@ -146,7 +146,7 @@ impl CoordinatorRequests {
     /// Drops what belongs to a lease that ended with the failure of its training, and tells of a quarantine.
     fn follow_failure(&self, claim: &LeaseClaim, decision: &FailureDecision) {
         if !matches!(decision, FailureDecision::Lost(_)) && !self.ledger().is_out(claim) {
-            self.progress.lost(claim.key.path, claim.key.fence);
+            self.progress.lost(claim.key.path);
             self.drop_ended_uploads(&claim.worker, claim.key.path, claim.key.fence);
         }
         self.announce(claim, decision);
@@ -180,7 +180,8 @@ impl CoordinatorRequests {
             if let Ok(LeaseCompletion::Accepted { lease, .. }) = &completed
                 && lease.task == LeaseTask::Train
             {
-                self.progress.committed(path, lease.from..lease.to, loss, ledger.state().steps_taken());
+                let taken = ledger.state().steps_taken();
+                self.progress.committed(path, fence, lease.from..lease.to, loss, taken);
             }
             completed
         })?;
@@ -238,13 +239,6 @@ impl CoordinatorRequests {
 /// The seconds that a peer reports, and at most those that have passed; 0 if no time has so many.
 fn possible_time(seconds: f64, passed: Duration) -> f64 {
     if seconds.is_finite() { seconds.clamp(0.0, passed.as_secs_f64()) } else { 0.0 }
-}
-
-/// The mean loss that a peer reports; `None` if no model can have it. A cross entropy is not negative, and the loss of an
-/// inner step is an `f32`: the sum of such losses over all leases of a run is finite.
-pub(super) fn possible_loss<L: Copy + Into<f64>>(loss: Option<L>) -> Option<L> {
-    let possible = 0.0..=f64::from(f32::MAX);
-    loss.filter(|&loss| possible.contains::<f64>(&loss.into()))
 }
 
 /// The answer to the worker of a result that does not count.

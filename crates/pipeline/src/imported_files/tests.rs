@@ -1,0 +1,79 @@
+use serde_json::json;
+
+use super::*;
+
+struct Test {
+    place: tempfile::TempDir,
+    folder: ImportedFolder,
+}
+
+impl Test {
+    fn new() -> Self {
+        let place = tempfile::tempdir().unwrap();
+        Self { folder: ImportedFolder::new(place.path().to_owned()), place }
+    }
+
+    fn write(&self, name: &str, value: &Value) {
+        std::fs::write(self.place.path().join(name), value.to_string()).unwrap();
+    }
+}
+
+#[test]
+fn the_default_of_several_chat_templates_is_found() {
+    let test = Test::new();
+    let found = |template: Value| {
+        let settings = json!({ "chat_template": template });
+        test.write("tokenizer_config.json", &settings);
+        let found = test.folder.chat_template().map_err(|error| error.to_string());
+        // An import refuses what could not be read later.
+        let checked = TOKENIZER_CONFIG.check(settings.to_string().as_bytes());
+        assert_eq!(checked.map_err(|error| error.to_string()).err(), found.as_ref().err().cloned());
+        found
+    };
+    let named = |name: &str, template: &str| json!({"name": name, "template": template});
+    assert_eq!(found(json!("one")), Ok(Some("one".to_owned())));
+    let list = json!([named("rag", "no"), named("default", "plain"), named("tool_use", "no")]);
+    assert_eq!(found(list), Ok(Some("plain".to_owned())));
+    for without in [Value::Null, json!([]), json!([named("tool_use", "no")])] {
+        assert_eq!(found(without), Ok(None));
+    }
+    for wrong in [json!(7), json!({"default": "plain"}), json!([{"name": "default"}]), json!(["plain"])] {
+        let error = found(wrong).unwrap_err();
+        assert!(error.contains("tokenizer_config.json: chat_template must be a text, or a list"), "{error}");
+    }
+}
+
+#[test]
+fn exported_files_end_a_text_where_the_documents_of_the_run_end() {
+    for (config, generation, exported) in [
+        (json!(2), json!(2), [json!([2, 0]), json!([2, 0])]),
+        (json!([2, 3]), json!(null), [json!([2, 3, 0]), json!([2, 3, 0])]),
+        (json!(null), json!([0, 2]), [json!([0, 2]), json!([0, 2])]),
+        (json!(null), json!(null), [json!(0), json!(0)]),
+    ] {
+        let test = Test::new();
+        let model =
+            json!({"eos_token_id": config, "bos_token_id": 1, "initializer_range": 0.3, "hidden_size": 8});
+        test.write("config.json", &model);
+        test.write("generation_config.json", &json!({"eos_token_id": generation, "temperature": 0.7}));
+        let found = test.folder.exported(0).unwrap().unwrap();
+        let [(_, generation)] = found.files.as_slice() else { panic!("{:?}", found.files) };
+        let generation: Value = serde_json::from_slice(generation).unwrap();
+        let [of_config, of_generation] = exported;
+        assert_eq!(
+            Value::from(found.special),
+            json!({"eos_token_id": of_config, "bos_token_id": 1, "initializer_range": 0.3})
+        );
+        assert_eq!(generation, json!({"eos_token_id": of_generation, "temperature": 0.7}));
+    }
+}
+
+#[test]
+fn files_that_name_the_end_of_documents_are_exported_as_they_are() {
+    let test = Test::new();
+    test.write("config.json", &json!({"eos_token_id": [2, 0]}));
+    let text = b"{ \"top_k\": 5,  \"eos_token_id\": 0}";
+    std::fs::write(test.place.path().join("generation_config.json"), text).unwrap();
+    let found = test.folder.exported(0).unwrap().unwrap();
+    assert_eq!(found.files, [("generation_config.json".to_owned(), text.to_vec())]);
+}
