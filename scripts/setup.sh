@@ -5,7 +5,10 @@
 #   source scripts/setup.sh        also puts the cmake it installed first in PATH
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # A shell that somebody types in keeps its options, and outlives a failure.
-case $- in *i*) bash "$root/scripts/setup.sh" && PATH="$root/.cmake/bin:$PATH"; return ;; esac
+case $- in *i*)
+  bash "$root/scripts/setup.sh" && if [ -x "$root/.cmake/bin/cmake" ]; then PATH="$root/.cmake/bin:$PATH"; fi
+  return ;;
+esac
 set -euo pipefail
 
 say() { printf 'setup: %s\n' "$*" >&2; }

@@ -173,16 +173,18 @@ impl<'a> Preparation<'a> {
 
     /// The report of the earlier run if its outputs are still valid.
     fn up_to_date(&self) -> Result<Option<PrepareReport>, ShardsError> {
+        let alone = self.work == PrepareWork::Tokenizer;
         // The parts need the tokenizer in the folder of the pieces, which a finished preparation removes.
-        if self.work == PrepareWork::Tokenizer && !shared_tokenizer::is_there(self.config, self.folder) {
-            return Ok(None);
-        }
-        // A machine that does a part need not hold the inputs of the others, and the tokenizer alone needs no comparison.
+        let removed = alone && !shared_tokenizer::is_there(self.config, self.folder);
+        // A machine that does a part need not hold the inputs of the others, and a tokenizer that is there needs no comparison.
         let compare = |input| {
-            self.work != PrepareWork::Tokenizer
-                && self.pieces.iter().any(|piece| self.is_mine(piece) && piece.holds(input))
+            (removed || !alone) && self.pieces.iter().any(|piece| self.is_mine(piece) && piece.holds(input))
         };
-        manifest::up_to_date(self.config, self.inputs, compare, self.out, self.watch)
+        let report = manifest::up_to_date(self.config, self.inputs, compare, self.out, self.watch)?;
+        if let Some(report) = report.as_ref().filter(|_| removed) {
+            shared_tokenizer::share(self.config, self.inputs, &report.tokenizer, self.out, self.folder)?;
+        }
+        Ok(report)
     }
 
     /// Tokenises this call's missing pieces; returns all of this call's pieces, in their order.

@@ -62,8 +62,7 @@ fn a_new_path_learns_new_text_and_every_old_path_keeps_its_bits() {
     assert_eq!(made["paths"][3]["trained_modules"], json!([]));
     let again = extend(&new, old, words).succeeded().json();
     assert_eq!(again["new"], false);
-    let _ = extend(&new, old, "--add 1 --level 1 --set train.rounds=5")
-        .failed(2, &["train.rounds = 4", "--set train.rounds=5"]);
+    a_later_setting_makes_no_other_run(&new, old, words);
     let _ = extend(&new, old, "--add 0").failed(1, &["has a seed or another extension already"]);
 
     let _ = new.prepare([new_text(new.folder())]).succeeded();
@@ -113,6 +112,19 @@ fn a_new_path_learns_new_text_and_every_old_path_keeps_its_bits() {
     a_removed_path_leaves_the_run_as_it_was(&new, old);
 }
 
+/// `words` made `new` of `old` with `train.rounds=4`. The command stays the same when a later step changes that.
+fn a_later_setting_makes_no_other_run(new: &Run, old: &Run, words: &str) {
+    let made = fs::read_to_string(new.file("config.toml")).unwrap();
+    let later = made.replace("\nrounds = 4\n", "\nrounds = 6\n");
+    assert_ne!(later, made);
+    fs::write(new.file("config.toml"), &later).unwrap();
+    assert_eq!(extend(new, old, words).succeeded().json()["new"], false);
+    let _ = extend(new, old, "--add 1 --level 1 --set train.rounds=5")
+        .failed(2, &["train.rounds = 4", "--set train.rounds=5"]);
+    assert_eq!(fs::read_to_string(new.file("config.toml")).unwrap(), later);
+    fs::write(new.file("config.toml"), made).unwrap();
+}
+
 /// `new` is `old` with a path 4.
 fn a_removed_path_leaves_the_run_as_it_was(new: &Run, old: &Run) {
     let less = Run::new();
@@ -140,6 +152,15 @@ fn a_removed_path_leaves_the_run_as_it_was(new: &Run, old: &Run) {
     assert!(exported(&less, 0) == path);
     assert_eq!(answer(&less), answered);
     fs::rename(&elsewhere, new.directory()).unwrap();
+    // Text of its own may be replaced.
+    let own = less.folder().join("own");
+    let mut prepare = less.command(&format!("prepare --set run.data={}", own.display()));
+    prepare.arg(new_text(less.folder()));
+    let _ = output(prepare).succeeded();
+    let first = fs::read(own.join("train.json")).unwrap();
+    let _ = less.prepare(corpus()).succeeded();
+    assert_ne!(fs::read(own.join("train.json")).unwrap(), first);
+    assert_eq!(snapshot(&new.file("data")), before, "the finished run stays as it is");
     // Path 0 is gone, so path 1 of the old run is path 0. Settings that count paths fit those that are left.
     let shifted = Run::new();
     let words = "--remove 0 --set train.paths_per_round=2 --set routing.overlap=4";
@@ -227,6 +248,22 @@ fn exported_files(run: &Run, path: u32) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
+/// `new` extends `old`, whose tokenizer has a second token that can end a text, and has no text yet.
+fn documents_end_as_those_of_the_finished_run(new: &Run, old: &Run) {
+    let other_end = r#"prepare --set prepare.end_of_text="<|im_end|>""#;
+    let mut prepare = new.command(other_end);
+    prepare.arg(new_text(new.folder()));
+    let _ = output(prepare).failed(1, &["is <|im_end|>", "'prepare.end_of_text=\"<|endoftext|>\"'"]);
+
+    let prepared = Run::new();
+    let tokenizer = old.file("imported/tokenizer.json");
+    let words = format!("{other_end} --set prepare.tokenizer={}", tokenizer.display());
+    let mut prepare = prepared.command(&words);
+    prepare.arg(new_text(prepared.folder()));
+    let _ = output(prepare).succeeded();
+    let _ = extend(&prepared, old, "--add 1 --level 1").failed(1, &["has another end-of-text token"]);
+}
+
 #[test]
 fn an_extended_run_keeps_what_came_with_its_pretrained_model() {
     let (old, new) = (trained_from_a_model(), Run::new());
@@ -247,6 +284,7 @@ fn an_extended_run_keeps_what_came_with_its_pretrained_model() {
         assert_eq!(new.status()["seed"][key], old.status()["seed"][key], "{key}");
     }
 
+    documents_end_as_those_of_the_finished_run(&new, &old);
     let _ = new.prepare([new_text(new.folder())]).succeeded();
     for step in ["route fit", "route assign", "train --workers 1"] {
         let _ = new.dipaco(step).succeeded();

@@ -272,3 +272,31 @@ fn the_folder_of_the_container_has_what_its_dockerfile_copies() {
     let _ = call(context.join("dipaco"), &["--version"]).succeeded();
     assert!(recipe.contains("\nUSER 65532:65532\n") && recipe.contains("\nHEALTHCHECK "), "{recipe}");
 }
+
+#[test]
+fn a_shell_that_sources_the_setup_takes_the_cmake_of_the_clone_only_where_there_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let clone = folder.path().canonicalize().unwrap();
+    fs::create_dir_all(clone.join("scripts")).unwrap();
+    fs::copy(root().join("scripts/setup.sh"), clone.join("scripts/setup.sh")).unwrap();
+    let script = r#"
+        for tool in tools/cargo tools/cc tools/c++ tools/make tools/cmake "$@"; do
+          mkdir -p "${tool%/*}"
+          printf '#!/bin/sh\necho cmake version 3.31.10\n' >"$tool"
+          chmod +x "$tool"
+        done
+        PATH="$PWD/tools:$PATH"
+        source scripts/setup.sh
+        echo "$PATH""#;
+    let path = |more: &str| {
+        // In a session of its own the shell has no terminal to take over.
+        let shell = ["--wait", "bash", "--norc", "-ic", script, "bash"];
+        let words = shell.into_iter().chain(more.split_whitespace());
+        let mut command = clean(Command::new("setsid"), words);
+        command.current_dir(&clone);
+        output(command).succeeded().stdout
+    };
+    let first = |folder: &str| format!("{}:", clone.join(folder).display());
+    assert!(path("").starts_with(&first("tools")));
+    assert!(path(".cmake/bin/cmake").starts_with(&first(".cmake/bin")));
+}

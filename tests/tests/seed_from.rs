@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use dipaco_tests::fixtures::{corpus, fixture, pages, root};
 use dipaco_tests::process::{Output, output};
@@ -51,15 +51,64 @@ fn a_seed_of_another_tokenizer_is_refused() {
     assert_eq!(fs::read(&file).unwrap(), fs::read(&expected).unwrap());
 }
 
-#[test]
-fn the_files_of_an_imported_model_come_with_its_seed() {
+/// The folder of a pretrained model.
+fn pretrained() -> PathBuf {
+    root().join("crates/model/tests/fixtures/pretrained")
+}
+
+/// A run without text that began with the pretrained model, and a new one of the same shape.
+fn imported() -> (Run, Run) {
     let (own, theirs) = (Run::new(), Run::new());
     fs::copy(fixture("imported.toml"), theirs.config()).unwrap();
-    let model = root().join("crates/model/tests/fixtures/pretrained");
-    let import = format!("seed --import {} --set seed_model.steps=0", model.display());
+    let import = format!("seed --import {} --set seed_model.steps=0", pretrained().display());
     let _ = theirs.dipaco(&import).succeeded();
     // The shape of the model is in the saved configuration.
     fs::copy(theirs.file("config.toml"), own.config()).unwrap();
+    (own, theirs)
+}
+
+#[test]
+fn a_seed_of_another_end_of_text_token_is_refused() {
+    let (own, theirs) = imported();
+    // The tokenizer of the model has both.
+    let tokenizer = theirs.file("imported/tokenizer.json");
+    let prepare = |end: &str| {
+        let end = format!(r#"--set prepare.end_of_text="{end}""#);
+        let mut command =
+            own.command(&format!("prepare --set prepare.tokenizer={} {end}", tokenizer.display()));
+        command.arg(pages());
+        let _ = output(command).succeeded();
+    };
+    prepare("<|im_end|>");
+    let remedy = "'prepare.end_of_text=\"<|endoftext|>\"'";
+    let _ = adopt(&own, &theirs).failed(1, &["is <|im_end|>", remedy]);
+    assert!(!own.file("store").exists(), "a refused seed leaves no store behind");
+    prepare("<|endoftext|>");
+    let _ = adopt(&own, &theirs).succeeded();
+}
+
+#[test]
+fn a_seed_without_all_files_of_its_model_is_not_used() {
+    let (own, theirs) = imported();
+    let _ = prepare_with(&own, &theirs.file("imported/tokenizer.json")).succeeded();
+    // A seed of another shape is refused, and the run is as before.
+    let folder = theirs.directory().display().to_string();
+    let _ = own.dipaco(&format!("seed --from {folder} --set model.ffn_size=96")).failed(1, &["gate_proj"]);
+    assert!(!own.file("imported").exists());
+    // A folder in the place of a file breaks the copy off when the seed is there already.
+    let template = theirs.file("imported/chat_template.jinja");
+    fs::remove_file(&template).unwrap();
+    fs::create_dir(&template).unwrap();
+    let _ = adopt(&own, &theirs).failed(1, &["chat_template.jinja"]);
+    let _ = own.dipaco("seed").failed(1, &["was broken off", "seed --from"]);
+    fs::remove_dir(&template).unwrap();
+    let _ = adopt(&own, &theirs).succeeded();
+    let _ = own.dipaco("seed").succeeded();
+}
+
+#[test]
+fn the_files_of_an_imported_model_come_with_its_seed() {
+    let (own, theirs) = imported();
     let _ = prepare_with(&own, &theirs.file("imported/tokenizer.json")).succeeded();
     let _ = adopt(&own, &theirs).succeeded();
     assert_eq!(own.weights(), theirs.weights());
@@ -70,5 +119,5 @@ fn the_files_of_an_imported_model_come_with_its_seed() {
     };
     assert_eq!(files(&own), files(&theirs));
     let template = |folder: &Path| fs::read(folder.join("chat_template.jinja")).unwrap();
-    assert_eq!(template(&own.file("imported")), template(&model));
+    assert_eq!(template(&own.file("imported")), template(&pretrained()));
 }

@@ -2,6 +2,7 @@
 
 /// The text with its control characters and marks of direction spelled out. Text of others may hold commands to a terminal:
 /// documents, completions, names in files and answers of peers. Marks of direction show letters in another order.
+/// `spelled_out` in `dipaco_net::wire` has the same rule for the reason of a close. A change of one is a change of both.
 pub(crate) fn without_commands(text: &str) -> String {
     let is_plain = |letter: char| match letter {
         '\n' | '\t' => true,

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't run the binary has failed")]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output, Stdio};
 
 use dipaco_sync::Numerics;
@@ -220,11 +220,18 @@ fn doctor_prints_its_findings_before_a_store_answers_and_the_cause_of_a_refusal_
         .unwrap();
     let mut lines = BufReader::new(doctor.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.contains("QUIC")));
+    // A doctor that ends without a question must not leave the store waiting for one.
+    let address = store.local_addr().unwrap();
+    let ended = std::thread::spawn(move || {
+        let status = doctor.wait().unwrap();
+        drop(TcpStream::connect(address));
+        status
+    });
     let (mut asked, _) = store.accept().unwrap();
-    assert!(asked.read(&mut [0; 4096]).unwrap() > 0);
+    assert!(asked.read(&mut [0; 4096]).unwrap() > 0, "doctor ended without a question to the store");
     asked.write_all(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n").unwrap();
     let finding = lines.collect::<Vec<_>>().join("\n");
-    assert_eq!(doctor.wait().unwrap().code(), Some(1), "{finding}");
+    assert_eq!(ended.join().unwrap().code(), Some(1), "{finding}");
     assert!(finding.contains("fail  store") && finding.contains("refuses the credentials"), "{finding}");
     assert_eq!(finding.matches("Error performing").count(), 1, "{finding}");
 }

@@ -18,6 +18,7 @@ fn a_mistake_in_a_small_file_is_found_before_weights_are_loaded() {
     let (code, out, err) = dipaco(&["prepare", "--config", &config, "--run", run, &text]);
     assert_eq!(code, 0, "{out}{err}");
     fs::create_dir(&imported).unwrap();
+    fs::write(imported.join("config.json"), "{}").unwrap();
     let serve = |settings: &[&str]| {
         let sets = settings.iter().flat_map(|&setting| ["--set", setting]);
         let words: Vec<&str> =

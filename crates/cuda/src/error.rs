@@ -24,7 +24,7 @@ pub enum CudaError {
     },
     /// The GPU lacks instructions of the kernels.
     #[error(
-        "GPU {ordinal} has compute capability {major}.{minor}, and 8.0 (Ampere) or newer is needed: give --device cpu"
+        "GPU {ordinal} has compute capability {major}.{minor}: use one with 8.0 (Ampere) or newer, or the CPU"
     )]
     Capability {
         /// Number of the GPU, from 0.

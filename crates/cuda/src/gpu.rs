@@ -131,7 +131,7 @@ mod tests {
     fn a_gpu_older_than_the_kernels_is_refused_with_the_way_out() {
         assert_eq!(
             check_capability(0, (7, 5)).unwrap_err().to_string(),
-            "GPU 0 has compute capability 7.5, and 8.0 (Ampere) or newer is needed: give --device cpu"
+            "GPU 0 has compute capability 7.5: use one with 8.0 (Ampere) or newer, or the CPU"
         );
         for capability in [(8, 0), (8, 9), (9, 0), (12, 0)] {
             assert!(check_capability(1, capability).is_ok(), "{capability:?}");

@@ -263,7 +263,7 @@ pub(crate) fn closed(peer: &str, source: quinn::ConnectionError) -> NetError {
 
 /// The other end's reason as text. Its control characters are spelled out, because the text of a stranger may hold
 /// commands to a terminal. So are the marks of a direction of writing: they show letters in another order than the text
-/// has.
+/// has. `dipaco_cli::plain_text` has the same rule for text of several lines. A change of one is a change of both.
 fn spelled_out(reason: &[u8]) -> String {
     let is_plain = |letter: char| {
         !letter.is_control() && !matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

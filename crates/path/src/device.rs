@@ -8,11 +8,11 @@ use crate::PathError;
 /// differently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DeviceChoice {
-    /// The first GPU, and the CPU where there is none.
+    /// The first GPU that is new enough, and the CPU where there is none.
     #[default]
     Auto,
-    /// A GPU for the process with this number, from 0, of several on a machine: the processes take the GPUs in turn. The CPU
-    /// where there is no GPU.
+    /// A GPU for the process with this number, from 0, of several on a machine: the processes take the GPUs in turn. The
+    /// turn of a GPU that is too old goes to the next one. The CPU where there is no GPU.
     InTurn(usize),
     /// The CPU.
     Cpu,
@@ -73,23 +73,43 @@ pub(crate) fn shape_for_rows(model: &dipaco_model::ModelConfig, tokens: usize) -
     dipaco_model::ModelConfig { context: tokens.clamp(1, model.context), ..model.clone() }
 }
 
+/// Opens a GPU for a process, of `count` GPUs: the one whose turn it is, or the next that is not too old.
+///
+/// Otherwise the process would take the CPU beside others on GPUs. Its arithmetic would have another fingerprint, and it
+/// would wait for a lease for ever.
+#[cfg(feature = "cuda")]
+fn open_in_turn<T>(
+    process: usize,
+    count: usize,
+    open: impl Fn(usize) -> Result<T, dipaco_cuda::CudaError>,
+) -> Result<T, dipaco_cuda::CudaError> {
+    let first = process.checked_rem(count).unwrap_or(0);
+    let mut opened = open(first);
+    for number in (first + 1..count).chain(0..first) {
+        if !matches!(opened, Err(dipaco_cuda::CudaError::Capability { .. })) {
+            break;
+        }
+        opened = open(number);
+    }
+    opened
+}
+
 impl TrainDevice {
     /// Opens the device. [`DeviceChoice::Auto`] and [`DeviceChoice::InTurn`] take the CPU if the machine has no driver or no
-    /// GPU, or the GPU is too old, and log the reason. A GPU that fails is an error: otherwise it would idle unnoticed.
+    /// GPU that is new enough, and log the reason. A GPU that fails is an error: otherwise it would idle unnoticed.
     ///
     /// # Errors
     /// When the user asks for a GPU and the machine has none, when this program was built without CUDA, or when a GPU
     /// can't be opened.
     #[cfg(feature = "cuda")]
     pub fn open(choice: DeviceChoice) -> Result<Self, PathError> {
-        if choice == DeviceChoice::Cpu {
-            return Ok(Self::Cpu);
-        }
+        use dipaco_cuda::Gpu;
+        let in_turn = |process| Gpu::count().and_then(|count| open_in_turn(process, count, Gpu::open));
         let opened = match choice {
-            DeviceChoice::Cuda(number) => dipaco_cuda::Gpu::open(number),
-            DeviceChoice::InTurn(process) => dipaco_cuda::Gpu::count()
-                .and_then(|count| dipaco_cuda::Gpu::open(process.checked_rem(count).unwrap_or(0))),
-            DeviceChoice::Auto | DeviceChoice::Cpu => dipaco_cuda::Gpu::open(0),
+            DeviceChoice::Cpu => return Ok(Self::Cpu),
+            DeviceChoice::Cuda(number) => Gpu::open(number),
+            DeviceChoice::InTurn(process) => in_turn(process),
+            DeviceChoice::Auto => in_turn(0),
         };
         match opened.map_err(PathError::from) {
             Ok(gpu) => Ok(Self::Cuda(gpu)),
@@ -184,10 +204,31 @@ mod tests {
     #[test]
     fn a_gpu_that_is_too_old_is_none_and_a_gpu_that_fails_is_one() {
         let old = dipaco_cuda::CudaError::Capability { ordinal: 0, major: 7, minor: 5 };
-        assert!(PathError::from(old).is_no_gpu());
+        let old = PathError::from(old);
+        assert!(old.is_no_gpu() && old.is_old_gpu());
         let log = "no such instruction".to_owned();
         let failed = dipaco_cuda::CudaError::Compile { architecture: "compute_90".to_owned(), log };
-        assert!(!PathError::from(failed).is_no_gpu());
+        let failed = PathError::from(failed);
+        assert!(!failed.is_no_gpu() && !failed.is_old_gpu());
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn the_turn_of_a_gpu_that_is_too_old_goes_to_the_next_one() {
+        use dipaco_cuda::CudaError;
+        let opened = |old: &'static [usize], process: usize| {
+            let open = |ordinal: usize| {
+                let too_old = CudaError::Capability { ordinal, major: 7, minor: 5 };
+                if old.contains(&ordinal) { Err(too_old) } else { Ok(ordinal) }
+            };
+            open_in_turn(process, 3, open).ok()
+        };
+        assert_eq!([0, 1, 2, 3].map(|process| opened(&[], process)), [Some(0), Some(1), Some(2), Some(0)]);
+        assert_eq!([0, 1, 2].map(|process| opened(&[2], process)), [Some(0), Some(1), Some(0)]);
+        assert_eq!([0, 1, 2].map(|process| opened(&[0, 1], process)), [Some(2); 3]);
+        assert_eq!(opened(&[0, 1, 2], 1), None);
+        let missing = |ordinal| Err::<(), _>(CudaError::NoDevice { ordinal, count: 0 });
+        assert!(matches!(open_in_turn(1, 0, missing), Err(CudaError::NoDevice { ordinal: 0, .. })));
     }
 
     #[cfg(feature = "cuda")]
@@ -198,7 +239,7 @@ mod tests {
             Ok(gpu) => assert!(!gpu.is_cpu() && !auto.unwrap().is_cpu()),
             Err(error) if error.is_no_gpu() => {
                 let message = error.to_string();
-                let reasons = ["libcuda was not found", "no GPU number 0", "or newer is needed"];
+                let reasons = ["libcuda was not found", "no GPU number 0", "(Ampere) or newer"];
                 assert!(reasons.iter().any(|reason| message.contains(reason)), "{error}");
                 assert!(auto.unwrap().is_cpu());
                 assert!(TrainDevice::open(DeviceChoice::InTurn(1)).unwrap().is_cpu());

@@ -208,4 +208,14 @@ impl PathError {
         }
         false
     }
+
+    /// True if there is a GPU, and it is too old.
+    #[must_use]
+    pub fn is_old_gpu(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        if let Self::Cuda(error) = self {
+            return matches!(error, dipaco_cuda::CudaError::Capability { .. });
+        }
+        false
+    }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use dipaco_config::{PathsPerRound, RunConfig, keys};
 use dipaco_routing::Router;
+use dipaco_shards::Tokenizer;
 use dipaco_telemetry::Progress;
 use dipaco_topology::{AddedPaths, DerivedTopology, ModuleId, PathId, Topology};
 use dipaco_train::{ExtensionOptions, check_finished, extend_run, open_run};
@@ -12,7 +13,7 @@ use serde::Serialize;
 
 use crate::error::PipelineError;
 use crate::extend_error::ExtendError;
-use crate::run::{Run, save_config};
+use crate::run::{Run, read_config, save_config};
 use crate::run_directory::RunDirectory;
 use crate::seed::run_id;
 use crate::store::{existing_store, open_store};
@@ -68,6 +69,7 @@ pub async fn extend(
     progress: &Progress,
 ) -> Result<Extended, PipelineError> {
     let finished = Run::open(from)?;
+    finished.directory.imported().check_whole()?;
     let weights = Weights::open(&finished.directory, &finished.config, Version::Current).await?;
     check_finished(weights.manifest())?;
     let router = route::router(&finished.directory.routing(weights.manifest().phase()))?;
@@ -79,16 +81,13 @@ pub async fn extend(
         PathChange::Add(added) => topology.with_paths(&config.topology, added)?,
         PathChange::Remove(removed) => topology.without_paths(&config.topology, removed)?,
     };
+    let lent = lent_text(config, &finished, change)?;
     let mut config = new_config(config, &finished, &derived, change)?;
     let run = RunDirectory::new(root).with_places(&config.run);
     if same_place(run.root(), finished.directory.root()) || run.store() == finished.directory.store() {
         return Err(ExtendError::Itself { folder: root.to_owned() }.into());
     }
-    if run.tokenizer().exists() && prepared::tokenizer(&run)?.hash() != tokenizer.hash() {
-        let expected = prepared::tokenizer_file(&finished.directory);
-        let (file, expected) = (run.tokenizer(), expected.unwrap_or_else(|| finished.directory.tokenizer()));
-        return Err(ExtendError::Tokenizer { file, expected }.into());
-    }
+    check_tokenizer(&run, &finished, &tokenizer)?;
     config.prepare.tokenizer = Some(run.name_of(run.kept_tokenizer()));
     config.prepare.end_of_text = Some(tokenizer.end_of_text_text());
     // The finished run's settings may not fit the new topology. A refused change leaves nothing behind.
@@ -105,8 +104,13 @@ pub async fn extend(
     let opened = open_run(&options.store, || run_id(&config.run.name)).await?;
     // First the store: the extension may be refused, and then nothing of the run has changed.
     let copied = extend_run(&options, opened, progress).await?;
-    let saved = if copied { None } else { saved(&run)? };
-    let made = saved.filter(|saved| saved.topology == config.topology);
+    let saved = if copied { None } else { read_config(run.config())? };
+    let made = if saved.is_some_and(|saved| saved.topology == config.topology) {
+        // Later steps may have changed the settings of the run.
+        read_config(run.extended_config())?
+    } else {
+        None
+    };
     let new = made.is_none();
     if let Some(made) = made {
         let unchanged = new_config(&finished.config, &finished, &derived, change)?;
@@ -114,6 +118,10 @@ pub async fn extend(
     } else {
         prepared::keep_tokenizer(&run, &tokenizer)?;
         copy_files(&run, &finished.directory, &router, change)?;
+        if let Some(lent) = lent {
+            files::write(&run.lent_text(), lent.to_string_lossy().as_bytes())?;
+        }
+        files::write(&run.extended_config(), config.to_toml().as_bytes())?;
         // Last: a run without this topology, because its text was prepared before, is completed by the same call.
         save_config(&run, &config)?;
     }
@@ -135,21 +143,25 @@ fn check_settings(config: &RunConfig, finished: &Run, vocabulary: usize) -> Resu
     }
 }
 
-/// The saved configuration of the new run, if there is one.
-fn saved(run: &RunDirectory) -> Result<Option<RunConfig>, PipelineError> {
-    let file = run.config();
-    match std::fs::read_to_string(&file) {
-        Ok(text) => Ok(Some(RunConfig::from_toml(&text, &file)?)),
-        Err(source) if source.kind() == ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(PipelineError::Io { action: "read", path: file, source }),
+/// Checks that prepared text of the new run has the tokenizer and the end-of-text token of the finished run.
+fn check_tokenizer(run: &RunDirectory, finished: &Run, tokenizer: &Tokenizer) -> Result<(), PipelineError> {
+    if !run.tokenizer().exists() {
+        return Ok(());
     }
+    let own = prepared::tokenizer(run)?;
+    if (own.hash(), own.end_of_text()) == (tokenizer.hash(), tokenizer.end_of_text()) {
+        return Ok(());
+    }
+    let expected = prepared::tokenizer_file(&finished.directory);
+    let (file, expected) = (run.tokenizer(), expected.unwrap_or_else(|| finished.directory.tokenizer()));
+    Err(ExtendError::Tokenizer { file, expected }.into())
 }
 
-/// Refuses changes of settings that the saved configuration of the new run does not have. `given` is the configuration with the
-/// user's changes, and `unchanged` the one without.
+/// Refuses changes of settings that the new run did not have when it was `made`. `given` is the configuration with the user's
+/// changes, and `unchanged` the one without.
 fn refuse_changes(
     run: &RunDirectory,
-    saved: &RunConfig,
+    made: &RunConfig,
     given: &RunConfig,
     unchanged: RunConfig,
 ) -> Result<(), PipelineError> {
@@ -158,10 +170,10 @@ fn refuse_changes(
     unchanged.prepare.tokenizer.clone_from(&given.prepare.tokenizer);
     unchanged.prepare.end_of_text.clone_from(&given.prepare.end_of_text);
     for key in keys().map(|doc| doc.key) {
-        let [given, unchanged, saved] = [given, &unchanged, saved].map(|config| config.value(key));
-        if given != unchanged && given != saved {
-            let [given, saved] = [given, saved].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
-            return Err(ExtendError::Kept { folder: run.root().to_owned(), key, saved, given }.into());
+        let [given, unchanged, made] = [given, &unchanged, made].map(|config| config.value(key));
+        if given != unchanged && given != made {
+            let [given, made] = [given, made].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
+            return Err(ExtendError::Kept { folder: run.root().to_owned(), key, made, given }.into());
         }
     }
     Ok(())
@@ -189,17 +201,36 @@ fn new_config(
         config.run.store = None;
     }
     if config.run.data == finished.config.run.data {
-        config.run.data = match change {
-            PathChange::Add(_) => None,
-            // The paths that stay were trained on this text, and are measured on it.
-            PathChange::Remove(_) => {
-                let path = finished.directory.data();
-                let absolute = std::path::absolute(&path);
-                Some(absolute.map_err(|source| PipelineError::Io { action: "resolve", path, source })?)
-            }
-        };
+        config.run.data = lent_text(&config, finished, change)?;
     }
     Ok(config)
+}
+
+/// The folder of the finished run's text, for a run whose paths were all trained on it. They are measured on it, unless the user
+/// names another folder.
+fn lent_text(
+    config: &RunConfig,
+    finished: &Run,
+    change: &PathChange,
+) -> Result<Option<PathBuf>, PipelineError> {
+    match change {
+        PathChange::Remove(_) if config.run.data == finished.config.run.data => {
+            let path = finished.directory.data();
+            let absolute = std::path::absolute(&path);
+            Ok(Some(absolute.map_err(|source| PipelineError::Io { action: "resolve", path, source })?))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// True if a run shows the text of the finished run that it extends. Other text would replace that of the finished run.
+pub(crate) fn shows_lent_text(run: &RunDirectory) -> Result<bool, PipelineError> {
+    let file = run.lent_text();
+    match std::fs::read_to_string(&file) {
+        Ok(lent) => Ok(run.tokenizer().exists() && same_place(&run.data(), Path::new(&lent))),
+        Err(source) if source.kind() == ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(PipelineError::Io { action: "read", path: file, source }),
+    }
 }
 
 /// True if two names are one existing folder.
@@ -252,15 +283,15 @@ mod tests {
         let unchanged = RunConfig::default();
         let mut made = unchanged.clone();
         made.train.rounds += 1;
-        let saved = made.clone();
-        let refused = |given: &RunConfig| refuse_changes(&run, &saved, given, unchanged.clone());
+        let first = made.clone();
+        let refused = |given: &RunConfig| refuse_changes(&run, &first, given, unchanged.clone());
         refused(&made).unwrap();
         refused(&unchanged).unwrap();
         let mut other = made.clone();
         other.train.rounds += 1;
         let error = refused(&other).unwrap_err().to_string();
-        let (saved, given) = (made.train.rounds, other.train.rounds);
-        assert!(error.contains(&format!("train.rounds = {saved}")), "{error}");
+        let (first, given) = (made.train.rounds, other.train.rounds);
+        assert!(error.contains(&format!("train.rounds = {first}")), "{error}");
         assert!(error.contains(&format!("--set train.rounds={given}")), "{error}");
         // A setting on which no weight depends is no exception.
         let mut other = made;

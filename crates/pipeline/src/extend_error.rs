@@ -17,9 +17,10 @@ pub enum ExtendError {
         /// The directory.
         folder: PathBuf,
     },
-    /// The text of an extension was prepared with another tokenizer.
+    /// The text of an extension was prepared with another tokenizer or another end-of-text token.
     #[error(
-        "{} is not the tokenizer of the run to extend, {}: prepare the text with `dipaco prepare` after `dipaco extend`",
+        "{} is not the tokenizer of the run to extend, {}, or has another end-of-text token: prepare the text with \
+         `dipaco prepare` after `dipaco extend`",
         file.display(),
         expected.display()
     )]
@@ -50,7 +51,7 @@ pub enum ExtendError {
     },
     /// The extension was made before with another value of a setting.
     #[error(
-        "{} was made before with {key} = {saved}, and `dipaco extend` changes no run that is there: give --set \
+        "{} was made before with {key} = {made}, and `dipaco extend` changes no run that is there: give --set \
          {key}={given} to the command that uses the setting, such as `dipaco train`, or name another directory with --run",
         folder.display()
     )]
@@ -59,8 +60,8 @@ pub enum ExtendError {
         folder: PathBuf,
         /// The key.
         key: &'static str,
-        /// Its value in the saved configuration.
-        saved: String,
+        /// Its value when the run was made.
+        made: String,
         /// The value that the user gives.
         given: String,
     },

@@ -107,7 +107,9 @@ impl ImportedFolder {
         self.root.join(file.name())
     }
 
+    /// The content of a file, if the model has it. Every reader comes through here.
     pub(crate) fn read(&self, file: CopiedFile) -> Result<Option<Vec<u8>>, PipelineError> {
+        self.check_whole()?;
         read_small(&self.file(file), file.largest())
     }
 
@@ -121,7 +123,8 @@ impl ImportedFolder {
     /// a run without an imported model.
     ///
     /// # Errors
-    /// [`PipelineError::Io`] and [`PipelineError::Import`] when a file can't be read.
+    /// [`PipelineError::Io`] and [`PipelineError::Import`] when a file can't be read, and [`PipelineError::Pretrained`] after an
+    /// import that was broken off.
     pub fn end_tokens(&self) -> Result<Vec<u32>, PipelineError> {
         for file in [GENERATION, CONFIG] {
             let Some(bytes) = self.read(file)? else { continue };
@@ -150,7 +153,7 @@ impl ImportedFolder {
     /// have several. `None` in a run without an imported model, and for a model without a template for plain chats.
     ///
     /// # Errors
-    /// [`PipelineError::Io`] and [`PipelineError::Import`] when a file can't be read.
+    /// As [`ImportedFolder::end_tokens`].
     pub fn chat_template(&self) -> Result<Option<String>, PipelineError> {
         if let Some(bytes) = self.read(CHAT_TEMPLATE)? {
             return Ok(Some(String::from_utf8_lossy(&bytes).into_owned()));
@@ -235,13 +238,24 @@ impl ImportedFolder {
         self.remove(CONFIG)
     }
 
+    /// Takes the mark of [`Self::begin`] back when the import is refused. Files that were there keep it.
+    pub(crate) fn withdraw(&self) {
+        let _ = std::fs::remove_dir(&self.root);
+    }
+
     /// Makes these files the only ones of a model in the folder.
     pub(crate) fn replace(&self, model: &[(CopiedFile, Vec<u8>)]) -> Result<(), PipelineError> {
+        let given = |file: CopiedFile| model.iter().find(|(one, _)| *one == file).map(|(_, bytes)| bytes);
+        let is_there = |file| self.read(file).is_ok_and(|held| held.as_ref() == given(file));
+        // A repeated import leaves no moment in which a reader finds the folder incomplete.
+        if CopiedFile::ALL.into_iter().all(is_there) {
+            return Ok(());
+        }
         self.remove(CONFIG)?;
         // A folder without `config.json` is incomplete, so this file, the first of all, comes last.
         for file in CopiedFile::ALL.into_iter().rev() {
-            match model.iter().find(|(given, _)| *given == file) {
-                Some((_, bytes)) => files::write(&self.file(file), bytes)?,
+            match given(file) {
+                Some(bytes) => files::write(&self.file(file), bytes)?,
                 None => self.remove(file)?,
             }
         }

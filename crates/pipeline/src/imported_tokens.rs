@@ -40,7 +40,7 @@ impl ImportedFolder {
     /// model the same token ends a text and begins the next one.
     ///
     /// # Errors
-    /// [`PipelineError::Io`] and [`PipelineError::Import`] when a file can't be read.
+    /// As [`ImportedFolder::end_tokens`].
     pub fn template_tokens(&self, end_of_text: &str) -> Result<TemplateTokens, PipelineError> {
         if self.json(CONFIG)?.is_none() {
             return Ok(TemplateTokens::of_end(end_of_text));
@@ -95,13 +95,15 @@ mod tests {
     #[test]
     fn a_chat_template_has_the_tokens_of_the_tokenizers_settings() {
         let place = tempfile::tempdir().unwrap();
-        let folder = ImportedFolder::new(place.path().to_owned());
-        let write = |name: &str, text: &str| std::fs::write(place.path().join(name), text).unwrap();
+        let root = place.path().join("imported");
+        let folder = ImportedFolder::new(root.clone());
+        let write = |name: &str, text: &str| std::fs::write(root.join(name), text).unwrap();
         let tokens = || {
             let TemplateTokens { bos, eos } = folder.template_tokens("<end of text>").unwrap();
             [bos, eos]
         };
         assert_eq!(tokens(), ["<end of text>", "<end of text>"], "a run without an imported model");
+        std::fs::create_dir(&root).unwrap();
         write("config.json", "{}");
         assert_eq!(tokens(), ["", "<end of text>"]);
         write("special_tokens_map.json", r#"{"bos_token": "<old>", "eos_token": {"content": "<old end>"}}"#);

@@ -9,12 +9,15 @@ use dipaco_config::RunConfig;
 use dipaco_routing::shard_file_name;
 use dipaco_shards::{
     PrepareFolder, PrepareProgress, PrepareReport, PrepareWork, ShardsError, TokenSetManifest,
+    prepared_tokenizer,
 };
 use dipaco_telemetry::{Progress, ProgressUnit, Task, human};
-use dipaco_topology::{PathId, Topology};
+use dipaco_topology::PathId;
 
 use crate::error::PipelineError;
+use crate::extend::shows_lent_text;
 use crate::extend_error::ExtendError;
+use crate::prepared::tokenizer_file;
 use crate::route::router;
 use crate::run_directory::RunDirectory;
 use crate::store::manifest;
@@ -70,7 +73,7 @@ pub fn prepare_part(
     let prepare = |into: PrepareFolder<'_>| {
         dipaco_shards::prepare(&settings, &inputs, &validation, work, into, &watcher, cancel)
     };
-    let lent = has_lent_text(run, config)?;
+    let lent = shows_lent_text(run)?;
     // No tokenizer has an empty hash, so another text is refused before a file changes.
     let known = if lent { Some(String::new()) } else { known_tokenizer(run)? };
     let keep = known.as_deref();
@@ -89,15 +92,6 @@ pub fn prepare_part(
     }
 }
 
-/// True if a run without a path that trains finds prepared text in a folder of its settings: the text of a finished run, which
-/// is not its own.
-fn has_lent_text(run: &RunDirectory, config: &RunConfig) -> Result<bool, PipelineError> {
-    if config.topology.kept_paths == 0 || config.run.data.is_none() || !run.tokenizer().exists() {
-        return Ok(false);
-    }
-    Ok(Topology::new(&config.topology, config.model.blocks)?.trained_paths().len() == 0)
-}
-
 /// Names that are the same in every folder.
 fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, PipelineError> {
     let absolute = |path: &PathBuf| {
@@ -107,32 +101,38 @@ fn absolute(paths: &[PathBuf]) -> Result<Vec<PathBuf>, PipelineError> {
     paths.iter().map(absolute).collect()
 }
 
-/// The hash of the tokenizer that a run was routed with, or else of the one that it has; `None` if it has neither.
+/// The hash of the tokenizer that a run was routed with, or else of the one that its text or the run that it extends has; `None`
+/// if there is none.
 fn known_tokenizer(run: &RunDirectory) -> Result<Option<String>, PipelineError> {
     // A damaged router says nothing here; the steps that need it report it.
     if let Ok(router) = router(&run.routing(0)) {
         return Ok(Some(router.fitted_on().tokenizer_hash.clone()));
     }
-    let file = run.tokenizer();
-    Ok(if file.exists() { Some(dipaco_files::file_hash(&file)?) } else { None })
+    let Some(file) = tokenizer_file(run) else { return Ok(None) };
+    Ok(Some(dipaco_files::file_hash(&file)?))
 }
 
-/// The end-of-text token of the documents that a run was routed with, or else of its prepared text. A list that another tokenizer
-/// made says nothing, and a list that can't be read is reported by the steps that need it.
+/// The end-of-text token of the documents that a run was routed with, or else of its prepared text, or of the run that it extends.
+/// A list that another tokenizer made says nothing, and a list that can't be read is reported by the steps that need it.
 fn known_end_of_text(run: &RunDirectory, tokenizer_hash: &str) -> Option<u32> {
     let shard = run.routing(0).train().join(shard_file_name(PathId(0)));
     let mut lists =
         [shard, run.train_tokens()].into_iter().filter_map(|list| TokenSetManifest::read(&list).ok());
-    lists.find(|list| list.tokenizer_hash == tokenizer_hash).map(|list| list.end_of_text)
+    let kept = || {
+        let kept = prepared_tokenizer(run.kept_tokenizer().parent()?).ok()?;
+        (kept.hash() == tokenizer_hash).then(|| kept.end_of_text())
+    };
+    lists.find(|list| list.tokenizer_hash == tokenizer_hash).map(|list| list.end_of_text).or_else(kept)
 }
 
-/// True if the model of a run knows the tokens of one tokenizer only: its paths are trained, or its seed came from another run.
+/// True if the model of a run knows the tokens of one tokenizer only: its paths are trained, or its seed or its modules came from
+/// another run.
 fn tokenizer_in_use(run: &RunDirectory) -> Result<bool, PipelineError> {
     let failed = |source| PipelineError::Io { action: "start", path: "the event loop".into(), source };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let Some(manifest) = runtime.block_on(manifest(run))? else { return Ok(false) };
     let adopted = manifest.seed.is_some_and(|seed| seed.state.is_none() && seed.imported.is_none());
-    Ok(manifest.training.is_some() || adopted)
+    Ok(manifest.training.is_some() || manifest.extension.is_some() || adopted)
 }
 
 /// A report in one line.

@@ -47,10 +47,17 @@ impl Run {
 /// [`PipelineError::Config`] when the saved configuration is wrong.
 pub fn saved_run(root: impl Into<PathBuf>) -> Result<RunDirectory, PipelineError> {
     let run = RunDirectory::new(root);
-    let file = run.config();
+    match read_config(run.config())? {
+        Some(config) => Ok(run.with_places(&config.run)),
+        None => Ok(run),
+    }
+}
+
+/// The configuration in a file, if there is one.
+pub(crate) fn read_config(file: PathBuf) -> Result<Option<RunConfig>, PipelineError> {
     match fs::read_to_string(&file) {
-        Ok(text) => Ok(run.with_places(&RunConfig::from_toml(&text, &file)?.run)),
-        Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(run),
+        Ok(text) => Ok(Some(RunConfig::from_toml(&text, &file)?)),
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(PipelineError::Io { action: "read", path: file, source }),
     }
 }

@@ -94,6 +94,16 @@ impl RunDirectory {
         self.root.join("extended").join("tokenizer.json")
     }
 
+    /// The configuration with which this run extended a finished run. Other runs have none.
+    pub(crate) fn extended_config(&self) -> PathBuf {
+        self.root.join("extended").join("config.toml")
+    }
+
+    /// The name of the folder of prepared text that a finished run lends to this run. Other runs have none.
+    pub(crate) fn lent_text(&self) -> PathBuf {
+        self.root.join("extended").join("text")
+    }
+
     /// The name of a file of the run in its configuration: relative to the run's folder, so that a copy of the folder is a copy
     /// of the run.
     pub(crate) fn name_of(&self, file: PathBuf) -> PathBuf {

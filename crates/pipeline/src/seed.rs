@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_path::TrainDevice;
+use dipaco_shards::{ShardsError, Tokenizer};
 use dipaco_store::RunStore;
 use dipaco_telemetry::{Events, Progress};
 use dipaco_train::{SeedOptions, SeedSummary, adopt_seed, open_run, open_seed};
 
 use crate::error::PipelineError;
 use crate::imported_files::TOKENIZER;
-use crate::prepared::token_file;
+use crate::prepared::{self, token_file, tokenizer_file};
+use crate::run::read_config;
 use crate::run_directory::RunDirectory;
 use crate::store::{open_store, open_store_of_long_work};
 
@@ -73,31 +75,58 @@ pub(crate) fn run_id(name: &str) -> String {
 ///
 /// # Errors
 /// [`PipelineError::Store`] when either store can't be used, [`PipelineError::NotPrepared`] when a run has no tokenizer,
-/// [`PipelineError::SeedTokenizer`] when the runs have different ones, and [`PipelineError::SeedTraining`] when `from` has no
-/// finished seed or one of another model.
+/// [`PipelineError::SeedTokenizer`] when the runs have different ones, [`PipelineError::Shards`] when their documents end with
+/// different tokens, [`PipelineError::Pretrained`] when an import into `from` was broken off, and [`PipelineError::SeedTraining`]
+/// when `from` has no finished seed or one of another model.
 pub async fn adopt(run: &RunDirectory, config: &RunConfig, from: &RunDirectory) -> Result<(), PipelineError> {
     let source = RunStore::open(&from.store())?;
     check_tokenizers(run, from)?;
+    let (imported, theirs) = (run.imported(), from.imported());
+    theirs.check_whole()?;
     let store = open_store(run).await?;
     let started = open_run(&store, || run_id(&config.run.name)).await?;
-    adopt_seed(&store, started, &source, &config.model).await?;
-    run.imported().copy_from(&from.imported())
-}
-
-/// Checks that the text of a run has the tokenizer of the seed of the run `from`. With another one of the same size the seed
-/// would fit the run, and take each token for another one.
-fn check_tokenizers(run: &RunDirectory, from: &RunDirectory) -> Result<(), PipelineError> {
-    let missing = |run: &RunDirectory| PipelineError::NotPrepared { folder: run.data() };
-    let file = Some(run.tokenizer()).filter(|file| file.exists()).ok_or_else(|| missing(run))?;
-    let expected = seed_tokenizer(from).ok_or_else(|| missing(from))?;
-    if dipaco_files::file_hash(&file)? == dipaco_files::file_hash(&expected)? {
-        return Ok(());
+    // From the new seed to the last of its files the run has parts of two models.
+    let begins = started.manifest.seed.is_none() && theirs.root().exists();
+    if begins {
+        imported.begin()?;
     }
-    Err(PipelineError::SeedTokenizer { file, expected })
+    let adopted = adopt_seed(&store, started, &source, &config.model).await;
+    if adopted.is_err() && begins {
+        imported.withdraw();
+    }
+    adopted?;
+    imported.copy_from(&theirs)
 }
 
-/// The tokenizer's file of a run, before text is prepared that of its imported model or of the run that it extends.
-fn seed_tokenizer(run: &RunDirectory) -> Option<PathBuf> {
-    let files = [run.tokenizer(), run.imported().file(TOKENIZER), run.kept_tokenizer()];
-    files.into_iter().find(|file| file.exists())
+/// Checks that the text of a run has the tokenizer and the end-of-text token of the seed of the run `from`. With another tokenizer
+/// of the same size the seed would fit the run, and take each token for another one.
+fn check_tokenizers(run: &RunDirectory, from: &RunDirectory) -> Result<(), PipelineError> {
+    let file = run.tokenizer();
+    if !file.exists() {
+        return Err(PipelineError::NotPrepared { folder: run.data() });
+    }
+    let (own, (expected, theirs)) = (prepared::tokenizer(run)?, seed_tokenizer(from)?);
+    if own.hash() != theirs.hash() {
+        return Err(PipelineError::SeedTokenizer { file, expected });
+    }
+    if own.end_of_text() != theirs.end_of_text() {
+        let (kept, found) = (theirs.end_of_text_text(), own.end_of_text_text());
+        return Err(ShardsError::EndOfTextInUse { kept, found }.into());
+    }
+    Ok(())
+}
+
+/// The tokenizer of a run with its file, before text is prepared that of its imported model or of the run that it extends.
+fn seed_tokenizer(run: &RunDirectory) -> Result<(PathBuf, Tokenizer), PipelineError> {
+    if let Some(file) = tokenizer_file(run) {
+        return Ok((file, prepared::tokenizer(run)?));
+    }
+    let file = run.imported().file(TOKENIZER);
+    if !file.exists() {
+        return Err(PipelineError::NotPrepared { folder: run.data() });
+    }
+    let config = read_config(run.config())?;
+    let end_of_text = config.and_then(|config| config.prepare.end_of_text);
+    let tokenizer = Tokenizer::from_file(&file, end_of_text.as_deref())?;
+    Ok((file, tokenizer))
 }

@@ -107,7 +107,8 @@ pub struct ShardPlan {
     pub documents: Option<f64>,
     /// How often its path reads it.
     pub epochs: f64,
-    /// True if `epochs` is an upper bound: without packing, short documents make more sequences than their tokens do.
+    /// True if `epochs` is an upper bound: without packing, a document's last sequence is padded, so there are more
+    /// sequences than follow from the numbers of tokens and documents.
     pub at_most: bool,
 }
 
@@ -268,10 +269,10 @@ impl ShardPlan {
         let documents = setting.corpus_documents.map(|documents| documents as f64 * share);
         let length = setting.sequence_tokens.max(1) as f64;
         let packed = tokens / length;
-        // Without packing a document is a sequence of its own, or several.
+        // Without packing a document is a sequence of its own, or several. The lengths of documents are not known.
         let sequences = if setting.packing { packed } else { packed.max(documents.unwrap_or(0.0)) };
         let epochs = path_tokens as f64 / (sequences.max(1.0) * length);
-        Some(Self { tokens, documents, epochs, at_most: !setting.packing && documents.is_none() })
+        Some(Self { tokens, documents, epochs, at_most: !setting.packing })
     }
 
     /// How often its path reads it, in words: "2.4 times", or "at most 2.4 times".

@@ -27,12 +27,12 @@ const MAX_CONTAINERS: usize = 1 << 14;
 const VALUE: usize = 96;
 /// Memory of a list or an object of few values in bytes. A node of a map has room for 11.
 const CONTAINER: usize = 640;
-/// Number of bodies of the largest size that one client may have in memory at a time.
+/// Number of bodies of the largest size for which there is memory at a time.
 const LARGE_BODIES: usize = 16;
 
-/// Most memory of the bodies of one client's requests together, in bytes: their bytes, the prompts that were read from
-/// them, and the bodies that are being decoded. k API keys together take at most 1 + 1/2 + … + 1/k times as much. A
-/// prompt that waits for the engine is not counted: `serve.queued_tokens` bounds those.
+/// Most memory of the bodies of all requests together, in bytes: their bytes, the prompts that were read from them, and
+/// the bodies that are being decoded. A prompt that waits for the engine is not counted: `serve.queued_tokens` bounds
+/// those.
 #[must_use]
 pub fn body_bytes(config: &ServeConfig) -> usize {
     // A token id has two bytes or more in a body, and four in a prompt.
@@ -49,7 +49,7 @@ fn decoded_bytes(values: usize, containers: usize, bytes: usize) -> usize {
     (values * VALUE + containers * CONTAINER).saturating_add(bytes)
 }
 
-/// Bytes of the bodies of one client together, each of at most `limit` bytes.
+/// Bytes of all bodies together, each of at most `limit` bytes.
 fn room(limit: usize) -> usize {
     limit.saturating_mul(LARGE_BODIES)
 }

@@ -140,10 +140,11 @@ impl Metrics {
         }
     }
 
-    /// Counts a request that was refused: because there is no room for it (429), because the server ends (503), or for
-    /// another reason.
-    pub(crate) fn refused(&self, status: StatusCode) {
+    /// Counts a request that was refused with the `code` of its answer: because there is no room for it (429), because the
+    /// server ends (503) or its engine has ended by a bug (503, too), or for another reason.
+    pub(crate) fn refused(&self, status: StatusCode, code: Option<&str>) {
         let counter = match status {
+            _ if code == Some("engine_failed") => return self.ended(Outcome::Error),
             StatusCode::SERVICE_UNAVAILABLE => return self.ended(Outcome::ShuttingDown),
             StatusCode::TOO_MANY_REQUESTS => &self.overloaded,
             _ => &self.refused,
@@ -249,7 +250,7 @@ impl Metrics {
         out.metric(
             "request_failure_total",
             Counter,
-            "Sequences that failed, and refused requests: overloaded (429), shutdown (503), refused (others).",
+            "Sequences that failed, and refused requests: overloaded (429), shutdown or error (503), refused (others).",
             failures,
         );
         let routed = self.routed.iter().enumerate().map(|(path, value)| (label("path", path), count(value)));

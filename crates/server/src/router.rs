@@ -104,7 +104,7 @@ async fn common(State(state): State<Arc<ServerState>>, mut request: Request, nex
         if matches!(status, 500 | 504) {
             tracing::info!(id, handler, status, code, param, "a request ended with an error");
         } else {
-            state.metrics.refused(response.status());
+            state.metrics.refused(response.status(), code);
             tracing::info!(id, handler, status, code, param, "a request was refused");
         }
     }

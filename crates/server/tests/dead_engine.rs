@@ -29,5 +29,13 @@ async fn a_server_without_its_engine_says_so_and_ends_with_an_error() {
     let (status, message, _, _, code) = server.get("/health").await.error();
     assert_eq!((status, code), (503, json!("engine_failed")));
     assert!(message.contains("dipaco-engine"), "{message}");
+    let failures = async || {
+        let line =
+            |reason: &str| format!("dipaco_request_failure_total{{model_name=\"tiny\",reason=\"{reason}\"}}");
+        [server.metric(&line("error")).await, server.metric(&line("shutdown")).await]
+    };
+    let [errors, shutdowns] = failures().await;
+    assert_eq!(server.get("/v1/models").await.status, 503);
+    assert_eq!(failures().await, [errors + 1.0, shutdowns], "nobody shut the server down");
     metrics.abort();
 }

@@ -68,13 +68,29 @@ pub(super) fn tokenizer(
     let TrainedTokenizer { tokenizer, sample_bytes } =
         sample::train_tokenizer(config, &inputs.train, named, split, watch)?;
     let report = of(&tokenizer, sample_bytes, start.elapsed().as_secs_f64());
-    dipaco_files::publish(&file, tokenizer.to_json())?;
-    let (hash, seconds) = (report.hash.clone(), report.seconds);
-    write_json(
-        &folder.join(RECORD),
-        &TokenizerRecord { key, hash, trained_on_bytes: sample_bytes, seconds },
-    )?;
+    publish(tokenizer.to_json(), key, &report, folder)?;
     Ok((tokenizer, report))
+}
+
+/// Gives the parts the tokenizer of the finished preparation of these inputs in the folder `out`.
+pub(super) fn share(
+    config: &PrepareConfig,
+    inputs: &Inputs,
+    report: &TokenizerReport,
+    out: &Path,
+    folder: &Path,
+) -> Result<(), ShardsError> {
+    let file = out.join(TOKENIZER);
+    let json = std::fs::read(&file).map_err(ShardsError::io("read", &file))?;
+    publish(&json, key(config, inputs), report, folder)
+}
+
+/// Writes a trained tokenizer into the folder of the pieces. The record vouches for it, so it comes last.
+fn publish(json: &[u8], key: String, report: &TokenizerReport, folder: &Path) -> Result<(), ShardsError> {
+    let (trained_on_bytes, seconds) = (report.trained_on_bytes, report.seconds);
+    let record = TokenizerRecord { key, hash: report.hash.clone(), trained_on_bytes, seconds };
+    dipaco_files::publish(&folder.join(TOKENIZER), json)?;
+    write_json(&folder.join(RECORD), &record)
 }
 
 /// True if the parts find a tokenizer: a given one, or one in the folder of the pieces.

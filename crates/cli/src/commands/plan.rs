@@ -151,9 +151,9 @@ fn describe_shard(shard: Option<&ShardPlan>) -> String {
         documents.unwrap_or_default(),
         shard.times(),
     );
-    if shard.at_most {
-        text += "the number of documents is unknown, and without train.packing each fills a sequence at least; for the \
-                 exact number run `dipaco prepare`, and plan with --run and without --corpus-tokens\n";
+    if shard.at_most && shard.documents.is_none() {
+        text += "the number of documents is unknown, and without train.packing each fills a sequence at least; for a \
+                 closer bound run `dipaco prepare`, and plan with --run and without --corpus-tokens\n";
     }
     text
 }
@@ -260,4 +260,21 @@ fn levels(plan: &Plan) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_without_packing_are_a_bound_and_only_unknown_documents_have_an_advice() {
+        let shard = ShardPlan { tokens: 1e6, documents: None, epochs: 2.4, at_most: true };
+        let unknown = describe_shard(Some(&shard));
+        assert!(
+            unknown.contains("reads it at most 2.4 times") && unknown.contains("for a closer bound"),
+            "{unknown}"
+        );
+        let known = describe_shard(Some(&ShardPlan { documents: Some(1000.0), ..shard }));
+        assert!(known.contains("reads it at most 2.4 times") && !known.contains("closer bound"), "{known}");
+    }
 }

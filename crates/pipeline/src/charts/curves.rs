@@ -201,8 +201,13 @@ impl EventSums {
                 self.heldout.retain(|step, _| *step <= kept);
                 self.validation.retain(|step, _| *step <= kept);
                 self.costs.retain(|step, _| *step <= kept);
-                self.cosines.retain(|_, points| {
-                    points.retain(|_, point| point.rounds <= self.completed);
+                // A module often takes its outer step before its round is complete, and then the version tells the round. With a
+                // quorum it does not: such a step of the first undone round may stay, or one of the last kept round go.
+                let (rounds, cosines) = (self.completed, &mut self.cosines);
+                cosines.retain(|_, points| {
+                    points.retain(|version, point| {
+                        point.rounds < rounds || point.rounds == rounds && *version <= rounds
+                    });
                     !points.is_empty()
                 });
             }
@@ -362,12 +367,14 @@ mod tests {
     fn undone_rounds_have_no_cosines() {
         let mut events = vec![started()];
         for at in 0..3 {
-            events.extend(round(at, 5.0, 10));
+            // One fragment steps before its round is complete, and the other one after it.
             events.push(stepped(0, at + 1, 0.5));
+            events.extend(round(at, 5.0, 10));
+            events.push(stepped(1, at + 1, 0.25));
         }
         events.push(Event::RolledBack { from: 3, to: 1, undone: vec![2, 3] });
         let points: Vec<_> = curves(events).cosines.into_values().collect();
-        assert_eq!(points, [[(1.0, 0.5)]]);
+        assert_eq!(points, [[(1.0, 0.5)], [(1.0, 0.25)]]);
     }
 
     #[test]

@@ -1,3 +1,5 @@
+use std::os::unix::fs::MetadataExt;
+
 use serde_json::json;
 
 use super::*;
@@ -21,6 +23,7 @@ impl Test {
 #[test]
 fn the_default_of_several_chat_templates_is_found() {
     let test = Test::new();
+    test.write("config.json", &json!({}));
     let found = |template: Value| {
         let settings = json!({ "chat_template": template });
         test.write("tokenizer_config.json", &settings);
@@ -76,4 +79,47 @@ fn files_that_name_the_end_of_documents_are_exported_as_they_are() {
     std::fs::write(test.place.path().join("generation_config.json"), text).unwrap();
     let found = test.folder.exported(0).unwrap().unwrap();
     assert_eq!(found.files, [("generation_config.json".to_owned(), text.to_vec())]);
+}
+
+#[test]
+fn the_files_of_a_broken_off_import_are_not_read() {
+    let test = Test::new();
+    test.write("config.json", &json!({"eos_token_id": 2}));
+    test.write("generation_config.json", &json!({"eos_token_id": 2}));
+    let folder = &test.folder;
+    let refused = || {
+        [
+            folder.exported(0).err(),
+            folder.end_tokens().err(),
+            folder.generation_settings().err(),
+            folder.chat_template().err(),
+            folder.template_tokens("<end>").err(),
+        ]
+    };
+    assert!(refused().iter().all(Option::is_none));
+    folder.begin().unwrap();
+    for error in refused() {
+        let error = error.unwrap().to_string();
+        assert!(error.contains("an import was broken off"), "{error}");
+    }
+}
+
+#[test]
+fn a_repeated_import_leaves_the_files_as_they_are() {
+    let test = Test::new();
+    let model = [(CONFIG, b"{}".to_vec()), (TOKENIZER, b"one".to_vec())];
+    test.folder.replace(&model).unwrap();
+    let config = test.folder.file(CONFIG);
+    // A second name keeps the number of the file from being given to another one.
+    std::fs::hard_link(&config, test.place.path().join("second name")).unwrap();
+    let number = || std::fs::metadata(&config).unwrap().ino();
+    let first = number();
+    test.folder.replace(&model).unwrap();
+    assert_eq!(number(), first);
+    // A file more or less is another model.
+    for model in [&model[..1], &model[..]] {
+        test.folder.replace(model).unwrap();
+        assert_ne!(number(), first);
+        assert_eq!(test.folder.file(TOKENIZER).exists(), model.len() == 2);
+    }
 }

@@ -11,7 +11,7 @@ use crate::error::ApiError;
 #[derive(Clone, Debug)]
 pub(super) struct HeldBytes {
     held: Arc<Mutex<Held>>,
-    /// Bytes that one client may hold while it is alone.
+    /// Bytes that all clients together may hold.
     room: usize,
 }
 
@@ -49,15 +49,16 @@ impl HeldBytes {
 }
 
 impl BodyBytes {
-    /// Takes more bytes, or refuses the request with 429. When the room is full, each client may still hold its
-    /// equal share of it, as in the queue. Nobody waits here: requests that wait for each other's memory with half a
-    /// body would wait for ever.
+    /// Takes more bytes, or refuses the request with 429. An API key may hold at most as many bytes as it leaves free.
+    /// So no number of keys fills the room, and the next key finds some. Without keys nobody else comes, and client 0
+    /// may fill the room. Nobody waits here: requests that wait for each other's memory with half a body would wait for
+    /// ever.
     pub(super) fn take(&mut self, bytes: usize) -> Result<(), ApiError> {
         let mut held = self.memory.lock();
         let own = held.clients.get(&self.client).copied().unwrap_or(0).saturating_add(bytes);
-        let clients = held.clients.len() + usize::from(!held.clients.contains_key(&self.client));
         let all = held.all.saturating_add(bytes);
-        if all > self.memory.room && own > self.memory.room.div_ceil(clients) {
+        let left_free = if self.client == 0 { 0 } else { own };
+        if all.saturating_add(left_free) > self.memory.room {
             return Err(ApiError {
                 code: Some("bodies_full"),
                 retry_after: Some(1),
@@ -92,22 +93,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_that_fills_the_memory_leaves_others_their_shares() {
-        let memory = HeldBytes::new(100);
+    fn a_key_holds_no_more_bytes_than_it_leaves_free() {
+        let memory = HeldBytes::new(120);
         let mut busy = [memory.body(1), memory.body(1)];
-        busy[0].take(60).unwrap();
-        busy[1].take(40).unwrap();
+        busy[0].take(40).unwrap();
+        busy[1].take(20).unwrap();
         assert_eq!(busy[1].take(1).unwrap_err().status, StatusCode::TOO_MANY_REQUESTS);
         let (mut second, mut third) = (memory.body(2), memory.body(3));
-        second.take(50).unwrap();
-        assert!(second.take(1).is_err(), "half of the room for each of two");
-        third.take(34).unwrap();
-        assert!(third.take(1).is_err(), "a third of the room for each of three");
+        second.take(30).unwrap();
+        assert!(second.take(1).is_err(), "half of what the first key left");
+        third.take(15).unwrap();
+        assert!(third.take(1).is_err(), "half of what both keys left");
         drop((busy, second));
-        third.take(66).unwrap();
-        assert!(third.take(1).is_err(), "the room is full again");
+        third.take(45).unwrap();
+        assert!(third.take(1).is_err(), "half of the room for a key that is alone");
         drop(third);
         let held = memory.lock();
         assert_eq!((held.all, held.clients.len()), (0, 0));
+    }
+
+    #[test]
+    fn the_bodies_of_any_number_of_keys_stay_within_the_room() {
+        let memory = HeldBytes::new(100);
+        let mut bodies: Vec<_> = (1..50).map(|client| memory.body(client)).collect();
+        for body in &mut bodies {
+            while body.take(1).is_ok() {}
+        }
+        let all = memory.lock().all;
+        assert!((90..=100).contains(&all), "{all}");
     }
 }

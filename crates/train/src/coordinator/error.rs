@@ -25,9 +25,9 @@ pub enum CoordinatorError {
         /// Rounds of the whole run.
         of: u32,
     },
-    /// The store holds the training of another configuration or other data.
+    /// The store holds the training of another configuration or other data, or held-out documents of another rule.
     #[error(
-        "this run was trained with another configuration, seed model or shards, and going on would mix the two: continue it with its own configuration, or use another run directory"
+        "this run was trained with another configuration, seed model or shards, or by an earlier version of this program, which held out other documents. Going on would mix the two: continue it with its own configuration and program, or use another run directory"
     )]
     OtherTraining,
     /// The run begins with the modules of a finished run, and the topology has changed since.

@@ -19,19 +19,20 @@ use dipaco_path::{HELD_OUT_RULE, Layout, module_files};
 use dipaco_protocol::WorkerPlan;
 
 /// A hash of all inputs of a training's results except the shards: the configuration of model, topology, training, phases
-/// and outer step, the run's seed, the rule that chooses the held-out documents, and the weights at the start
-/// ([`RunManifest::start_hash`]). With held-out losses also the tokens that these do not count: the losses choose the best
+/// and outer step, the run's seed, and the weights at the start ([`RunManifest::start_hash`]). With held-out documents also
+/// the rule that chooses them, and with held-out losses the tokens that these do not count: the losses choose the best
 /// versions of the paths, and losses over other tokens can't be compared.
 ///
 /// # Errors
 /// When the configuration can't be written as JSON.
 pub fn training_origin(config: &RunConfig, start: &str) -> Result<String, CoordinatorError> {
     let RunConfig { model, topology, train, routing, sync, outer, run, evaluation, .. } = config;
-    let inputs =
-        (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed, HELD_OUT_RULE);
-    match train.holdout_sequences {
-        0 => hash_of(&(inputs, start)),
-        _ => hash_of(&(inputs, start, evaluation.prefix_tokens)),
+    let inputs = (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed);
+    let rule = (train.holdout_fraction > 0.0).then_some(HELD_OUT_RULE);
+    match (rule, train.holdout_sequences) {
+        (None, _) => hash_of(&(inputs, start)),
+        (Some(rule), 0) => hash_of(&(inputs, rule, start)),
+        (Some(rule), _) => hash_of(&(inputs, rule, start, evaluation.prefix_tokens)),
     }
 }
 
@@ -159,5 +160,25 @@ mod tests {
         assert_eq!(origin(128, 32), origin(128, 32));
         assert_ne!(origin(128, 40), origin(128, 32), "its losses can't be compared with those before");
         assert_eq!(origin(0, 32), origin(0, 40), "nothing is measured");
+    }
+
+    #[test]
+    fn only_a_training_with_held_out_documents_depends_on_their_rule() {
+        let without_rule = |config: &RunConfig| {
+            let RunConfig { model, topology, train, routing, sync, outer, run, .. } = config;
+            let inputs = (model, topology, &train.of_weights(), &routing.phases, sync, outer, run.seed);
+            hash_of(&(inputs, "start")).unwrap()
+        };
+        let mut config = config(0, 32);
+        assert_ne!(training_origin(&config, "start").unwrap(), without_rule(&config));
+        config.train.holdout_fraction = 0.0;
+        assert_eq!(training_origin(&config, "start").unwrap(), without_rule(&config));
+    }
+
+    #[test]
+    fn a_refused_training_may_be_one_of_an_earlier_program() {
+        assert!(
+            CoordinatorError::OtherTraining.to_string().contains("by an earlier version of this program")
+        );
     }
 }

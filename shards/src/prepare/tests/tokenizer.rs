@@ -183,6 +183,28 @@ fn the_end_of_text_token_of_a_preparation_is_remembered() {
 }
 
 #[test]
+fn the_parts_of_a_finished_text_get_its_tokenizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let inputs = files(folder.path());
+    let out = folder.path().join("out");
+    let first = run(&config(), &inputs, &out).unwrap().tokenizer;
+    assert!(!out.join("pieces").join(TOKENIZER).exists());
+    let report = work(&config(), &inputs, PrepareWork::Tokenizer, &out).unwrap();
+    assert!(report.skipped);
+    let of = |tokenizer: &TokenizerReport| (tokenizer.hash.clone(), tokenizer.trained_on_bytes);
+    assert_eq!(of(&report.tokenizer), of(&first));
+    // A machine with a copy of the folder of the pieces only.
+    let copy = folder.path().join("copy");
+    std::fs::create_dir_all(copy.join("pieces")).unwrap();
+    for name in names_in(&out.join("pieces")).iter().filter(|name| name.starts_with("tokenizer")) {
+        std::fs::copy(out.join("pieces").join(name), copy.join("pieces").join(name)).unwrap();
+    }
+    let part = PrepareWork::Part(WorkPart::new(1, 3).unwrap());
+    let done = work(&config(), &inputs, part, &copy).unwrap();
+    assert_eq!((done.tokenizer.hash, done.files.len()), (first.hash, 2));
+}
+
+#[test]
 fn the_parts_of_a_changed_text_get_a_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     let inputs = files(folder.path());

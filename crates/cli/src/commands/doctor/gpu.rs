@@ -17,7 +17,9 @@ pub(super) fn check() -> Vec<Finding> {
         Err(PathError::BuiltWithoutCuda) => {
             vec![Finding::ok("GPU", "not looked for: built without --features cuda")]
         }
-        Err(error) if error.is_no_gpu() => vec![Finding::ok("GPU", format!("none: {error}"))],
+        Err(error) if error.is_no_gpu() && !error.is_old_gpu() => {
+            vec![Finding::ok("GPU", format!("none: {error}"))]
+        }
         Err(error) => vec![unusable("GPU", &error)],
     }
 }
@@ -30,7 +32,7 @@ fn arithmetic(fingerprint: Result<String, PathError>) -> Finding {
     }
 }
 
-/// A GPU is there and fails.
+/// A GPU is there, and it fails or is too old.
 fn unusable(check: &'static str, error: &PathError) -> Finding {
     let what = error.to_string();
     let because: String =
