@@ -81,7 +81,6 @@ pub async fn extend(
         PathChange::Add(added) => topology.with_paths(&config.topology, added)?,
         PathChange::Remove(removed) => topology.without_paths(&config.topology, removed)?,
     };
-    let lent = lent_text(config, &finished, change)?;
     let mut config = new_config(config, &finished, &derived, change)?;
     let run = RunDirectory::new(root).with_places(&config.run);
     if same_place(run.root(), finished.directory.root()) || run.store() == finished.directory.store() {
@@ -105,11 +104,10 @@ pub async fn extend(
     // First the store: the extension may be refused, and then nothing of the run has changed.
     let copied = extend_run(&options, opened, progress).await?;
     let saved = if copied { None } else { read_config(run.config())? };
-    let made = if saved.is_some_and(|saved| saved.topology == config.topology) {
-        // Later steps may have changed the settings of the run.
-        read_config(run.extended_config())?
-    } else {
-        None
+    let made = match saved.filter(|saved| saved.topology == config.topology) {
+        // Later steps may have changed the settings of the run. One without the configuration as made is of a program before.
+        Some(saved) => read_config(run.extended_config())?.or(Some(saved)),
+        None => None,
     };
     let new = made.is_none();
     if let Some(made) = made {
@@ -118,9 +116,7 @@ pub async fn extend(
     } else {
         prepared::keep_tokenizer(&run, &tokenizer)?;
         copy_files(&run, &finished.directory, &router, change)?;
-        if let Some(lent) = lent {
-            files::write(&run.lent_text(), lent.to_string_lossy().as_bytes())?;
-        }
+        files::write(&run.lent_text(), text_of(&finished)?.to_string_lossy().as_bytes())?;
         files::write(&run.extended_config(), config.to_toml().as_bytes())?;
         // Last: a run without this topology, because its text was prepared before, is completed by the same call.
         save_config(&run, &config)?;
@@ -201,26 +197,18 @@ fn new_config(
         config.run.store = None;
     }
     if config.run.data == finished.config.run.data {
-        config.run.data = lent_text(&config, finished, change)?;
+        // Paths that were all trained on the finished run's text are measured on it, unless the user names another folder.
+        let lent = matches!(change, PathChange::Remove(_));
+        config.run.data = if lent { Some(text_of(finished)?) } else { None };
     }
     Ok(config)
 }
 
-/// The folder of the finished run's text, for a run whose paths were all trained on it. They are measured on it, unless the user
-/// names another folder.
-fn lent_text(
-    config: &RunConfig,
-    finished: &Run,
-    change: &PathChange,
-) -> Result<Option<PathBuf>, PipelineError> {
-    match change {
-        PathChange::Remove(_) if config.run.data == finished.config.run.data => {
-            let path = finished.directory.data();
-            let absolute = std::path::absolute(&path);
-            Ok(Some(absolute.map_err(|source| PipelineError::Io { action: "resolve", path, source })?))
-        }
-        _ => Ok(None),
-    }
+/// The folder of the finished run's text.
+fn text_of(finished: &Run) -> Result<PathBuf, PipelineError> {
+    let path = finished.directory.data();
+    let absolute = std::path::absolute(&path);
+    absolute.map_err(|source| PipelineError::Io { action: "resolve", path, source })
 }
 
 /// True if a run shows the text of the finished run that it extends. Other text would replace that of the finished run.

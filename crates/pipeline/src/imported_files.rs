@@ -238,7 +238,7 @@ impl ImportedFolder {
         self.remove(CONFIG)
     }
 
-    /// Takes the mark of [`Self::begin`] back when the import is refused. Files that were there keep it.
+    /// Takes the mark of [`Self::begin`] back when the import is refused, or the model has no files. Files that are there keep it.
     pub(crate) fn withdraw(&self) {
         let _ = std::fs::remove_dir(&self.root);
     }
@@ -258,6 +258,9 @@ impl ImportedFolder {
                 Some(bytes) => files::write(&self.file(file), bytes)?,
                 None => self.remove(file)?,
             }
+        }
+        if model.is_empty() {
+            self.withdraw();
         }
         Ok(())
     }

@@ -67,7 +67,7 @@ pub enum PretrainedError {
     /// An import was broken off.
     #[error(
         "{} has no config.json, so an import was broken off, and its tokenizer and the weights may be of two models: repeat \
-         `dipaco seed --import`, with --restart if it was to replace a seed, or `dipaco seed --from`",
+         the command that was broken off, `dipaco seed --import`, `dipaco seed --from` or `dipaco extend`",
         folder.display()
     )]
     BrokenOff {

@@ -78,13 +78,13 @@ pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), C
     }
     let pieces = run.data().join("pieces");
     let text = match options.work() {
-        _ if report.skipped => report.to_string(),
         PrepareWork::Tokenizer => format!(
             "the tokenizer is there: {} tokens, hash {:.16}; every machine of a divided preparation needs {}",
             report.tokenizer.vocab_size,
             report.tokenizer.hash,
             pieces.display()
         ),
+        _ if report.skipped => report.to_string(),
         PrepareWork::Part(part) => format!(
             "part {part} is done:\n{report}\nwhen all parts are in {}, the same command without --part lists their files",
             pieces.display()

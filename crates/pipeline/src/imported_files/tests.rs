@@ -102,6 +102,9 @@ fn the_files_of_a_broken_off_import_are_not_read() {
         let error = error.unwrap().to_string();
         assert!(error.contains("an import was broken off"), "{error}");
     }
+    // A seed without files of a model takes its place.
+    folder.replace(&[]).unwrap();
+    assert!(refused().iter().all(Option::is_none));
 }
 
 #[test]
