@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use super::*;
-use crate::{NoProgress, Refusal, Tokenizer};
+use crate::{END_OF_TEXT, NoProgress, Refusal, Tokenizer};
 
 fn config() -> PrepareConfig {
     PrepareConfig { vocab_size: 300, validation_fraction: 0.2, threads: 1, ..Default::default() }
@@ -60,6 +60,20 @@ fn names_in(folder: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+/// Writes a tokenizer of whole words, with this vocabulary and the token `<unk>` for all others.
+fn write_words(file: &Path, vocabulary: &serde_json::Value) {
+    let json = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [{
+            "id": 0, "content": END_OF_TEXT, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        }],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    });
+    std::fs::write(file, json.to_string()).unwrap();
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! The memory of a preparation.
 
 use super::*;
-use crate::END_OF_TEXT;
 
 /// A line of JSON with this text, padded with white space to `length` bytes.
 fn line(text: &str, length: usize) -> String {
@@ -34,16 +33,7 @@ fn long_documents_behind_a_slow_one_do_not_fill_the_memory() {
     const LINE_BYTES: usize = LONG + 100;
     let folder = tempfile::tempdir().unwrap();
     let tokenizer = folder.path().join("words.json");
-    let json = serde_json::json!({
-        "version": "1.0",
-        "added_tokens": [{
-            "id": 0, "content": END_OF_TEXT, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true,
-        }],
-        "pre_tokenizer": {"type": "Whitespace"},
-        "model": {"type": "WordLevel", "vocab": {END_OF_TEXT: 0, "<unk>": 1}, "unk_token": "<unk>"},
-    });
-    std::fs::write(&tokenizer, json.to_string()).unwrap();
+    write_words(&tokenizer, &serde_json::json!({END_OF_TEXT: 0, "<unk>": 1}));
     // The writer waits for the first document, which has many words. The others are long, have few words, and are soon
     // tokens.
     let mut text = line(&"a ".repeat(LONG / 8), LINE_BYTES);

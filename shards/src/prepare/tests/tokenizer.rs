@@ -1,7 +1,6 @@
 //! Training of the tokenizer that all pieces share.
 
 use super::*;
-use crate::END_OF_TEXT;
 
 fn trained(config: &PrepareConfig, input: &Path, out: &Path) -> Result<TokenizerReport, ShardsError> {
     work(config, &[input.to_owned()], PrepareWork::Tokenizer, out).map(|report| report.tokenizer)
@@ -243,17 +242,8 @@ fn a_text_that_the_tokenizer_cannot_encode_is_named() {
     let given = folder.path().join("words.json");
     // The end of text is encoded too, as a text: three words.
     let vocabulary = serde_json::json!({END_OF_TEXT: 0, "known": 1, "<|": 2, "endoftext": 3, "|>": 4});
-    let json = serde_json::json!({
-        "version": "1.0",
-        "added_tokens": [{
-            "id": 0, "content": END_OF_TEXT, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true,
-        }],
-        "pre_tokenizer": {"type": "Whitespace"},
-        // The token for unknown words is none of the vocabulary.
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
-    });
-    std::fs::write(&given, json.to_string()).unwrap();
+    // The token for unknown words is none of the vocabulary.
+    write_words(&given, &vocabulary);
     let input = folder.path().join("text.jsonl");
     std::fs::write(&input, "{\"text\":\"known\"}\n\n{\"text\":\"other\"}\n").unwrap();
     let config = PrepareConfig { tokenizer: Some(given), ..config() };

@@ -1,5 +1,8 @@
 //! The finding of a check.
 
+use std::error::Error;
+
+use dipaco_telemetry::causes;
 use serde::Serialize;
 
 /// The outcome of a check.
@@ -33,4 +36,12 @@ impl Finding {
     pub(super) fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { check, status: FindingStatus::Fail, found: found.into(), remedy: Some(remedy.into()) }
     }
+}
+
+/// An error with all its causes, on one line.
+pub(super) fn with_causes(error: &dyn Error) -> String {
+    let what = error.to_string();
+    let because: String =
+        causes(&what, error.source()).iter().map(|cause| format!("; because: {cause}")).collect();
+    what + &because
 }

@@ -1,11 +1,8 @@
 //! The checks of a GPU to train on.
 
-use std::error::Error as _;
-
 use dipaco_path::{DeviceChoice, PathError, TrainDevice, numerics};
-use dipaco_telemetry::causes;
 
-use super::finding::Finding;
+use super::finding::{Finding, with_causes};
 
 /// The remedy for a GPU that fails.
 const REMEDY: &str = "until then, give --device cpu";
@@ -34,10 +31,7 @@ fn arithmetic(fingerprint: Result<String, PathError>) -> Finding {
 
 /// A GPU is there, and it fails or is too old.
 fn unusable(check: &'static str, error: &PathError) -> Finding {
-    let what = error.to_string();
-    let because: String =
-        causes(&what, error.source()).iter().map(|cause| format!("; because: {cause}")).collect();
-    Finding::warn(check, format!("the GPU can't be used: {what}{because}"), REMEDY)
+    Finding::warn(check, format!("the GPU can't be used: {}", with_causes(error)), REMEDY)
 }
 
 #[cfg(test)]

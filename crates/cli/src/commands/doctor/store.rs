@@ -1,13 +1,11 @@
 //! Checks a place for a run's store.
 
-use std::error::Error as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use dipaco_store::{RunStore, StoreError};
-use dipaco_telemetry::causes;
 
-use super::finding::Finding;
+use super::finding::{Finding, with_causes};
 use crate::error::CliError;
 use crate::runtime;
 
@@ -27,12 +25,7 @@ pub(super) fn check(address: &str) -> Result<Finding, CliError> {
                 store.address()
             ),
         ),
-        Err(error) => {
-            let what = error.to_string();
-            let because: String =
-                causes(&what, error.source()).iter().map(|cause| format!("; because: {cause}")).collect();
-            Finding::fail("store", what + &because, "correct this, then check again")
-        }
+        Err(error) => Finding::fail("store", with_causes(&error), "correct this, then check again"),
     })
 }
 
