@@ -175,7 +175,7 @@ impl<'a> Preparation<'a> {
     fn up_to_date(&self) -> Result<Option<PrepareReport>, ShardsError> {
         let alone = self.work == PrepareWork::Tokenizer;
         // The parts need the tokenizer in the folder of the pieces, which a finished preparation removes.
-        let removed = alone && !shared_tokenizer::is_there(self.config, self.folder);
+        let removed = alone && !shared_tokenizer::is_there(self.config, self.inputs, self.folder);
         // A machine that does a part need not hold the inputs of the others, and a tokenizer that is there needs no comparison.
         let compare = |input| {
             (removed || !alone) && self.pieces.iter().any(|piece| self.is_mine(piece) && piece.holds(input))

@@ -42,6 +42,67 @@ fn a_dense_run_is_evaluated_with_the_settings_of_the_run_beside_it() {
     assert_eq!(rows[0]["tokens_counted"], rows[1]["tokens_counted"]);
 }
 
+/// The loss on the first row of `evaluate --json` with these words.
+fn loss(run: &Run, words: &str) -> Value {
+    let rows = run.dipaco(&format!("evaluate --json {words}")).succeeded().json();
+    rows[0]["nll_sum"].clone()
+}
+
+#[test]
+fn with_early_stopping_a_dense_run_is_compared_at_its_best_version_too() {
+    let (run, dense) = (trained(), Run::new());
+    let one_path = r#"topology.levels=[{modules=1,blocks="0..2",embedding=true,head=true}]"#;
+    // A rate at which the outer step makes the seed worse, so that the seed stays the best version.
+    let outer = "--set outer.nesterov.learning_rate=50 --set outer.nesterov.momentum=0";
+    let mut prepare = dense.command(&format!("prepare --set {one_path} --set train.rounds=1 {outer}"));
+    prepare.args(corpus());
+    let _ = output(prepare).succeeded();
+    dense.seed_and_route();
+    let _ = dense.dipaco("train --workers 1").succeeded();
+    let (best, last) = (loss(&dense, "--path 0 --early-stopping"), loss(&dense, "--path 0"));
+    assert!(best.as_f64() < last.as_f64(), "{best} {last}");
+
+    let words = format!("--no-seed --dense {}", dense.directory().display());
+    assert_eq!(loss(run, &format!("{words} --early-stopping")), best);
+    assert_eq!(loss(run, &words), last);
+    let names = run.dipaco(&format!("evaluate {words} --early-stopping")).succeeded();
+    let _ = names.says("\ndense, early stopping ").says("\nrouted, early stopping ");
+}
+
+#[test]
+fn early_stopping_tells_what_it_can_not_choose() {
+    let run = trained();
+    let rows = run.dipaco("evaluate --early-stopping --json").succeeded();
+    let names = rows.json().as_array().unwrap().iter().map(|row| row["model"].clone()).collect::<Vec<_>>();
+    assert_eq!(names, ["seed", "routed, early stopping"], "the seed has one version");
+    let status = run.status();
+    let paths = status["training"]["paths"].as_array().unwrap();
+    let lacking = paths.iter().filter(|path| path["best"].is_null()).count();
+    let told = format!("{lacking} of 4 paths have no held-out loss");
+    assert_eq!(rows.stderr.contains(&told), lacking > 0, "{rows:?}");
+
+    let run = routed().copy();
+    let _ = run.dipaco("train --workers 1 --set train.rounds=1 --set train.holdout_sequences=0").succeeded();
+    let says = ["no path of the run", "has a held-out loss", "--early-stopping", "train.holdout_sequences"];
+    let _ = run.dipaco("evaluate --early-stopping").failed(1, &says);
+    let folder = run.folder().join("exported");
+    let export = format!("export --early-stopping --path 0 --out {}", folder.display());
+    let _ = run.dipaco(&export).failed(1, &says);
+    let _ = run.dipaco("evaluate --no-seed").succeeded();
+}
+
+#[test]
+fn a_ranking_without_a_prompt_says_why() {
+    let output = trained().dipaco("evaluate --no-seed --rank 500").succeeded();
+    let row = output.stdout.lines().nth(1).unwrap();
+    assert!(row.starts_with("routed") && row.ends_with("0 of 0"), "{output:?}");
+    for says in
+        ["no continuation is ranked", "a document of 65 tokens", "500 documents, with labels of one domain"]
+    {
+        assert!(output.stderr.contains(says), "{output:?}");
+    }
+}
+
 #[test]
 fn a_dense_run_of_other_text_is_refused() {
     let (run, other) = (trained(), Run::new());
@@ -193,17 +254,24 @@ fn results_are_printed_where_the_event_file_can_not_be_written() {
 }
 
 #[test]
-fn an_interrupted_evaluation_says_so() {
+fn an_interrupted_evaluation_keeps_its_finished_rows() {
     // So many rows that the signal finds it at work.
     let words = format!("evaluate {}", "--ensemble 4 ".repeat(100));
     for signal in [Signal::INT, Signal::TERM] {
         let run = trained().copy();
+        let recorded = || {
+            let events = fs::read_to_string(run.file("metrics.jsonl")).unwrap();
+            events.matches(r#""event":"evaluated""#).count()
+        };
+        // The other tests evaluate the run, too.
+        let before = recorded();
         let mut process = Process::start(run.command(&words));
-        let readers = run.file("store/readers");
-        process.until("its weights are pinned", || {
-            fs::read_dir(&readers).is_ok_and(|mut pins| pins.next().is_some())
-        });
+        process.until("a row is recorded", || recorded() > before);
         process.signal(signal);
-        let _ = process.finish().failed(130, &["interrupted"]);
+        let output = process.finish().failed(130, &["interrupted; the rows above are finished"]);
+        assert!(!output.stderr.contains("repeat the command to continue"), "{output:?}");
+        let rows = output.stdout.lines().skip(1).take_while(|line| !line.is_empty()).count();
+        assert_eq!(rows, recorded() - before, "{output:?}");
+        let _ = output.says("model ").says("\nseed ");
     }
 }

@@ -62,6 +62,12 @@ pub(crate) enum CliError {
         "interrupted; finished work is kept: repeat the command to continue, `dipaco train` with --resume"
     )]
     Interrupted,
+    /// The user asked an evaluation to stop. It can't be continued.
+    #[error("interrupted; {}", if *finished == 0 { "no row is finished" } else { "the rows above are finished" })]
+    InterruptedEvaluation {
+        /// Number of finished rows.
+        finished: usize,
+    },
     /// A simulated run broke an invariant.
     #[error(
         "{what}\nthis is a fault of dipaco; `dipaco simulate chaos --from SEED --seeds 1` with the same --peers plays it again"
@@ -149,7 +155,7 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Usage { .. } | Self::Kernels(_) | Self::Logs(_) => USAGE,
-            Self::Interrupted => INTERRUPTED,
+            Self::Interrupted | Self::InterruptedEvaluation { .. } => INTERRUPTED,
             Self::Step(step) if step.is_configuration() => USAGE,
             Self::Step(step) if step.is_replaced() => REPLACED,
             Self::Step(step) if step.is_unreachable() || step.is_busy() => COME_BACK_LATER,
@@ -198,6 +204,7 @@ impl CliError {
             Self::Logs(_)
             | Self::Kernels(_)
             | Self::Interrupted
+            | Self::InterruptedEvaluation { .. }
             | Self::Bench(_)
             | Self::TensorBoard(_)
             | Self::Step(_)

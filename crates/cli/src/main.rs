@@ -10,6 +10,7 @@ mod error;
 mod http_address;
 mod interrupt;
 mod memory;
+mod number;
 mod output;
 mod part;
 mod plain_text;

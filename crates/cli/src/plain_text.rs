@@ -1,14 +1,11 @@
 //! What a terminal gets of the text of others.
 
-/// The text with its control characters and marks of direction spelled out. Text of others may hold commands to a terminal:
-/// documents, completions, names in files and answers of peers. Marks of direction show letters in another order.
-/// `spelled_out` in `dipaco_net::wire` has the same rule for the reason of a close. A change of one is a change of both.
+use dipaco_net::is_printable;
+
+/// The text, in which letters are spelled out unless they are [printable](is_printable), line ends or tabs. Text of
+/// others may hold commands to a terminal: documents, completions, names in files and answers of peers.
 pub(crate) fn without_commands(text: &str) -> String {
-    let is_plain = |letter: char| match letter {
-        '\n' | '\t' => true,
-        '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => false,
-        other => !other.is_control(),
-    };
+    let is_plain = |letter: char| matches!(letter, '\n' | '\t') || is_printable(letter);
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
         if is_plain(letter) { out.push(letter) } else { out.extend(letter.escape_default()) }

@@ -46,6 +46,25 @@ fn check_capability(ordinal: usize, (major, minor): (i32, i32)) -> Result<(), Cu
     Ok(())
 }
 
+/// Asks the driver for the compute capability of a GPU. That opens no GPU. [`Gpu::count`] must have started the driver.
+fn capability(ordinal: usize) -> Result<(i32, i32), CudaError> {
+    use cudarc::driver::sys::CUdevice_attribute as Attribute;
+    let what = "asking for the capability";
+    let device = result::device::get(ordinal as i32).map_err(driver(what))?;
+    // SAFETY: the driver has just returned the device.
+    let ask = |attribute| unsafe { result::device::get_attribute(device, attribute) }.map_err(driver(what));
+    let major = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    Ok((major, ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?))
+}
+
+/// The numbers of the GPUs that are not too old, from the driver's answer about each GPU. A GPU without an answer
+/// stays: it fails when it is opened, and so it does not idle unnoticed.
+fn new_enough(capabilities: impl Iterator<Item = Result<(i32, i32), CudaError>>) -> Vec<usize> {
+    let numbered = capabilities.enumerate();
+    let kept = numbered.filter(|(_, answer)| !matches!(answer, Ok(found) if *found < OLDEST_CAPABILITY));
+    kept.map(|(number, _)| number).collect()
+}
+
 impl Gpu {
     /// Opens the GPU with number `ordinal`, from 0. It stays open until the process ends.
     ///
@@ -60,9 +79,8 @@ impl Gpu {
         if let Some(context) = opened.get(&ordinal) {
             return Ok(Self { context: context.clone() });
         }
+        check_capability(ordinal, capability(ordinal)?)?;
         let context = CudaContext::new(ordinal).map_err(driver("opening the GPU"))?;
-        let capability = context.compute_capability().map_err(driver("asking for the capability"))?;
-        check_capability(ordinal, capability)?;
         opened.insert(ordinal, context.clone());
         Ok(Self { context })
     }
@@ -104,6 +122,14 @@ impl Gpu {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
+    /// The numbers of the GPUs of this machine that are new enough. It opens none of them.
+    ///
+    /// # Errors
+    /// The driver, NVRTC or cuBLASLt is not installed, or the driver returns an error.
+    pub fn new_enough() -> Result<Vec<usize>, CudaError> {
+        Ok(new_enough((0..Self::count()?).map(capability)))
+    }
+
     /// Returns the properties of the GPU and its free memory now.
     ///
     /// # Errors
@@ -125,7 +151,7 @@ impl Gpu {
 
 #[cfg(test)]
 mod tests {
-    use super::check_capability;
+    use super::{CudaError, check_capability, new_enough};
 
     #[test]
     fn a_gpu_older_than_the_kernels_is_refused_with_the_way_out() {
@@ -136,5 +162,13 @@ mod tests {
         for capability in [(8, 0), (8, 9), (9, 0), (12, 0)] {
             assert!(check_capability(1, capability).is_ok(), "{capability:?}");
         }
+    }
+
+    #[test]
+    fn a_gpu_that_is_too_old_is_left_out_and_a_gpu_without_an_answer_is_not() {
+        let silent = Err(CudaError::NoDevice { ordinal: 2, count: 2 });
+        let answers = [Ok((7, 5)), Ok((8, 0)), silent, Ok((6, 1)), Ok((12, 0))];
+        assert_eq!(new_enough(answers.into_iter()), [1, 2, 4]);
+        assert_eq!(new_enough([Ok((7, 5))].into_iter()), Vec::<usize>::new());
     }
 }

@@ -48,8 +48,12 @@ impl fmt::Display for Comparison {
                 change.unwrap_or_default()
             )?;
             if ranked {
-                let accuracy = row.ranking.and_then(|ranking| ranking.accuracy());
-                let share = accuracy.map_or_else(|| "-".into(), |share| format!("{:.1} %", 100.0 * share));
+                let accuracy = row.ranking.map(|ranking| ranking.accuracy());
+                let share = match accuracy {
+                    None => "-".to_owned(),
+                    Some(None) => "0 of 0".to_owned(),
+                    Some(Some(share)) => format!("{:.1} %", 100.0 * share),
+                };
                 write!(f, " {share:>8}")?;
             }
         }

@@ -118,10 +118,15 @@ struct Documents<'a> {
     continuations: Vec<[u32; CONTINUATION]>,
 }
 
-impl Documents<'_> {
-    fn continuation(&self, document: Document) -> &[u32; CONTINUATION] {
-        &self.continuations[document.continuation]
-    }
+/// A document whose continuation is ranked among others.
+#[derive(Clone, Copy, Debug)]
+struct Prompt {
+    text: usize,
+    document: u64,
+    /// Index of its order in [`Ranker::orders`].
+    order: usize,
+    /// The place of its continuation in that order.
+    place: usize,
 }
 
 fn rank<S: PathSource>(
@@ -133,28 +138,35 @@ fn rank<S: PathSource>(
 ) -> Result<Ranking, EvalError> {
     let config = protocol.config;
     let prompt_tokens = check_ranking(config, source.context())?;
-    let mut of_paths: BTreeMap<PathId, Vec<Vec<Document>>> = BTreeMap::new();
-    let documents = documents(texts, prompt_tokens, protocol.domains)?;
-    for order in documents.orders.values() {
-        for mine in prompts(&documents, order, candidates) {
-            of_paths.entry(texts[mine[0].text].path).or_default().push(mine);
+    let mut of_paths: BTreeMap<PathId, Vec<Prompt>> = BTreeMap::new();
+    let Documents { orders: documents, continuations } = documents(texts, prompt_tokens, protocol.domains)?;
+    let mut orders = Vec::new();
+    for documents in documents.into_values() {
+        let (different, places) = different(&continuations, &documents);
+        if different.len() < candidates {
+            continue;
         }
+        for (Document { text, document, .. }, place) in documents.into_iter().zip(places) {
+            let prompt = Prompt { text, document, order: orders.len(), place };
+            of_paths.entry(texts[text].path).or_default().push(prompt);
+        }
+        orders.push(different);
     }
+    let batch_rows = config.batch_sequences;
+    let ranker = Ranker { texts, continuations, orders, candidates, prompt_tokens, batch_rows };
     let mut report = Reporter(progress);
     let total = of_paths.values().map(Vec::len).sum();
     let mut ranking = Ranking { candidates, prompt_tokens, prompts: total as u64, right: 0 };
     let mut done = 0;
     report.say(Stage::Ranking, done, total)?;
     source.expect(&of_paths.keys().copied().collect::<Vec<_>>());
-    let at_once = (config.batch_sequences / candidates).max(1);
+    let at_once = (batch_rows / candidates).max(1);
     for (path, prompts) in of_paths {
         let model = source.load(path).map_err(|source| EvalError::Load { path, source })?;
-        let batches: Vec<&[Vec<Document>]> = prompts.chunks(at_once).collect();
+        let batches: Vec<&[Prompt]> = prompts.chunks(at_once).collect();
         for group in batches.chunks(rayon::current_num_threads() * 4) {
-            let right: Vec<u64> = group
-                .par_iter()
-                .map(|prompts| right(texts, &documents, &model, prompts, prompt_tokens))
-                .collect::<Result<_, _>>()?;
+            let right: Vec<u64> =
+                group.par_iter().map(|prompts| ranker.right(&model, prompts)).collect::<Result<_, _>>()?;
             ranking.right += right.iter().sum::<u64>();
             done += group.iter().map(|prompts| prompts.len()).sum::<usize>();
             report.say(Stage::Ranking, done, total)?;
@@ -196,78 +208,94 @@ fn documents<'a>(
     Ok(Documents { orders, continuations })
 }
 
-/// The candidates of each document of an order, the document itself first. Of documents with equal continuations only the
-/// first is a candidate of others. Empty without enough different continuations.
-fn prompts(documents: &Documents<'_>, order: &[Document], candidates: usize) -> Vec<Vec<Document>> {
-    let mut places: HashMap<[u8; 16], usize> = HashMap::new();
+/// The first documents of an order with different continuations, as places in `continuations`; and for each document the place
+/// of its own continuation among them.
+fn different(continuations: &[[u32; CONTINUATION]], order: &[Document]) -> (Vec<usize>, Vec<usize>) {
+    let mut known: HashMap<[u8; 16], usize> = HashMap::new();
     let mut different = Vec::new();
-    let numbered: Vec<(Document, usize)> = order
-        .iter()
-        .map(|&one| {
-            let continuation = documents.continuation(one).iter().copied();
-            let place = *places.entry(key(continuation)).or_insert_with(|| {
-                different.push(one);
-                different.len() - 1
-            });
-            (one, place)
+    let place = |one: &Document| {
+        *known.entry(key(continuations[one.continuation].iter().copied())).or_insert_with(|| {
+            different.push(one.continuation);
+            different.len() - 1
         })
-        .collect();
-    if different.len() < candidates {
-        return Vec::new();
-    }
-    let mine = |(one, place): (Document, usize)| -> Vec<Document> {
-        let others = different[place + 1..].iter().chain(&different);
-        std::iter::once(&one).chain(others).take(candidates).copied().collect()
     };
-    numbered.into_iter().map(mine).collect()
+    let places = order.iter().map(place).collect();
+    (different, places)
 }
 
-/// The number of prompts whose first candidate is the most probable.
-fn right(
-    texts: &[Text<'_>],
-    documents: &Documents<'_>,
-    model: &dyn LanguageModel,
-    prompts: &[Vec<Document>],
+/// What the prompts of a ranking share.
+struct Ranker<'a> {
+    texts: &'a [Text<'a>],
+    continuations: Vec<[u32; CONTINUATION]>,
+    /// The different continuations of each order, as places in [`Self::continuations`].
+    orders: Vec<Vec<usize>>,
+    /// K, at most the length of each order.
+    candidates: usize,
     prompt_tokens: usize,
-) -> Result<u64, EvalError> {
-    let Some(first) = prompts.first().and_then(|candidates| candidates.first()) else { return Ok(0) };
-    let file = texts[first.text].open()?;
-    let width = prompt_tokens + CONTINUATION - 1;
-    let (mut tokens, mut targets): (Vec<u32>, Vec<u32>) = (Vec::new(), Vec::new());
-    for candidates in prompts {
-        let Some(mine) = candidates.first() else { continue };
-        let own = texts[mine.text].open()?;
-        let prompt = own.document(mine.document).slice(0..prompt_tokens as u64).to_vec();
-        for &one in candidates {
-            let continuation = documents.continuation(one);
-            tokens.extend(&prompt);
+    /// Most rows of a batch.
+    batch_rows: usize,
+}
+
+impl Ranker<'_> {
+    /// The candidates of a prompt, the true continuation first.
+    fn candidates_of(&self, prompt: &Prompt) -> impl Iterator<Item = &[u32; CONTINUATION]> {
+        let (before, from) = self.orders[prompt.order].split_at(prompt.place);
+        let places = from.iter().chain(before).take(self.candidates);
+        places.map(move |&place| &self.continuations[place])
+    }
+
+    /// The number of prompts whose first candidate is the most probable. The candidates of all `prompts` fit into a batch, or
+    /// there is one prompt.
+    fn right(&self, model: &dyn LanguageModel, prompts: &[Prompt]) -> Result<u64, EvalError> {
+        let Some(first) = prompts.first() else { return Ok(0) };
+        let read = |prompt: &Prompt| -> Result<Vec<u32>, EvalError> {
+            let file = self.texts[prompt.text].open()?;
+            Ok(file.document(prompt.document).slice(0..self.prompt_tokens as u64).to_vec())
+        };
+        let beginnings = prompts.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let mut rows: Vec<(&[u32], &[u32; CONTINUATION])> = Vec::new();
+        for (prompt, beginning) in prompts.iter().zip(&beginnings) {
+            rows.extend(self.candidates_of(prompt).map(move |candidate| (beginning.as_slice(), candidate)));
+        }
+        let mut scores = Vec::new();
+        for rows in rows.chunks(self.batch_rows) {
+            scores.extend(self.scores(model, first, rows)?);
+        }
+        let won = |scores: &&[f64]| scores[1..].iter().all(|&other| other < scores[0]);
+        Ok(scores.chunks_exact(self.candidates).filter(won).count() as u64)
+    }
+
+    /// `ln p` of the continuation of each row, in one batch. Errors name the document of `first`.
+    fn scores(
+        &self,
+        model: &dyn LanguageModel,
+        first: &Prompt,
+        rows: &[(&[u32], &[u32; CONTINUATION])],
+    ) -> Result<Vec<f64>, EvalError> {
+        let width = self.prompt_tokens + CONTINUATION - 1;
+        let (mut tokens, mut targets): (Vec<u32>, Vec<u32>) = (Vec::new(), Vec::new());
+        for &(prompt, continuation) in rows {
+            tokens.extend(prompt);
             tokens.extend(&continuation[..CONTINUATION - 1]);
-            targets.extend(std::iter::repeat_n(IGNORE, prompt_tokens - 1));
+            targets.extend(std::iter::repeat_n(IGNORE, self.prompt_tokens - 1));
             targets.extend(continuation);
         }
+        let (text, document) = (&self.texts[first.text], first.document);
+        // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
+        let file = text.open()?;
+        let batch: TokenBatch = file.batch_of(tokens, targets, rows.len(), rows.len() * CONTINUATION)?;
+        let failed = |source| EvalError::Model { file: text.name(), document, source };
+        let log_probs = model.token_log_probs(&batch).map_err(failed)?;
+        let expected = rows.len() * width;
+        if log_probs.len() != expected {
+            return Err(EvalError::Shape { expected, actual: log_probs.len() });
+        }
+        if let Some(&value) = log_probs.iter().find(|value| !value.is_finite()) {
+            return Err(EvalError::NotFinite { file: text.name(), document, value });
+        }
+        let sum = |row: &[f32]| row.iter().copied().map(f64::from).sum::<f64>();
+        Ok(log_probs.chunks_exact(width).map(sum).collect())
     }
-    let rows = tokens.len() / width;
-    // All texts have the tokenizer of the run, so the vocabulary of one is that of all.
-    let batch: TokenBatch = file.batch_of(tokens, targets, rows, rows * CONTINUATION)?;
-    let name = || texts[first.text].name();
-    let failed = |source| EvalError::Model { file: name(), document: first.document, source };
-    let log_probs = model.token_log_probs(&batch).map_err(failed)?;
-    if log_probs.len() != rows * width {
-        return Err(EvalError::Shape { expected: rows * width, actual: log_probs.len() });
-    }
-    if let Some(&value) = log_probs.iter().find(|value| !value.is_finite()) {
-        return Err(EvalError::NotFinite { file: name(), document: first.document, value });
-    }
-    let scores: Vec<f64> =
-        log_probs.chunks_exact(width).map(|row| row.iter().copied().map(f64::from).sum()).collect();
-    let mut right = 0;
-    let mut rest = &scores[..];
-    for candidates in prompts {
-        let (mine, others) = rest.split_at(candidates.len());
-        right += u64::from(mine[1..].iter().all(|&other| other < mine[0]));
-        rest = others;
-    }
-    Ok(right)
 }
 
 #[cfg(test)]

@@ -54,6 +54,7 @@ pub use model::{
 pub use module_cache::{MemoryTooSmall, ModuleCache, ModuleKey, ModuleMemory};
 pub use observer::{NoObserver, Observer, Outcome, RequestSummary, StepSummary};
 pub use params::{GenerateRequest, SamplingParams};
+pub use route_cache::most_route_bytes;
 pub use run_model::{
     ChunkRouter, LoadModule, PathModules, PrefixRouter, RoutePrefixes, RunModel, RunModelError, RunPaths,
 };

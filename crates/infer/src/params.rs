@@ -26,8 +26,8 @@ pub struct SamplingParams {
     /// Divides positive and multiplies negative logits of tokens of the prompt and the continuation. From 0.01 to 100; 1
     /// turns it off.
     pub repetition_penalty: f32,
-    /// Added to the logits of these tokens. From -100 to 100.
-    pub logit_bias: BTreeMap<u32, f32>,
+    /// Added to the logits of these tokens. From -100 to 100. Shared by the sequences of a request.
+    pub logit_bias: Arc<BTreeMap<u32, f32>>,
     /// Seed of the random draws.
     pub seed: u64,
     /// Index of the choice among the choices of a prompt. Choices with the same seed draw different random numbers.
@@ -44,7 +44,7 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             repetition_penalty: 1.0,
-            logit_bias: BTreeMap::new(),
+            logit_bias: Arc::default(),
             seed: 0,
             choice: 0,
         }
@@ -72,7 +72,7 @@ impl SamplingParams {
         within("presence_penalty", self.presence_penalty, -2.0, 2.0, "it must be from -2 to 2")?;
         within("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "it must be from -2 to 2")?;
         within("repetition_penalty", self.repetition_penalty, 0.01, 100.0, "it must be from 0.01 to 100")?;
-        for (&token, &bias) in &self.logit_bias {
+        for (&token, &bias) in self.logit_bias.iter() {
             if token as usize >= vocab_size {
                 return Err(EngineError::Token { token, vocab_size, field: "logit_bias" });
             }
@@ -95,10 +95,10 @@ pub struct GenerateRequest {
     pub min_tokens: usize,
     /// Parameters of sampling.
     pub sampling: SamplingParams,
-    /// Texts that end the continuation.
-    pub stop: Vec<String>,
-    /// Tokens that end the continuation, besides the end-of-text token.
-    pub stop_token_ids: Vec<u32>,
+    /// Texts that end the continuation. Shared by the sequences of a request.
+    pub stop: Arc<[String]>,
+    /// Tokens that end the continuation, besides the end-of-text token. Shared as the texts are.
+    pub stop_token_ids: Arc<[u32]>,
     /// Keeps the stop text or stop token in the text.
     pub include_stop: bool,
     /// Treats the end-of-text token as an ordinary token, which does not end the continuation.
@@ -128,8 +128,8 @@ impl GenerateRequest {
             max_tokens: 16,
             min_tokens: 0,
             sampling: SamplingParams::default(),
-            stop: Vec::new(),
-            stop_token_ids: Vec::new(),
+            stop: Arc::default(),
+            stop_token_ids: Arc::default(),
             include_stop: false,
             ignore_eos: false,
             log_probs: None,

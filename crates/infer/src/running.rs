@@ -53,7 +53,7 @@ impl Running {
         codec: &dyn TextCodec,
     ) -> Self {
         let request = &job.request;
-        let mut ends = request.stop_token_ids.clone();
+        let mut ends = request.stop_token_ids.to_vec();
         if !request.ignore_eos {
             ends.extend(codec.end_tokens());
         }

@@ -97,7 +97,7 @@ impl TokenSampler {
     /// Applies bias and penalties to logits (V).
     fn adjust(&self, logits: &mut [f32]) {
         let SamplingParams { presence_penalty, frequency_penalty, repetition_penalty, .. } = self.sampling;
-        for (&token, &bias) in &self.sampling.logit_bias {
+        for (&token, &bias) in self.sampling.logit_bias.iter() {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit += bias;
             }
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(possible(SamplingParams { temperature: 0.0, ..SamplingParams::default() }), [1]);
         assert_eq!(possible(SamplingParams { temperature: 1e-30, ..SamplingParams::default() }), [1]);
         let bias = BTreeMap::from([(1, -100.0), (3, -100.0), (0, 100.0)]);
-        assert_eq!(possible(SamplingParams { logit_bias: bias, ..SamplingParams::default() }), [0]);
+        assert_eq!(possible(SamplingParams { logit_bias: bias.into(), ..SamplingParams::default() }), [0]);
     }
 
     #[test]

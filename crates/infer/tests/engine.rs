@@ -139,7 +139,7 @@ async fn each_of_several_end_tokens_ends_the_text() {
 #[tokio::test]
 async fn stops_are_left_out_or_kept_as_asked() {
     let (engine, ..) = start(1, 8);
-    let stop = GenerateRequest { stop: vec!["ef".into()], ..ask("a") };
+    let stop = GenerateRequest { stop: ["ef".to_owned()].into(), ..ask("a") };
     let answer = one(&engine, stop.clone()).await;
     assert_eq!((answer.text.as_str(), answer.tokens.len()), ("bcd", 5));
     assert_eq!(finished(&answer).stop, Some(StopReason::Text("ef".into())));
@@ -151,9 +151,10 @@ async fn stops_are_left_out_or_kept_as_asked() {
     );
     let answer = one(&engine, GenerateRequest { include_stop: true, ..stop }).await;
     assert_eq!(answer.text, "bcdef");
-    let answer = one(&engine, GenerateRequest { stop: vec!["ez".into()], max_tokens: 4, ..ask("a") }).await;
+    let other = GenerateRequest { stop: ["ez".to_owned()].into(), max_tokens: 4, ..ask("a") };
+    let answer = one(&engine, other).await;
     assert_eq!(answer.text, "bcde", "text that was held back is given at the end");
-    let answer = one(&engine, GenerateRequest { stop_token_ids: vec![u32::from(b'd')], ..ask("a") }).await;
+    let answer = one(&engine, GenerateRequest { stop_token_ids: [u32::from(b'd')].into(), ..ask("a") }).await;
     assert_eq!(answer.text, "bc");
     assert_eq!(finished(&answer).stop, Some(StopReason::Token(u32::from(b'd'))));
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 /// Names of the objects that [`WritePart::Deletions`](crate::WritePart::Deletions) has given, until they are deleted. A
-/// coordinator that takes over finds them again in the store.
+/// coordinator that takes over finds them again in the store. A complete run gets no other coordinator, so its caller
+/// looks for them.
 #[derive(Clone, Debug, Default)]
 pub struct DroppedObjects {
     names: BTreeSet<String>,

@@ -309,9 +309,9 @@ impl Ledger {
         expired
     }
 
-    /// Takes a time in which the coordinator did not run, and which has just ended, for no silence and no standstill of another
-    /// process. Call it before the first call that ends leases or forgets workers: [`Self::expire`], [`Self::grant`] or
-    /// [`Self::follow`].
+    /// Takes a time in which the coordinator did not run, and which has just ended, for no silence and no standstill of
+    /// another process, and for no part of a grace period. Call it before the first call that ends leases or grace
+    /// periods, or forgets workers: [`Self::expire`], [`Self::orders`], [`Self::grant`] or [`Self::follow`].
     pub fn postpone(&mut self, now: Duration, by: Duration) {
         self.state.postpone(now, by);
         self.owners.postpone(now, by);

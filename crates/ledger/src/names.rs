@@ -17,6 +17,9 @@ pub const OUTER_GRADIENTS: &str = "outer-gradients";
 /// Prefix of checkpoints of the training.
 pub const CHECKPOINTS: &str = "checkpoints";
 
+/// Prefixes of all objects of the training.
+pub const OF_TRAINING: [&str; 6] = [OUTER_GRADIENTS, MODULES, MOMENTA, CHANGES, PATHS, CHECKPOINTS];
+
 /// Prefix of the pins of readers.
 pub const READERS: &str = "readers";
 

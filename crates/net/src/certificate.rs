@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-use crate::{Clock, NetError, ServerIdentity};
+use crate::{Clock, NetError, RareWarning, ServerIdentity};
 
 /// The operation in errors of a server's certificate.
 pub(crate) const SERVER: &str = "use the coordinator's certificate";
@@ -49,6 +49,8 @@ pub(crate) struct Renewal {
 pub(crate) struct ServerCertificate {
     current: Mutex<Current>,
     renewal: Option<Renewal>,
+    /// Each handshake asks for a certificate, also that of a stranger.
+    warnings: RareWarning,
 }
 
 struct Current {
@@ -65,7 +67,7 @@ impl ServerCertificate {
         let renewal = identity.renewal.clone();
         let taken = renewal.as_ref().map_or(SystemTime::UNIX_EPOCH, |renewal| renewal.clock.now());
         let current = Mutex::new(Current { certificate, taken, renew_at: identity.renew_at });
-        Ok(Self { current, renewal })
+        Ok(Self { current, renewal, warnings: RareWarning::default() })
     }
 
     fn current(&self) -> MutexGuard<'_, Current> {
@@ -80,7 +82,11 @@ impl ServerCertificate {
                 let renewed = source(now).and_then(|next| Ok((Arc::new(certified(&next)?), next.renew_at)));
                 match renewed {
                     Ok((certificate, renew_at)) => *current = Current { certificate, taken: now, renew_at },
-                    Err(error) => tracing::warn!(%error, "the server's certificate can't be renewed"),
+                    Err(error) => {
+                        if let Some(suppressed) = self.warnings.due(Instant::now()) {
+                            tracing::warn!(%error, suppressed, "the server's certificate can't be renewed");
+                        }
+                    }
                 }
             }
         }
@@ -97,5 +103,60 @@ impl fmt::Debug for ServerCertificate {
 impl ResolvesServerCert for ServerCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.certificate())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use tracing::{Event, Metadata, Subscriber, span, subscriber};
+
+    use super::*;
+    use crate::RunAuthority;
+
+    /// Counts the lines of this crate's log.
+    struct Lines(Arc<AtomicU64>);
+
+    impl Subscriber for Lines {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target().starts_with("dipaco_net")
+        }
+
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+        fn enter(&self, _: &span::Id) {}
+
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    #[test]
+    fn a_certificate_that_can_not_be_renewed_is_a_line_in_ten_seconds() {
+        const DAY: Duration = Duration::from_secs(86_400);
+        let begin = SystemTime::now();
+        let identity = RunAuthority::create("run", begin).unwrap().helper(begin, DAY).unwrap();
+        let late = Clock::from_fn(move || begin + DAY * 3 / 4);
+        let identity = identity.renewed_by(late, |_| {
+            Err(NetError::Identity { what: "renew", reason: "nobody has sent a new one".to_owned() })
+        });
+        let (certificate, lines) = (ServerCertificate::new(&identity).unwrap(), Arc::<AtomicU64>::default());
+        let begun = Instant::now();
+        subscriber::with_default(Lines(Arc::clone(&lines)), || {
+            (0..1_000).for_each(|_| drop(certificate.certificate()));
+        });
+        let (found, took) = (lines.load(Ordering::Relaxed), begun.elapsed());
+        // A machine that stands still for a while may give more than one.
+        assert!((1..=1 + took.as_secs() / 10).contains(&found), "{found} lines in {took:?}");
     }
 }

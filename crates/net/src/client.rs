@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
@@ -10,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use crate::first_success::first_success;
 use crate::tls::{COORDINATOR_NAME, HELPER_NAME};
 use crate::traffic::Counters;
 use crate::transport::{self, Accepts, code};
@@ -57,7 +59,8 @@ struct ResponseStart<Resp> {
 
 impl Client {
     /// Connects to the first address of the token at which a server of the run takes it, and waits until both ends have
-    /// verified each other. Each address has [`Limits::connect_timeout`].
+    /// verified each other. Each address has [`Limits::connect_timeout`]. If a name stands for several IP addresses, an
+    /// attempt at one does not wait for the end of the attempts before it.
     ///
     /// # Errors
     /// [`NetError::Expired`] and [`NetError::Revoked`] if the token has expired, or if a verified server says so.
@@ -85,28 +88,39 @@ impl Client {
         // A coordinator that has moved leaves an address that anybody may use, so an error there does not end the search.
         let mut errors = Vec::new();
         for address in &token.addresses {
-            let targets = match timeout(limits.connect_timeout, tokio::net::lookup_host(address)).await {
-                Ok(Ok(targets)) => targets.collect::<Vec<_>>(),
-                Ok(Err(error)) => {
-                    errors.push(unreached(token, format!("{address} can't be resolved ({error})")));
-                    continue;
+            let unresolved = |why: &str| unreached(token, format!("{address} {why}"));
+            match timeout(limits.connect_timeout, tokio::net::lookup_host(address)).await {
+                Ok(Ok(targets)) => {
+                    let targets = targets.collect();
+                    match Self::connect_to_one(service, token, address, targets, &config, &limits).await {
+                        Ok(client) => return Ok(client),
+                        Err(failed) => errors.extend(failed),
+                    }
                 }
-                Err(_) => {
-                    errors.push(unreached(token, format!("{address} was not resolved in time")));
-                    continue;
-                }
-            };
-            for target in targets {
-                match Self::attempt(service, token, address, target, config.clone(), &limits).await {
-                    Ok(client) => return Ok(client),
-                    Err(error) => errors.push(error),
-                }
+                Ok(Err(error)) => errors.push(unresolved(&format!("can't be resolved ({error})"))),
+                Err(_) => errors.push(unresolved("was not resolved in time")),
             }
         }
         Err(no_connection(token, errors))
     }
 
-    /// Tries one address. An error says nothing about the other addresses, unless it is of the token itself.
+    /// Connects to one of the IP addresses for which an address of the token stands.
+    async fn connect_to_one(
+        service: Service,
+        token: &JoinToken,
+        address: &str,
+        targets: Vec<SocketAddr>,
+        config: &quinn::ClientConfig,
+        limits: &Limits,
+    ) -> Result<Self, Vec<NetError>> {
+        let answered = AtomicBool::new(false);
+        let attempt =
+            |target| Self::attempt(service, token, address, target, config.clone(), limits, &answered);
+        first_success(targets.into_iter().map(attempt).collect(), &answered).await
+    }
+
+    /// Tries one address. An error says nothing about the other addresses, unless it is of the token itself. Sets
+    /// `answered` when the server has proved that it is of the run: it would count another attempt as another peer.
     async fn attempt(
         service: Service,
         token: &JoinToken,
@@ -114,6 +128,7 @@ impl Client {
         target: SocketAddr,
         config: quinn::ClientConfig,
         limits: &Limits,
+        answered: &AtomicBool,
     ) -> Result<Self, NetError> {
         let failed = |reason: String| unreached(token, format!("{address}: {reason}"));
         let any = if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -127,6 +142,7 @@ impl Client {
             .map_err(|error| failed(error.to_string()))?;
         let handshake = async {
             let connection = connecting.await.map_err(|error| judge(token, address, false, error))?;
+            answered.store(true, Ordering::Relaxed);
             // In TLS 1.3 the handshake ends here before the coordinator has verified the token's certificate. Only the
             // welcome shows that the coordinator accepted it.
             let stream = connection.accept_uni().await.map_err(|error| judge(token, address, true, error))?;

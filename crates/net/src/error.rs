@@ -46,19 +46,25 @@ pub enum NetError {
         /// Reason why it is invalid.
         reason: String,
     },
-    /// The text is not a join token.
-    #[error(
-        "this is no join token: {reason}; copy the whole file secrets/join.token of the coordinator's run"
-    )]
+    /// The text is not a token of the wanted kind.
+    #[error("this is no {name}: {reason}; copy the whole file {file} of the coordinator's run")]
     Token {
+        /// The wanted kind.
+        name: &'static str,
         /// Reason why it is invalid.
         reason: String,
+        /// The file with a token of the wanted kind.
+        file: &'static str,
     },
-    /// The file of a join token can't be read.
-    #[error("can't read a join token from `{}`: give the file secrets/join.token of the coordinator's run directory", path.display())]
+    /// The file of a token can't be read.
+    #[error("can't read a {name} from `{}`: give the file {file} of the coordinator's run directory", path.display())]
     TokenFile {
-        /// The file.
+        /// The wanted kind.
+        name: &'static str,
+        /// The file that can't be read.
         path: PathBuf,
+        /// The file with a token of the wanted kind.
+        file: &'static str,
         /// Error of the operating system.
         #[source]
         source: io::Error,

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
+use std::time::SystemTime;
 
 use quinn::{Endpoint, EndpointConfig, TokioRuntime};
 use quinn_proto::HashedConnectionIdGenerator;
@@ -24,6 +25,7 @@ pub struct Server {
     address: SocketAddr,
     peers: tokio::sync::Mutex<mpsc::Receiver<PeerConnection>>,
     shared: Arc<Shared>,
+    renew_at: SystemTime,
     listener: JoinHandle<()>,
 }
 
@@ -68,13 +70,20 @@ impl Server {
         let shared = Arc::new(Shared::new(identity.run_id.clone(), limits));
         let (waiting, peers) = mpsc::channel(WAITING_PEERS);
         let listener = tokio::spawn(listen(endpoint.clone(), Arc::clone(&shared), waiting));
-        Ok(Self { endpoint, address, peers: peers.into(), shared, listener })
+        let renew_at = identity.renew_at;
+        Ok(Self { endpoint, address, peers: peers.into(), shared, renew_at, listener })
     }
 
     /// Address of the socket, with the actual port.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The time from which on the server wants a certificate after that of its first identity.
+    #[must_use]
+    pub fn renew_at(&self) -> SystemTime {
+        self.renew_at
     }
 
     /// Waits for the next peer; `None` after [`Server::close`].

@@ -17,9 +17,28 @@ use time::format_description::well_known::Rfc3339;
 use crate::{NetError, ServerIdentity};
 
 const PREFIX: &str = "dipaco1.";
-const HELPER_PREFIX: &str = "dipaco-helper1.";
+const WORKER: Kind =
+    Kind { prefix: PREFIX, name: "join token", holder: "a worker", file: "secrets/join.token" };
+const HELPER: Kind = Kind {
+    prefix: "dipaco-helper1.",
+    name: "token of a synchronizer",
+    holder: "a synchronizer",
+    file: "secrets/synchronizer.token",
+};
 const MAX_TEXT_BYTES: usize = 64 << 10;
 const CHECKSUM_BYTES: usize = 4;
+
+/// A kind of token.
+#[derive(Clone, Copy)]
+struct Kind {
+    /// The beginning of its line.
+    prefix: &'static str,
+    name: &'static str,
+    /// Who joins with it.
+    holder: &'static str,
+    /// Its file in the folder of the coordinator's run.
+    file: &'static str,
+}
 
 /// A join token lets its holder join a run until it expires. It contains a private key: keep it like a password.
 ///
@@ -47,7 +66,7 @@ impl JoinToken {
     /// # Errors
     /// [`NetError::Token`] if the token is damaged, [`NetError::TokenFile`] if the file can't be read.
     pub fn read_from(file: &Path) -> Result<Self, NetError> {
-        read_text(file)?.parse()
+        read_text(file, WORKER)?.parse()
     }
 
     /// The same token with the certificate of `renewed`.
@@ -114,19 +133,19 @@ impl HelperToken {
     /// # Errors
     /// As [`JoinToken::read_from`].
     pub fn read_from(file: &Path) -> Result<Self, NetError> {
-        read_text(file)?.parse()
+        read_text(file, HELPER)?.parse()
     }
 }
 
 impl fmt::Display for JoinToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_line(self, PREFIX, f)
+        write_line(self, WORKER, f)
     }
 }
 
 impl fmt::Display for HelperToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_line(self, HELPER_PREFIX, f)
+        write_line(self, HELPER, f)
     }
 }
 
@@ -134,7 +153,7 @@ impl FromStr for JoinToken {
     type Err = NetError;
 
     fn from_str(text: &str) -> Result<Self, NetError> {
-        from_line(text, PREFIX)
+        from_line(text, WORKER)
     }
 }
 
@@ -142,28 +161,30 @@ impl FromStr for HelperToken {
     type Err = NetError;
 
     fn from_str(text: &str) -> Result<Self, NetError> {
-        from_line(text, HELPER_PREFIX)
+        from_line(text, HELPER)
     }
 }
 
-/// The text of the token in `file`.
-fn read_text(file: &Path) -> Result<String, NetError> {
-    let failed = |source| NetError::TokenFile { path: file.to_owned(), source };
+/// The text of the token of a kind in the file at `path`.
+fn read_text(path: &Path, kind: Kind) -> Result<String, NetError> {
+    let Kind { name, file, .. } = kind;
+    let failed = |source| NetError::TokenFile { name, path: path.to_owned(), file, source };
     let mut content = Vec::new();
-    let opened = File::open(file).map_err(failed)?;
+    let opened = File::open(path).map_err(failed)?;
     opened.take(MAX_TEXT_BYTES as u64 + 1).read_to_end(&mut content).map_err(failed)?;
     String::from_utf8(content)
         .map_err(|_| failed(io::Error::new(io::ErrorKind::InvalidData, "the file is not text")))
 }
 
-fn write_line(token: &impl Serialize, prefix: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn write_line(token: &impl Serialize, kind: Kind, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut content = postcard::to_stdvec(token).map_err(|_| fmt::Error)?;
     content.extend_from_slice(&blake3::hash(&content).as_bytes()[..CHECKSUM_BYTES]);
-    write!(f, "{prefix}{}", BASE64_URL_SAFE_NO_PAD.encode(content))
+    write!(f, "{}{}", kind.prefix, BASE64_URL_SAFE_NO_PAD.encode(content))
 }
 
-fn from_line<T: DeserializeOwned>(text: &str, prefix: &str) -> Result<T, NetError> {
-    let wrong = |reason: &str| NetError::Token { reason: reason.to_owned() };
+fn from_line<T: DeserializeOwned>(text: &str, kind: Kind) -> Result<T, NetError> {
+    let Kind { prefix, name, file, .. } = kind;
+    let wrong = |reason: &str| NetError::Token { name, reason: reason.to_owned(), file };
     if text.len() > MAX_TEXT_BYTES {
         return Err(wrong("it is far too long"));
     }
@@ -173,12 +194,15 @@ fn from_line<T: DeserializeOwned>(text: &str, prefix: &str) -> Result<T, NetErro
         return Err(wrong("it is empty"));
     }
     let Some(encoded) = text.strip_prefix(prefix) else {
+        if let Some(other) = [WORKER, HELPER].into_iter().find(|other| text.starts_with(other.prefix)) {
+            return Err(wrong(&format!("it is the token of {}", other.holder)));
+        }
         let other = text.strip_prefix("dipaco").and_then(|rest| rest.split_once('.'));
         return Err(match other {
             Some((version, _)) if version.parse::<u32>().is_ok() => {
                 wrong("it is of another version of the program")
             }
-            _ => NetError::Token { reason: format!("it does not start with `{prefix}`") },
+            _ => wrong(&format!("it does not start with `{prefix}`")),
         });
     };
     let content = BASE64_URL_SAFE_NO_PAD

@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::NetError;
+use crate::printable::is_printable;
 
 const PREAMBLE_BYTES: usize = 8;
 const CHUNK_BYTES: usize = 256 << 10;
@@ -261,16 +262,11 @@ pub(crate) fn closed(peer: &str, source: quinn::ConnectionError) -> NetError {
     }
 }
 
-/// The other end's reason as text. Its control characters are spelled out, because the text of a stranger may hold
-/// commands to a terminal. So are the marks of a direction of writing: they show letters in another order than the text
-/// has. `dipaco_cli::plain_text` has the same rule for text of several lines. A change of one is a change of both.
+/// The other end's reason as text. Letters that are not [printable](is_printable) are spelled out.
 fn spelled_out(reason: &[u8]) -> String {
-    let is_plain = |letter: char| {
-        !letter.is_control() && !matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
     let mut text = String::with_capacity(reason.len());
     for letter in String::from_utf8_lossy(reason).chars() {
-        if is_plain(letter) { text.push(letter) } else { text.extend(letter.escape_default()) }
+        if is_printable(letter) { text.push(letter) } else { text.extend(letter.escape_default()) }
     }
     text
 }

@@ -53,6 +53,12 @@ fn errors_of_invalid_tokens_differ() {
     assert!(reason("dipaco1.").contains("end is missing"));
     assert!(reason(&line[..line.len() - 40]).contains("end is missing"));
     assert!(reason(&"x".repeat(1 << 20)).contains("too long"));
+    let of_a_synchronizer = reason("dipaco-helper1.abcdef");
+    assert!(of_a_synchronizer.contains("it is the token of a synchronizer"), "{of_a_synchronizer}");
+    assert!(of_a_synchronizer.contains("the whole file secrets/join.token"), "{of_a_synchronizer}");
+    let of_a_worker = line.parse::<HelperToken>().unwrap_err().to_string();
+    assert!(of_a_worker.contains("it is the token of a worker"), "{of_a_worker}");
+    assert!(of_a_worker.contains("the whole file secrets/synchronizer.token"), "{of_a_worker}");
 }
 
 #[test]
@@ -65,6 +71,10 @@ fn a_token_is_read_from_a_file() {
     let missing = directory.path().join("missing");
     let error = JoinToken::read_from(&missing).unwrap_err();
     assert!(matches!(error, NetError::TokenFile { .. }), "{error}");
+    assert!(error.to_string().contains("give the file secrets/join.token"), "{error}");
+    let of_a_synchronizer = HelperToken::read_from(&missing).unwrap_err().to_string();
+    assert!(of_a_synchronizer.contains("can't read a token of a synchronizer"), "{of_a_synchronizer}");
+    assert!(of_a_synchronizer.contains("give the file secrets/synchronizer.token"), "{of_a_synchronizer}");
     std::fs::write(&file, [0xff; 10]).unwrap();
     assert!(matches!(JoinToken::read_from(&file), Err(NetError::TokenFile { .. })));
 }

@@ -11,8 +11,8 @@ pub enum DeviceChoice {
     /// The first GPU that is new enough, and the CPU where there is none.
     #[default]
     Auto,
-    /// A GPU for the process with this number, from 0, of several on a machine: the processes take the GPUs in turn. The
-    /// turn of a GPU that is too old goes to the next one. The CPU where there is no GPU.
+    /// A GPU for the process with this number, from 0, of several on a machine: the processes take the GPUs that are
+    /// new enough in turn. The CPU where there is none.
     InTurn(usize),
     /// The CPU.
     Cpu,
@@ -73,25 +73,15 @@ pub(crate) fn shape_for_rows(model: &dipaco_model::ModelConfig, tokens: usize) -
     dipaco_model::ModelConfig { context: tokens.clamp(1, model.context), ..model.clone() }
 }
 
-/// Opens a GPU for a process, of `count` GPUs: the one whose turn it is, or the next that is not too old.
+/// The number of the GPU for a process: the processes take the usable GPUs in turn, those that are not too old. GPU 0
+/// if there is none: the error of opening it says what to do.
 ///
-/// Otherwise the process would take the CPU beside others on GPUs. Its arithmetic would have another fingerprint, and it
-/// would wait for a lease for ever.
-#[cfg(feature = "cuda")]
-fn open_in_turn<T>(
-    process: usize,
-    count: usize,
-    open: impl Fn(usize) -> Result<T, dipaco_cuda::CudaError>,
-) -> Result<T, dipaco_cuda::CudaError> {
-    let first = process.checked_rem(count).unwrap_or(0);
-    let mut opened = open(first);
-    for number in (first + 1..count).chain(0..first) {
-        if !matches!(opened, Err(dipaco_cuda::CudaError::Capability { .. })) {
-            break;
-        }
-        opened = open(number);
-    }
-    opened
+/// A process must not take the CPU beside others on GPUs. Its arithmetic would have another fingerprint, and it would
+/// wait for a lease for ever.
+#[cfg(any(feature = "cuda", test))]
+fn gpu_in_turn(process: usize, usable: &[usize]) -> usize {
+    let turn = process.checked_rem(usable.len());
+    turn.and_then(|turn| usable.get(turn)).copied().unwrap_or(0)
 }
 
 impl TrainDevice {
@@ -104,7 +94,7 @@ impl TrainDevice {
     #[cfg(feature = "cuda")]
     pub fn open(choice: DeviceChoice) -> Result<Self, PathError> {
         use dipaco_cuda::Gpu;
-        let in_turn = |process| Gpu::count().and_then(|count| open_in_turn(process, count, Gpu::open));
+        let in_turn = |process| Gpu::new_enough().and_then(|usable| Gpu::open(gpu_in_turn(process, &usable)));
         let opened = match choice {
             DeviceChoice::Cpu => return Ok(Self::Cpu),
             DeviceChoice::Cuda(number) => Gpu::open(number),
@@ -131,6 +121,24 @@ impl TrainDevice {
             DeviceChoice::Auto | DeviceChoice::InTurn(_) | DeviceChoice::Cpu => Ok(Self::Cpu),
             DeviceChoice::Cuda(_) => Err(PathError::BuiltWithoutCuda),
         }
+    }
+
+    /// The number of GPUs of this machine that the program may use, with those that are too old.
+    ///
+    /// # Errors
+    /// The driver or a library of CUDA is not installed, or the driver returns an error.
+    #[cfg(feature = "cuda")]
+    pub fn gpu_count() -> Result<usize, PathError> {
+        Ok(dipaco_cuda::Gpu::count()?)
+    }
+
+    /// The number of GPUs of this machine.
+    ///
+    /// # Errors
+    /// Always, because this program was built without the feature `cuda`.
+    #[cfg(not(feature = "cuda"))]
+    pub fn gpu_count() -> Result<usize, PathError> {
+        Err(PathError::BuiltWithoutCuda)
     }
 
     /// True if this is the CPU.
@@ -198,6 +206,7 @@ mod tests {
         assert!(TrainDevice::open(DeviceChoice::Auto).unwrap().is_cpu());
         assert!(TrainDevice::open(DeviceChoice::InTurn(1)).unwrap().is_cpu());
         assert!(TrainDevice::open(DeviceChoice::Cpu).unwrap().is_cpu());
+        assert!(matches!(TrainDevice::gpu_count(), Err(PathError::BuiltWithoutCuda)));
     }
 
     #[cfg(feature = "cuda")]
@@ -212,23 +221,14 @@ mod tests {
         assert!(!failed.is_no_gpu() && !failed.is_old_gpu());
     }
 
-    #[cfg(feature = "cuda")]
     #[test]
-    fn the_turn_of_a_gpu_that_is_too_old_goes_to_the_next_one() {
-        use dipaco_cuda::CudaError;
-        let opened = |old: &'static [usize], process: usize| {
-            let open = |ordinal: usize| {
-                let too_old = CudaError::Capability { ordinal, major: 7, minor: 5 };
-                if old.contains(&ordinal) { Err(too_old) } else { Ok(ordinal) }
-            };
-            open_in_turn(process, 3, open).ok()
-        };
-        assert_eq!([0, 1, 2, 3].map(|process| opened(&[], process)), [Some(0), Some(1), Some(2), Some(0)]);
-        assert_eq!([0, 1, 2].map(|process| opened(&[2], process)), [Some(0), Some(1), Some(0)]);
-        assert_eq!([0, 1, 2].map(|process| opened(&[0, 1], process)), [Some(2); 3]);
-        assert_eq!(opened(&[0, 1, 2], 1), None);
-        let missing = |ordinal| Err::<(), _>(CudaError::NoDevice { ordinal, count: 0 });
-        assert!(matches!(open_in_turn(1, 0, missing), Err(CudaError::NoDevice { ordinal: 0, .. })));
+    fn processes_are_spread_evenly_over_the_gpus_that_are_not_too_old() {
+        let numbers = |usable: &[usize]| [0, 1, 2, 3].map(|process| gpu_in_turn(process, usable));
+        assert_eq!(numbers(&[0, 1, 2]), [0, 1, 2, 0]);
+        assert_eq!(numbers(&[1, 2]), [1, 2, 1, 2]);
+        assert_eq!(numbers(&[0, 2]), [0, 2, 0, 2]);
+        assert_eq!(numbers(&[2]), [2; 4]);
+        assert_eq!(numbers(&[]), [0; 4]);
     }
 
     #[cfg(feature = "cuda")]

@@ -183,6 +183,16 @@ pub enum PipelineError {
     /// A step needs trained paths.
     #[error("the paths of this run have not been trained: run `dipaco train` first")]
     NotTrained,
+    /// Early stopping needs held-out losses, and no path has one.
+    #[error(
+        "no path of the run in {store} has a held-out loss of this phase of routing, by which its best version is chosen: leave \
+         out early stopping (--early-stopping), wait until the training has measured one, or train with \
+         train.holdout_fraction and train.holdout_sequences above 0"
+    )]
+    NoBest {
+        /// Address of the store.
+        store: String,
+    },
     /// The next router needs reserved documents.
     #[error("{} holds no reserved documents: set routing.router_share, and run `dipaco route assign` before training begins", file.display())]
     NoReserved {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dipaco_config::RunConfig;
 use dipaco_eval::{
-    Choice, ChunkRouting, Domains, EvalError, Evaluation, EvaluationConfig, EvaluationProgress,
+    CONTINUATION, Choice, ChunkRouting, Domains, EvalError, Evaluation, EvaluationConfig, EvaluationProgress,
     EvaluationProgressFn, Mixture, Protocol, Ranking, RerouteBy, RouteUnit, Stage, Tempered, TokenRouter,
     evaluate_dense, evaluate_mixture, evaluate_path, evaluate_routed, rank_dense, rank_routed,
 };
@@ -69,7 +69,8 @@ pub enum Subject {
 pub struct EvaluatedRun<'a> {
     /// The run's folder.
     pub run: &'a RunDirectory,
-    /// Its configuration, with the vocabulary.
+    /// Its configuration, with the vocabulary. Its section of the evaluation may differ from that of the weights: two
+    /// models that are compared read sequences of one length.
     pub config: &'a RunConfig,
     /// The weights.
     pub weights: &'a Weights,
@@ -244,26 +245,32 @@ fn rank(
         return Ok(None);
     }
     let model = match subject {
-        Subject::Seed => weights.seed()?,
-        Subject::Imported => weights.imported()?.ok_or(PipelineError::NotImported)?,
-        Subject::Soup => weights.soup()?,
-        Subject::Path(path) => weights.path(path)?,
-        Subject::Routed(_) => {
-            let mut paths = PathsInTurn::new(weights, device);
-            return Ok(Some(rank_routed(
-                &validation_shards(run, weights)?.0,
-                &mut paths,
-                candidates,
-                protocol,
-                progress,
-            )?));
-        }
+        Subject::Seed => Some(weights.seed()?),
+        Subject::Imported => Some(weights.imported()?.ok_or(PipelineError::NotImported)?),
+        Subject::Soup => Some(weights.soup()?),
+        Subject::Path(path) => Some(weights.path(path)?),
+        Subject::Routed(_) => None,
         Subject::Rerouted { .. } | Subject::Ensemble { .. } | Subject::Oracle | Subject::RandomPath => {
             return Ok(None);
         }
     };
-    let file = token_file(run, &run.validation_tokens())?;
-    Ok(Some(rank_dense(&device.place(model)?, &file, candidates, protocol, progress)?))
+    let ranking = if let Some(model) = model {
+        let file = token_file(run, &run.validation_tokens())?;
+        rank_dense(&device.place(model)?, &file, candidates, protocol, progress)?
+    } else {
+        let (shards, _) = validation_shards(run, weights)?;
+        let mut paths = PathsInTurn::new(weights, device);
+        rank_routed(&shards, &mut paths, candidates, protocol, progress)?
+    };
+    if ranking.prompts == 0 {
+        tracing::warn!(
+            "no continuation is ranked: a prompt needs a document of {} tokens or more (evaluation.prefix_tokens), and \
+             {candidates} documents, with labels of one domain, that continue differently (--rank, \
+             evaluation.rank_candidates)",
+            ranking.prompt_tokens + CONTINUATION + 1
+        );
+    }
+    Ok(Some(ranking))
 }
 
 fn mixture(

@@ -62,14 +62,13 @@ pub struct Scored {
 /// When the run is not trained or has no reserved documents, when a file can't be written, or when `cancel` was set.
 pub fn score(
     run: &RunDirectory,
-    config: &RunConfig,
     weights: &Weights,
     device: DeviceChoice,
     part: WorkPart,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Scored, PipelineError> {
-    let training = training(weights)?;
+    let (training, config) = (training(weights)?, weights.config());
     let device = device::open(device)?;
     let size =
         ReaderSize { sequences: config.evaluation.batch_sequences, tokens: config.train.sequence_tokens };
@@ -81,7 +80,7 @@ pub fn score(
         progress.task("route score", Some(documents * paths.len() as u64), ProgressUnit::Count("documents"));
     let mut scored = Scored { phase: training.phase, documents, tokens: tokens.tokens(), new: 0, skipped: 0 };
     for (number, &path) in (0u64..).zip(&paths) {
-        let header = header(training, config, weights, path, &tokens)?;
+        let header = header(training, weights, path, &tokens)?;
         if scores_are_there(&routing.scores(), &header)? {
             scored.skipped += 1;
         } else {
@@ -114,14 +113,13 @@ pub fn score(
 /// was set.
 pub fn refit(
     run: &RunDirectory,
-    config: &RunConfig,
     weights: &Weights,
     device: DeviceChoice,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<(Router, bool), PipelineError> {
     let new = run.routing(next(weights)?.phase + 1);
-    let inputs = RefitInputs::read(run, config, weights)?;
+    let inputs = RefitInputs::read(run, weights)?;
     if let Some(known) = inputs.fitted(&new)? {
         return Ok((known, false));
     }
@@ -138,7 +136,7 @@ pub fn refit(
         }
     };
     let wanted = WantedFeatures { settings: &settings, kind, vectors: vectors.clone(), device };
-    let model = wanted.features(run, config, weights, progress, cancel)?;
+    let model = wanted.features(run, weights, progress, cancel)?;
     let features = SampleFeatures::new(&model, seed_hash, &tokens, &settings, &new.features())?;
     let paths = weights.topology().paths();
     let mut likelihoods = Likelihoods::new(features.numbers().to_vec(), paths);
@@ -169,18 +167,17 @@ pub fn refit(
 /// Takes all steps to the next phase. Returns its shards.
 fn reroute(
     run: &RunDirectory,
-    config: &RunConfig,
     weights: &Weights,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<Vec<ShardRecord>, PipelineError> {
-    let training = next(weights)?;
+    let (training, config) = (next(weights)?, weights.config());
     let phase = training.phase + 1;
     tracing::info!(phase, round = training.phase_end(), "the text is divided among the paths anew");
     // The GPUs of this machine belong to its workers, which keep their memory while they wait.
     let device = DeviceChoice::Cpu;
-    let scored = score(run, config, weights, device, WorkPart::WHOLE, progress, cancel)?;
-    let (router, _) = refit(run, config, weights, device, progress, cancel)?;
+    let scored = score(run, weights, device, WorkPart::WHOLE, progress, cancel)?;
+    let (router, _) = refit(run, weights, device, progress, cancel)?;
     tracing::info!(
         phase,
         documents = scored.documents,
@@ -222,10 +219,10 @@ pub(crate) fn rerouting(
             let stop = StopWhenDropped(Arc::default());
             let cancel = stop.0.clone();
             let work = move || {
-                if stop_at_phase && !next_router_is_fitted(&run, &config, &weights)? {
+                if stop_at_phase && !next_router_is_fitted(&run, &weights)? {
                     return Ok(None);
                 }
-                reroute(&run, &config, &weights, &progress, &cancel).map(Some)
+                reroute(&run, &weights, &progress, &cancel).map(Some)
             };
             let shards = tokio::task::spawn_blocking(work).await;
             Ok(shards.map_err(|source| PipelineError::Task { source })??)
@@ -251,11 +248,11 @@ struct RefitInputs {
 
 impl RefitInputs {
     /// Reads the inputs of a run whose next phase can begin.
-    fn read(run: &RunDirectory, config: &RunConfig, weights: &Weights) -> Result<Self, PipelineError> {
+    fn read(run: &RunDirectory, weights: &Weights) -> Result<Self, PipelineError> {
         let routing = run.routing(next(weights)?.phase);
         let tokens = reserved(run, &routing)?;
-        let settings = router_settings(config, weights)?;
-        let ReservedScores { scores, hash: scores_hash } = scores(run, config, weights, &tokens)?;
+        let settings = router_settings(weights)?;
+        let ReservedScores { scores, hash: scores_hash } = scores(run, weights, &tokens)?;
         let old = router(&routing)?;
         let from = TargetsFrom { router_hash: old.hash().to_owned(), scores_hash };
         let origin = origin_of(&tokens, weights.seed_hash()?);
@@ -272,16 +269,12 @@ impl RefitInputs {
 
 /// True if the router of the next phase is fitted on scores of the current weights. A run that went back has the router of the
 /// weights that it had before.
-fn next_router_is_fitted(
-    run: &RunDirectory,
-    config: &RunConfig,
-    weights: &Weights,
-) -> Result<bool, PipelineError> {
+fn next_router_is_fitted(run: &RunDirectory, weights: &Weights) -> Result<bool, PipelineError> {
     let new = run.routing(next(weights)?.phase + 1);
     if !new.router().exists() {
         return Ok(false);
     }
-    match RefitInputs::read(run, config, weights) {
+    match RefitInputs::read(run, weights) {
         Ok(inputs) => Ok(inputs.fitted(&new)?.is_some()),
         Err(PipelineError::Routing(RoutingError::NoScores { .. })) => Ok(false),
         Err(error) => Err(error),
@@ -337,7 +330,6 @@ pub(crate) fn reserved(run: &RunDirectory, routing: &RoutingFolder) -> Result<Ar
 /// The scores that all paths gave the reserved documents `tokens` with their current weights.
 pub(crate) fn scores(
     run: &RunDirectory,
-    config: &RunConfig,
     weights: &Weights,
     tokens: &TokenSet,
 ) -> Result<ReservedScores, PipelineError> {
@@ -348,7 +340,7 @@ pub(crate) fn scores(
     let (mut scores, mut hasher) = (Vec::new(), blake3::Hasher::new());
     for path in weights.topology().path_ids() {
         let found = PathScores::open(&folder, path, tokens)?;
-        if !header(training, config, weights, path, tokens)?.is_answered_by(found.header()) {
+        if !header(training, weights, path, tokens)?.is_answered_by(found.header()) {
             return Err(RoutingError::NoScores { path, folder }.into());
         }
         hasher.update(found.header().hash.as_bytes());
@@ -359,12 +351,12 @@ pub(crate) fn scores(
 
 fn header(
     training: &TrainingRecord,
-    config: &RunConfig,
     weights: &Weights,
     path: PathId,
     tokens: &TokenSet,
 ) -> Result<ScoreHeader, PipelineError> {
-    Ok(score_header(training, weights.topology(), path, tokens, config.train.sequence_tokens)?)
+    let sequence_tokens = weights.config().train.sequence_tokens;
+    Ok(score_header(training, weights.topology(), path, tokens, sequence_tokens)?)
 }
 
 #[cfg(test)]

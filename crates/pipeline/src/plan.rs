@@ -6,7 +6,7 @@ use dipaco_plan::{
 };
 use dipaco_topology::Topology;
 
-use crate::dry_run::{DryRun, paths_through_modules};
+use crate::dry_run::{DryRun, RoundSpan, paths_through_modules};
 use crate::error::PipelineError;
 use crate::measured_runs::measured_law;
 use crate::prepared::token_file;
@@ -53,14 +53,20 @@ pub fn plan(
         link: inputs.link,
     });
     let topology = Topology::new(&config.topology, config.model.blocks)?;
+    let trained_paths = topology.trained_paths().len() as u64;
     let levels = (0_u16..).zip(&sizes.levels).flat_map(|(number, level)| {
         let outer = config.outer.of_level(number);
-        paths_through_modules(&topology, number.into()).into_iter().map(move |paths| PlannedLevel {
-            level: number,
-            paths_per_module: paths,
-            trains: level.trains,
-            outer_rate: outer_rate(&outer, paths),
-            default_outer_rate: outer_rate(&OuterConfig::default(), paths),
+        paths_through_modules(&topology, number.into()).into_iter().map(move |paths| {
+            let in_step =
+                if level.trains { paths_in_step(paths, &sizes.rounds, trained_paths) } else { paths };
+            PlannedLevel {
+                level: number,
+                paths_per_module: paths,
+                paths_per_step: in_step,
+                trains: level.trains,
+                outer_rate: outer_rate(&outer, in_step),
+                default_outer_rate: outer_rate(&OuterConfig::default(), in_step),
+            }
         })
     });
     let rounds = sizes.rounds.iter().map(|part| PlannedRounds { rounds: part.rounds, paths: part.paths });
@@ -71,7 +77,7 @@ pub fn plan(
     Ok(Plan::new(&Setting {
         parameters: sizes.parameters.path,
         paths: sizes.paths.into(),
-        trained_paths: topology.trained_paths().len() as u64,
+        trained_paths,
         levels: levels.collect(),
         seed: PlannedSeed {
             steps: config.seed_model.steps,
@@ -93,7 +99,19 @@ pub fn plan(
     }))
 }
 
-/// The outer steps of a level with so many paths through each module. Those of an outer AdamW have the inner rate.
+/// The paths in an outer step of a module that `through` of the `trained` paths share: the mean over its steps, rounded.
+/// Paths that rest in a round take no part in its steps, and a module whose paths all rest takes none. The mean counts
+/// each path as awake by itself, with the share of the paths that are awake in a round.
+fn paths_in_step(through: u32, rounds: &[RoundSpan], trained: u64) -> u32 {
+    let sum = |of: fn(&RoundSpan) -> u64| rounds.iter().map(|part| of(part) as f64).sum::<f64>();
+    let (awake, all) = (sum(|part| part.rounds * part.paths), sum(|part| part.rounds) * trained as f64);
+    let share = if all > 0.0 { awake / all } else { 1.0 };
+    let steps = 1.0 - (1.0 - share).powf(through.into());
+    let mean = if steps > 0.0 { f64::from(through) * share / steps } else { 1.0 };
+    (mean.round() as u32).clamp(1, through.max(1))
+}
+
+/// The outer steps of a level with so many paths in each step. Those of an outer AdamW have the inner rate.
 fn outer_rate(outer: &OuterConfig, paths: u32) -> Option<OuterRate> {
     let rate = outer.nesterov.learning_rate * f64::from(outer.rescale.factor(paths as usize));
     outer.optimizer.is_nesterov().then_some(OuterRate { rate, momentum: outer.nesterov.momentum })
@@ -138,6 +156,31 @@ mod tests {
         for (level, rate) in plan.levels.iter().zip([0.35, 0.7]) {
             assert!(is(level.outer_rate, rate) && is(level.default_outer_rate, default), "{level:?}");
         }
+    }
+
+    #[test]
+    fn the_outer_rate_is_that_of_the_paths_that_train_in_a_round() {
+        let level = |paths_per_round| {
+            let mut config = config();
+            config.train.paths_per_round = paths_per_round;
+            let sizes = DryRun::new(&config, String::new(), 1, 1, None).unwrap();
+            let plan = plan(&RunDirectory::new("none"), &config, &sizes, PlanInputs::default()).unwrap();
+            plan.levels[0].clone()
+        };
+        let all = level(PathsPerRound::default());
+        assert_eq!((all.paths_per_module, all.paths_per_step), (2, 2));
+        let two_of_four = level(PathsPerRound::Always(2));
+        assert_eq!((two_of_four.paths_per_module, two_of_four.paths_per_step), (2, 1));
+        let ratio = all.outer_rate.unwrap().rate / two_of_four.outer_rate.unwrap().rate;
+        assert!((ratio - 2f64.sqrt()).abs() < 1e-6, "{ratio}");
+        let one_of_four = level(PathsPerRound::Always(1));
+        assert_eq!(
+            one_of_four.paths_per_step, 1,
+            "0.5 on average, and no step in more than half of the rounds"
+        );
+        // Four paths in nine of ten rounds.
+        let changing = level(PathsPerRound::Changing(vec![(0, 1), (1, 0)]));
+        assert_eq!(changing.paths_per_step, 2);
     }
 
     #[test]

@@ -77,7 +77,6 @@ fn read_router(file: PathBuf) -> Result<Router, PipelineError> {
 /// [`PipelineError::RouterInUse`] when paths were trained on the text that another router divided.
 pub fn fit(
     run: &RunDirectory,
-    config: &RunConfig,
     weights: &Weights,
     device: DeviceChoice,
     progress: &Progress,
@@ -87,8 +86,8 @@ pub fn fit(
     let seed_hash = weights.seed_hash()?;
     let paths = weights.topology().paths();
     let routing = run.routing(0);
-    let settings = router_settings(config, weights)?;
-    let labels_hash = labels_hash(config)?;
+    let settings = router_settings(weights)?;
+    let labels_hash = labels_hash(weights.config())?;
     let origin = FitOrigin { labels_hash, ..origin_of(&file, seed_hash) };
     let kept = kept_router(run, file.tokenizer_hash())?;
     if let Some(kept) = kept.as_ref().filter(|kept| kept.paths() == paths) {
@@ -110,7 +109,7 @@ pub fn fit(
     let vectors = vectors_of(kept.as_ref(), &file, &settings, &mut show)?;
     let wanted =
         WantedFeatures { settings: &settings, kind: settings.kind, vectors: vectors.clone(), device };
-    let model = wanted.features(run, config, weights, progress, cancel)?;
+    let model = wanted.features(run, weights, progress, cancel)?;
     let features = SampleFeatures::new(&model, seed_hash, &file, &settings, &routing.features())?;
     let FeaturePoints { points, devices } = features.all(&mut show)?;
     let origin = FitOrigin { devices, ..origin };
@@ -278,11 +277,11 @@ fn divide<T>(
     let train = token_file(run, &run.train_tokens())?;
     refuse_other_shards(&routing, phase, weights, &router, &train)?;
     check_label_file(weights.config(), &router)?;
-    let (config, settings) = (weights.config(), &router.fitted_on().config);
+    let settings = &router.fitted_on().config;
     let wanted = WantedFeatures { settings, kind: router.kind(), vectors: router.token_vectors(), device };
-    let model = wanted.features(run, config, weights, progress, cancel)?;
+    let model = wanted.features(run, weights, progress, cancel)?;
     let seed_hash = weights.seed_hash()?;
-    let config = &config.routing;
+    let config = &weights.config().routing;
     let folder = routing.train();
     let assignment = Assignment::new(&model, seed_hash, &router, &train, &folder)
         .overlap(config.overlap)
@@ -303,7 +302,6 @@ fn divide<T>(
 /// As [`fit`].
 pub fn features_part(
     run: &RunDirectory,
-    config: &RunConfig,
     weights: &Weights,
     device: DeviceChoice,
     part: WorkPart,
@@ -311,12 +309,12 @@ pub fn features_part(
     cancel: &AtomicBool,
 ) -> Result<u64, PipelineError> {
     let file = token_file(run, &run.train_tokens())?;
-    let settings = router_settings(config, weights)?;
+    let settings = router_settings(weights)?;
     let mut show = shown(progress, "features", cancel);
     let kept = kept_router(run, file.tokenizer_hash())?;
     let vectors = vectors_of(kept.as_ref(), &file, &settings, &mut show)?;
     let wanted = WantedFeatures { settings: &settings, kind: settings.kind, vectors, device };
-    let model = wanted.features(run, config, weights, progress, cancel)?;
+    let model = wanted.features(run, weights, progress, cancel)?;
     let features =
         SampleFeatures::new(&model, weights.seed_hash()?, &file, &settings, &run.routing(0).features())?;
     Ok(features.part(part, &mut show)?)

@@ -1,6 +1,5 @@
 //! The settings of a router, with the blocks of the seed that its features come from.
 
-use dipaco_config::RunConfig;
 use dipaco_routing::{FeatureKind, RouterConfig};
 use dipaco_store::SeedRecord;
 
@@ -13,8 +12,8 @@ const SHORT_SEED_STEPS: u64 = 300;
 
 /// The settings with which a router of this run is fitted. The router records them, so that text and prompts are routed by
 /// the same features later.
-pub(crate) fn router_settings(config: &RunConfig, weights: &Weights) -> Result<RouterConfig, PipelineError> {
-    let settings = config.routing.of_router();
+pub(crate) fn router_settings(weights: &Weights) -> Result<RouterConfig, PipelineError> {
+    let settings = weights.config().routing.of_router();
     if settings.features != FeatureKind::Seed {
         return Ok(settings);
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use dipaco_config::RunConfig;
-use dipaco_infer::{ModuleKey, PathModules, TokenSampler};
+use dipaco_infer::{ModuleKey, PathModules, TokenSampler, most_route_bytes};
 use dipaco_model::{ModelError, PackedModule, Stepper, level_specs, packing_bytes, parameters, path_specs};
 use dipaco_server::{Preload, RerouteBy, body_bytes, engine_config};
 use dipaco_shards::Tokenizer;
@@ -38,6 +38,8 @@ pub struct ServeMemory {
     pub pages: usize,
     /// The seed of the router, its token vectors, and the transformer router with its activations.
     pub routers: usize,
+    /// The routes that the engine remembers.
+    pub routes: usize,
     /// The tables of the tokenizer.
     pub tokenizer: usize,
     /// Parts of a module's file and its tensors in f32, while it is read and packed.
@@ -110,6 +112,7 @@ impl ServeMemory {
             modules,
             pages: engine.pages(model.context, page).saturating_mul(page),
             routers: total(models).saturating_add(vectors),
+            routes: most_route_bytes(config.routing.prefix_tokens, topology.paths() as usize),
             tokenizer: usize::try_from(tokenizer).unwrap_or(usize::MAX),
             loading: loading(config, topology),
             step: rows.saturating_mul(F32 * (row + logits)).saturating_add(choices),
@@ -120,8 +123,8 @@ impl ServeMemory {
     /// All parts together.
     #[must_use]
     pub fn total(&self) -> usize {
-        let Self { modules, pages, routers, tokenizer, loading, step, bodies } = *self;
-        total([modules, pages, routers, tokenizer, loading, step, bodies])
+        let Self { modules, pages, routers, routes, tokenizer, loading, step, bodies } = *self;
+        total([modules, pages, routers, routes, tokenizer, loading, step, bodies])
     }
 
     /// Refuses a server that needs more than the available memory of a machine.
@@ -143,12 +146,13 @@ impl std::fmt::Display for ServeMemory {
         let bytes = |bytes: usize| human::bytes(bytes as u64);
         write!(
             f,
-            "{}: modules {}, keys and values {}, routers {}, the tokenizer {}, reading a module {}, \
-             a step {}, bodies of requests {}",
+            "{}: modules {}, keys and values {}, routers {}, remembered routes {}, the tokenizer {}, \
+             reading a module {}, a step {}, bodies of requests {}",
             bytes(self.total()),
             bytes(self.modules),
             bytes(self.pages),
             bytes(self.routers),
+            bytes(self.routes),
             bytes(self.tokenizer),
             bytes(self.loading),
             bytes(self.step),
@@ -272,8 +276,10 @@ mod tests {
         let bodies = memory(|config| config.serve.body_limit *= 2, SEED).bodies;
         // 16 of the largest bodies with their prompts, and one that is decoded.
         assert_eq!(bodies - all.bodies, (16 * 3 + 1) * config.serve.body_limit);
-        let parts = [all.modules, all.pages, all.routers, all.tokenizer, all.loading, all.step, all.bodies];
-        assert_eq!(all.total(), parts.iter().sum::<usize>());
+        let held = [all.modules, all.pages, all.routers, all.routes, all.tokenizer];
+        let used = [all.loading, all.step, all.bodies];
+        assert_eq!(all.total(), held.iter().chain(&used).sum::<usize>());
+        assert_eq!(all.routes, 4096 * 4 * (config.routing.prefix_tokens + 4));
         assert_eq!(all.tokenizer as u64, TOKENIZER * Tokenizer::MEMORY_OF_A_BYTE);
     }
 

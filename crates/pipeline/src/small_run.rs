@@ -81,7 +81,7 @@ impl SmallRun {
 
     pub(crate) fn fit(&self) -> Result<(Router, bool), PipelineError> {
         let (hidden, stop) = (Progress::hidden(), AtomicBool::new(false));
-        route::fit(&self.run, &self.config, &self.weights(), DeviceChoice::Cpu, &hidden, &stop)
+        route::fit(&self.run, &self.weights(), DeviceChoice::Cpu, &hidden, &stop)
     }
 
     pub(crate) fn assign(&self) -> Result<Division, PipelineError> {

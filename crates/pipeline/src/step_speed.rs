@@ -16,6 +16,7 @@ use dipaco_topology::{Part, PathId, Topology};
 
 pub use self::phases::PhaseTimes;
 use crate::error::PipelineError;
+use crate::median::Median;
 
 /// Seed of the weights, so that each measurement computes the same.
 const SEED: u64 = 0;
@@ -121,12 +122,7 @@ pub struct StepSpeed {
 impl StepSpeed {
     /// The median duration of a step in seconds.
     pub fn median(&self) -> f64 {
-        let middle = self.seconds.len() / 2;
-        match self.seconds.as_slice() {
-            [] => 0.0,
-            seconds if seconds.len().is_multiple_of(2) => f64::midpoint(seconds[middle - 1], seconds[middle]),
-            seconds => seconds[middle],
-        }
+        self.seconds.clone().median()
     }
 }
 

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::advertised::with_bound_port;
 use crate::authority::{TOKEN_LIFETIME, authority, renew_tokens, renewals, write_tokens};
 use crate::error::PipelineError;
+use crate::leftovers::delete_leftovers;
 use crate::limits::raise_open_files;
 use crate::matching_shards::check_training_shards;
 use crate::phases;
@@ -85,6 +86,7 @@ pub async fn train(
     // Before the recovery, which reads all objects: a complete run keeps no checkpoint to go back to.
     if let Some(summary) = saved.as_ref().map_or(Ok(None), |saved| finished(saved, config))? {
         accept()?;
+        delete_leftovers(&store).await;
         return Ok(summary);
     }
     let begins = saved.is_none_or(|saved| saved.training.is_none());
@@ -146,7 +148,7 @@ pub async fn train(
         let _ = board.await;
     }
     let summary = result?;
-    warn_of_rising_losses(&store, config).await?;
+    conclude(&store, config).await?;
     Ok(summary)
 }
 
@@ -210,7 +212,9 @@ fn warn_of_settings(training: Option<&TrainingRecord>, config: &RunConfig) {
     }
 }
 
-async fn warn_of_rising_losses(store: &RunStore, config: &RunConfig) -> Result<(), PipelineError> {
+/// Deletes what a complete run does not need any more, and warns of rising losses.
+async fn conclude(store: &RunStore, config: &RunConfig) -> Result<(), PipelineError> {
+    delete_leftovers(store).await;
     let training = manifest_in(store).await?.and_then(|manifest| manifest.training);
     if let Some(warning) = training.and_then(|training| rising_losses(&training, config)) {
         tracing::warn!("{warning}");

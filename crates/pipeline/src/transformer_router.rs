@@ -3,7 +3,6 @@
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dipaco_config::RunConfig;
 use dipaco_path::DeviceChoice;
 use dipaco_routing::{TransformerFittedOn, TransformerRouter};
 use dipaco_shards::WorkPart;
@@ -24,17 +23,16 @@ use crate::weights::Weights;
 /// When the run is not trained or has no reserved documents, when a file can't be written, or when `cancel` was set.
 pub fn fit(
     run: &RunDirectory,
-    config: &RunConfig,
     weights: &Weights,
     progress: &Progress,
     cancel: &AtomicBool,
 ) -> Result<(TransformerRouter, bool), PipelineError> {
     // Before the comparison below: the hash of the scores is an input of the router. Scored paths cost nothing here.
-    phases::score(run, config, weights, DeviceChoice::Cpu, WorkPart::WHOLE, progress, cancel)?;
+    phases::score(run, weights, DeviceChoice::Cpu, WorkPart::WHOLE, progress, cancel)?;
     let routing = run.routing(weights.manifest().phase());
     let tokens = phases::reserved(run, &routing)?;
-    let phases::ReservedScores { mut scores, hash: scores_hash } =
-        phases::scores(run, config, weights, &tokens)?;
+    let phases::ReservedScores { mut scores, hash: scores_hash } = phases::scores(run, weights, &tokens)?;
+    let config = weights.config();
     let settings = (&config.transformer_router, &config.model, config.run.seed);
     let settings = serde_json::to_string(&settings).map_err(|error| PipelineError::Internal {
         what: "the settings of the transformer router can not be written as JSON",

@@ -2,7 +2,6 @@
 //! of a due round stay in the store until they are measured, and training does not wait.
 
 mod due_round;
-mod leftovers;
 mod measuring;
 
 use std::collections::VecDeque;
@@ -24,7 +23,6 @@ use crate::run_directory::RunDirectory;
 use crate::version::Version;
 use crate::weights::Weights;
 use due_round::{DueRound, due, turns, weight_bytes};
-use leftovers::delete_leftovers;
 use measuring::{Means, Measuring, ended};
 
 pub use due_round::trained_tokens;
@@ -149,16 +147,13 @@ impl<'a> Validation<'a> {
             tracing::warn!(rounds, "rounds that waited for their validation are not measured");
         }
         self.waiting.clear();
-        // With a store that fails the run goes on later, and its next coordinator deletes what is left.
+        // What the pins have kept is deleted next. After a failure the next coordinator of the run deletes it.
         if in_order {
             if let Some(beside) = beside {
                 // It holds its weights until then. Its round has been measured anew, or is not measured.
                 let _ = beside.await;
             }
             pins_ended().await;
-            if let Err(error) = delete_leftovers(&self.store).await {
-                tracing::warn!(%error, source = ?error.source(), "weights that the run does not need any more stay in the store");
-            }
         }
     }
 

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::AtomicBool;
 
-use dipaco_config::RunConfig;
 use dipaco_model::{BoxError, Path, TokenRows};
 use dipaco_path::{DeviceChoice, PathReader, ReaderSize};
 use dipaco_routing::{
@@ -34,11 +33,11 @@ impl WantedFeatures<'_> {
     pub(crate) fn features(
         self,
         run: &RunDirectory,
-        config: &RunConfig,
         weights: &Weights,
         progress: &Progress,
         cancel: &AtomicBool,
     ) -> Result<RouterFeatures, PipelineError> {
+        let config = weights.config();
         let features = match &config.routing.labels {
             Some(file) if self.kind == RouterKind::Labels => {
                 let (prepare, prefix) = (&config.prepare, self.settings.prefix_tokens);

@@ -56,7 +56,8 @@ impl Weights {
     /// read the store on that runtime.
     ///
     /// # Errors
-    /// [`PipelineError::NoSeed`] when the run has no store or no manifest, and the errors of store and topology.
+    /// [`PipelineError::NoSeed`] when the run has no store or no manifest, [`PipelineError::NoBest`] for [`Version::Best`] of
+    /// trained paths that have none, and the errors of store and topology.
     pub async fn open(
         run: &RunDirectory,
         config: &RunConfig,
@@ -79,11 +80,13 @@ impl Weights {
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
-        Self::of_manifest(store, manifest, pin, config, version)
+        let weights = Self::of_manifest(store, manifest, pin, config, version)?;
+        weights.check_best()?;
+        Ok(weights)
     }
 
     /// [`Weights::open`] without a pin, to look at what the manifest says: nothing is written into the store, and a training
-    /// may delete the weights at any time.
+    /// may delete the weights at any time. The paths may lack best versions.
     pub(crate) async fn unpinned(
         run: &RunDirectory,
         config: &RunConfig,
@@ -113,6 +116,32 @@ impl Weights {
             loaded: Mutex::default(),
             runtime: tokio::runtime::Handle::current(),
         })
+    }
+
+    /// Refuses best versions where no path has one: they would be the last weights under another name. Warns where some paths
+    /// have none.
+    fn check_best(&self) -> Result<(), PipelineError> {
+        let Some(training) = self.manifest.training.as_ref().filter(|_| self.version == Version::Best) else {
+            return Ok(());
+        };
+        let lacks = |path: &PathId| training.path(*path).is_none_or(|record| record.best.is_none());
+        let trained = self.topology.trained_paths();
+        let paths = trained.len();
+        let lacking: Vec<PathId> = trained.filter(lacks).collect();
+        if lacking.len() == paths {
+            return Err(PipelineError::NoBest { store: self.store.address().to_owned() });
+        }
+        if !lacking.is_empty() {
+            const NAMED: usize = 8;
+            let named: Vec<String> = lacking.iter().take(NAMED).map(ToString::to_string).collect();
+            tracing::warn!(
+                "{} of {paths} paths have no held-out loss: they keep their last weights (path {}{})",
+                lacking.len(),
+                named.join(", "),
+                if lacking.len() > NAMED { ", …" } else { "" }
+            );
+        }
+        Ok(())
     }
 
     /// The run's configuration.

@@ -38,6 +38,8 @@ pub struct PlannedLevel {
     pub level: u16,
     /// Paths through each of these modules.
     pub paths_per_module: u32,
+    /// Those of them that take part in an outer step: about the mean where paths rest.
+    pub paths_per_step: u32,
     /// False for a frozen level, whose weights stay those of the seed.
     pub trains: bool,
     /// Their outer steps; absent where the modules take no steps of Nesterov momentum.
@@ -88,9 +90,13 @@ pub struct Setting {
 /// The amount of training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TrainingPlan {
-    /// Training tokens of a path after the seed.
+    /// Training tokens of a path after the seed, padding included, as in the results of experiments.
     pub path_tokens: u64,
-    /// The same per parameter of the path. DiPaCo has 224, the scaling laws 20.
+    /// The same without padding.
+    pub text_tokens: u64,
+    /// True if `text_tokens` is an upper bound: without packing, the padding depends on the lengths of the documents.
+    pub at_most: bool,
+    /// `text_tokens` per parameter of the path. DiPaCo has 224, the scaling laws 20.
     pub tokens_per_parameter: f64,
     /// Share of the seed in the steps of a path. DiPaCo has 0.27.
     pub seed_share: f64,
@@ -112,14 +118,16 @@ pub struct ShardPlan {
     pub at_most: bool,
 }
 
-/// The modules of a level through which equally many paths go, beside the scaling laws. Their paths are replicas of a
-/// dense model.
+/// The modules of a level through which equally many paths go, beside the scaling laws. The paths of an outer step are
+/// replicas of a dense model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LevelPlan {
     /// The level. It comes once for each number of paths through its modules.
     pub level: u16,
     /// Paths through each of these modules.
     pub paths_per_module: u32,
+    /// Those of them that take part in an outer step: about the mean where paths rest.
+    pub paths_per_step: u32,
     /// The outer steps of the run; absent for a frozen level, and where the modules take no steps of Nesterov momentum.
     pub outer_rate: Option<OuterRate>,
     /// The outer steps by the defaults of the program; absent as above.
@@ -174,10 +182,16 @@ impl Plan {
         let rounds_of_paths = over_rounds(&setting.rounds, |paths| paths);
         let steps = rounds_of_paths.saturating_mul(setting.inner_steps) / setting.trained_paths.max(1);
         let path_tokens = steps.saturating_mul(setting.step_tokens);
+        let shard = ShardPlan::new(setting, path_tokens);
+        // The shard's epochs count its fewest sequences, so this is the least padding.
+        let text_of = |shard: ShardPlan| path_tokens.min((shard.epochs * shard.tokens).round() as u64);
+        let text_tokens = shard.filter(|shard| shard.at_most).map_or(path_tokens, text_of);
         let parameters = setting.parameters as f64;
         let training = TrainingPlan {
             path_tokens,
-            tokens_per_parameter: path_tokens as f64 / parameters.max(1.0),
+            text_tokens,
+            at_most: !setting.packing,
+            tokens_per_parameter: text_tokens as f64 / parameters.max(1.0),
             seed_share: setting.seed.steps as f64 / (setting.seed.steps.saturating_add(steps)).max(1) as f64,
             rounds,
         };
@@ -194,7 +208,7 @@ impl Plan {
         });
         let mut plan = Self {
             training,
-            shard: ShardPlan::new(setting, path_tokens),
+            shard,
             levels,
             dense: law::data_parallel(parameters).ok(),
             measured,
@@ -253,8 +267,10 @@ impl Plan {
         if self.levels.iter().any(|level| level.prediction.is_some())
             && !(TOKENS_PER_PARAMETER / NEAR..=TOKENS_PER_PARAMETER * NEAR).contains(&per_parameter)
         {
+            let at_most = if self.training.at_most { "at most " } else { "" };
             warnings.push(format!(
-                "the losses are those of {TOKENS_PER_PARAMETER} tokens per parameter, and this run has {per_parameter:.1} per path: the law says nothing about its loss"
+                "the losses are those of {TOKENS_PER_PARAMETER} tokens per parameter, and this run has {at_most}{per_parameter:.1} \
+                 per path: the law says nothing about its loss"
             ));
         }
         warnings
@@ -286,9 +302,10 @@ impl LevelPlan {
     /// Settings of a level that are far from those of the literature.
     fn warnings(&self, learning_rate: f64) -> Vec<String> {
         let mut warnings = Vec::new();
-        let paths = match self.paths_per_module {
-            1 => "a module of one path".to_owned(),
-            paths => format!("a module of {paths} paths"),
+        let paths = match (self.paths_per_module, self.paths_per_step) {
+            (1, _) => "a module of one path".to_owned(),
+            (all, some) if some < all => format!("a module of {all} paths (about {some} in an outer step)"),
+            (all, _) => format!("a module of {all} paths"),
         };
         let far = |ratio: f64, most: f64| !(1.0 / most..=most).contains(&ratio);
         if let (Some(outer), Some(default), Some(literature)) =
@@ -315,7 +332,7 @@ impl LevelPlan {
 }
 
 fn level(parameters: f64, level: &PlannedLevel) -> LevelPlan {
-    let replicas = level.paths_per_module;
+    let replicas = level.paths_per_step;
     let prediction: Result<Prediction, String> = if level.trains {
         law::diloco(parameters, replicas).map_err(|error| error.to_string())
     } else {
@@ -325,7 +342,8 @@ fn level(parameters: f64, level: &PlannedLevel) -> LevelPlan {
     let of_the_papers = outer_rate.filter(|outer| outer.momentum == MOMENTUM_OF_THE_PAPERS);
     LevelPlan {
         level: level.level,
-        paths_per_module: replicas,
+        paths_per_module: level.paths_per_module,
+        paths_per_step: replicas,
         outer_rate,
         default_outer_rate: outer_rate.and(level.default_outer_rate),
         literature_outer_rate: of_the_papers.and(law::outer_learning_rate(parameters, replicas).ok()),

@@ -143,12 +143,13 @@ impl PyRun {
             seed,
             ..SamplingParams::default()
         };
+        let stop: Arc<[String]> = stop.into();
         let generated = unlocked(py, |cancel| {
             let request = |tokens: Vec<u32>| GenerateRequest {
                 path: path.map(PathId),
                 max_tokens,
                 sampling: sampling.clone(),
-                stop: stop.clone(),
+                stop: Arc::clone(&stop),
                 log_probs: Some(0),
                 route_every: session.route_every(path),
                 ..GenerateRequest::new(tokens)

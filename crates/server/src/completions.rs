@@ -245,7 +245,7 @@ fn sequences(
 ) -> Result<Sequences, ApiError> {
     let context = state.engine.model().context();
     let mut sequences = Sequences::default();
-    let mut ends = completion.stop_token_ids.clone();
+    let mut ends = completion.stop_token_ids.to_vec();
     if !completion.ignore_eos {
         ends.extend(state.codec.end_tokens());
     }
@@ -266,8 +266,8 @@ fn sequences(
                 max_tokens,
                 min_tokens: completion.min_tokens,
                 sampling: completion.sampling.for_choice(seed, number),
-                stop: completion.stop.clone(),
-                stop_token_ids: completion.stop_token_ids.clone(),
+                stop: Arc::clone(&completion.stop),
+                stop_token_ids: Arc::clone(&completion.stop_token_ids),
                 include_stop: completion.include_stop,
                 ignore_eos: completion.ignore_eos,
                 log_probs: completion.log_probs,

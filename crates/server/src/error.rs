@@ -4,6 +4,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use dipaco_infer::EngineError;
+use dipaco_telemetry::causes;
 use serde_json::{Value, json};
 
 /// An error answer.
@@ -91,6 +92,13 @@ impl ApiError {
     }
 }
 
+/// An error with all its causes, on one line.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let what = error.to_string();
+    let because = causes(&what, error.source());
+    [vec![what], because].concat().join(": ")
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
@@ -134,14 +142,7 @@ impl From<EngineError> for ApiError {
                 Self { code: Some("engine_failed"), message, ..Self::shutting_down() }
             }
             _ => {
-                let mut chain = message.clone();
-                let mut source = std::error::Error::source(&error);
-                while let Some(cause) = source {
-                    chain.push_str(": ");
-                    chain.push_str(&cause.to_string());
-                    source = cause.source();
-                }
-                tracing::error!(error = %chain, "a request failed");
+                tracing::error!(error = with_causes(&error), "a request failed");
                 Self::internal()
             }
         }

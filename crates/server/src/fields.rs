@@ -32,7 +32,7 @@ impl Fields {
         let timeout = settings::seconds(state.config.read_timeout);
         let client = state.keys.keys().client(request.headers());
         let JsonBody { value, memory, decoded } = body::json(request, client, &state.bodies, timeout).await?;
-        Ok(Self { body: BodyShare { _memory: Some(memory) }, _decoded: decoded, ..Self::new(value)? })
+        Ok(Self { body: BodyShare { _memory: Some(memory) }, _decoded: decoded, ..Self::new("body", value)? })
     }
 
     /// Frees the fields that were not taken. A request does this before it waits for anything: until then others may have to
@@ -41,8 +41,8 @@ impl Fields {
         self.body
     }
 
-    /// The fields of an object.
-    pub(crate) fn new(object: Value) -> Result<Self, ApiError> {
+    /// The fields of an object. `name` is its name in an error.
+    pub(crate) fn new(name: &str, object: Value) -> Result<Self, ApiError> {
         match object {
             Value::Object(mut fields) => {
                 fields.retain(|_, value| !value.is_null());
@@ -54,7 +54,7 @@ impl Fields {
                     asked: std::collections::BTreeSet::new(),
                 })
             }
-            other => Err(wrong("body", &other, "a JSON object")),
+            other => Err(wrong(name, &other, "a JSON object")),
         }
     }
 

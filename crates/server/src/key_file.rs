@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use crate::error::with_causes;
 use crate::{ApiKeys, ServerError};
 
 /// Time between two looks at the file.
@@ -76,27 +77,28 @@ impl KeyFile {
                 () = tokio::time::sleep(PERIOD) => {}
                 () = hangup.received() => tracing::info!("SIGHUP: reading the API keys again"),
             }
-            let own = Arc::clone(&self);
-            let refreshed = tokio::task::spawn_blocking(move || own.refresh()).await;
-            let problem = match refreshed {
-                Ok(Ok(changed)) => {
-                    if changed {
-                        tracing::info!(
-                            keys = self.keys().count(),
-                            "the API keys are those of the changed file"
-                        );
-                    }
-                    None
-                }
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(error) => Some(error.to_string()),
-            };
+            let problem = self.look().await;
             if problem != failed
                 && let Some(problem) = &problem
             {
                 tracing::warn!(problem, "the API keys stay as they were: their file can't be used");
             }
             failed = problem;
+        }
+    }
+
+    /// Reads the file again. Returns why it can't be used.
+    async fn look(self: &Arc<Self>) -> Option<String> {
+        let own = Arc::clone(self);
+        match tokio::task::spawn_blocking(move || own.refresh()).await {
+            Ok(Ok(changed)) => {
+                if changed {
+                    tracing::info!(keys = self.keys().count(), "the API keys are those of the changed file");
+                }
+                None
+            }
+            Ok(Err(error)) => Some(with_causes(&error)),
+            Err(error) => Some(error.to_string()),
         }
     }
 }
@@ -164,6 +166,19 @@ mod tests {
         fs::remove_file(&path).unwrap();
         assert!(matches!(keys.refresh(), Err(ServerError::KeyFile { .. })));
         assert!(!accepted(&keys, "alpha") && accepted(&keys, "gamma"));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_can_not_be_read_is_named_with_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        fs::write(&path, "alpha\n").unwrap();
+        let keys = Arc::new(KeyFile::open(Some(&path)).unwrap());
+        assert_eq!(keys.look().await, None);
+        fs::remove_file(&path).unwrap();
+        let reason = fs::read_to_string(&path).unwrap_err().to_string();
+        let problem = keys.look().await.unwrap();
+        assert!(problem.contains("serve.api_keys") && problem.ends_with(&reason), "{problem}");
     }
 
     #[test]

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use tracing::Instrument;
 
 use crate::error::{ApiError, Refusal};
@@ -41,7 +41,8 @@ pub(crate) fn router(state: Arc<ServerState>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&state), common))
         .with_state(Arc::clone(&state));
     // Outside of the API keys: browsers send no key with the question whether a page may send one.
-    cors::allow(router, &state.config.allowed_origins)
+    let router = cors::allow(router, &state.config.allowed_origins);
+    router.layer(from_fn_with_state(state, named))
 }
 
 /// The routes of the listener for metrics.
@@ -52,7 +53,8 @@ pub(crate) fn metrics_router(state: Arc<ServerState>) -> Router {
         .fallback(unknown_beside_metrics)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&state), common))
-        .with_state(state)
+        .with_state(Arc::clone(&state))
+        .layer(from_fn_with_state(state, named))
 }
 
 async fn unknown_beside_metrics(request: Request) -> ApiError {
@@ -75,10 +77,23 @@ async fn wrong_method(request: Request) -> ApiError {
     ApiError { code: Some("method_not_allowed"), ..ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message) }
 }
 
-/// Steps common to all answers: request ids, API keys, refusals during shutdown, bodies of refused requests, and counts.
-async fn common(State(state): State<Arc<ServerState>>, mut request: Request, next: Next) -> Response {
+/// Gives every request its id, and names it in the head of the answer.
+async fn named(State(state): State<Arc<ServerState>>, mut request: Request, next: Next) -> Response {
     let id = RequestId::of(request.headers(), &state.random);
     request.extensions_mut().insert(id.clone());
+    let mut answer = next.run(request).await;
+    id.name(&mut answer);
+    answer
+}
+
+/// Steps common to all answers but those to the questions of browsers: API keys, refusals during shutdown, bodies of
+/// refused requests, and counts.
+async fn common(
+    State(state): State<Arc<ServerState>>,
+    Extension(id): Extension<RequestId>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let body = SharedBody::of(&mut request);
 
     let handler = handler(request.uri().path());
@@ -108,7 +123,6 @@ async fn common(State(state): State<Arc<ServerState>>, mut request: Request, nex
             tracing::info!(id, handler, status, code, param, "a request was refused");
         }
     }
-    id.name(&mut response);
     if response.status().is_client_error() || response.status().is_server_error() {
         let time = settings::seconds(state.config.read_timeout).saturating_sub(counted.began.elapsed());
         discard(Body::new(body), time).await;

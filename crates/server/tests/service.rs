@@ -275,6 +275,7 @@ async fn pages_of_allowed_origins_may_use_the_server() {
         (200, Some("https://chat.example.org"))
     );
     assert_eq!(own.header("access-control-allow-headers"), Some(asked));
+    assert_eq!(own.header("x-request-id").map(str::len), Some(32), "as every answer");
     assert_eq!(ask(&server, "https://other.example.org").await.header("access-control-allow-origin"), None);
     let answer = server.send("GET", "/v1/models", "origin: https://chat.example.org\r\n", b"").await;
     assert_eq!(answer.header("access-control-allow-origin"), Some("https://chat.example.org"));

@@ -351,7 +351,7 @@ impl RemoteCause {
 }
 
 /// True if the cause is an error of the operating system of one of these kinds. object_store wraps it several levels deep.
-fn is_of(error: &object_store::Error, kinds: &[io::ErrorKind]) -> bool {
+pub(crate) fn is_of(error: &object_store::Error, kinds: &[io::ErrorKind]) -> bool {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(io) = error.downcast_ref::<io::Error>() {

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use crate::unique::unique_numbers;
 
+/// Attempts to make folders that disappear while they are brought to the disk.
+const MOST_GONE: u32 = 10;
+
 /// The directory of a local store.
 #[derive(Debug)]
 pub(crate) struct Folder {
@@ -24,6 +27,7 @@ impl Folder {
     /// no list shows it and [`RunStore::sweep`](crate::RunStore::sweep) finds it. No other file ever has this name, also when
     /// the sweep has removed it.
     pub(crate) fn create(&self, place: &Path) -> io::Result<(File, PathBuf)> {
+        let mut gone = 0;
         loop {
             let mut path = place.as_os_str().to_owned();
             let (nanoseconds, random) = unique_numbers();
@@ -33,9 +37,14 @@ impl Folder {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 // An empty folder can disappear again before the next attempt: it goes with its last object.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    fs::create_dir_all(place.parent().ok_or(error)?)?;
+                    let made = fs::create_dir_all(place.parent().ok_or(error)?);
                     // The object store relies on folders that are there.
-                    self.sync_folders(place)?;
+                    match made.and_then(|()| self.sync_folders(place)) {
+                        Err(error) if error.kind() == io::ErrorKind::NotFound && gone < MOST_GONE => {
+                            gone += 1;
+                        }
+                        made => made?,
+                    }
                 }
                 created => return Ok((created?, path.into())),
             }

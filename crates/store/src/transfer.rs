@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::future::ready;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use object_store::{
     Error, GetOptions, MultipartUpload, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload,
 };
 
+use crate::error::is_of;
 use crate::{ObjectRef, RunStore, StoreError, UnfinishedObject};
 
 /// Largest body of a request to a remote store, in bytes.
@@ -36,7 +38,7 @@ pub(crate) struct Parts {
 pub(crate) const PARTS: Parts = Parts { bytes: PART, ahead: SLOTS };
 /// The parts of an object from a directory or from memory. One is read while the one before it is used.
 pub(crate) const LOCAL_PARTS: Parts = Parts { bytes: 1 << 20, ahead: 2 };
-/// Attempts at a conditional write whose outcome is unknown.
+/// Attempts at a conditional write whose outcome is unknown, and at a write into a folder that disappears.
 const ATTEMPTS: u32 = 3;
 
 impl RunStore {
@@ -58,8 +60,22 @@ impl RunStore {
             return self.overwrite_in_parts(path, parts.into_iter().map(|part| ready(Ok(part)))).await;
         }
         let _slot = self.slot().await;
-        let mode = PutOptions::from(PutMode::Overwrite);
-        self.objects.put_opts(path, content, mode).await.map(|_| ())
+        self.put_whole(path, content, PutMode::Overwrite).await
+    }
+
+    /// Writes an object in one piece.
+    async fn put_whole(&self, path: &Path, content: PutPayload, mode: PutMode) -> Result<(), Error> {
+        let mut attempt = 1;
+        loop {
+            let written = self.objects.put_opts(path, content.clone(), PutOptions::from(mode.clone())).await;
+            let Err(error) = written else { return Ok(()) };
+            // An empty folder goes with its last object, also while another object is written into it. The next attempt
+            // makes the folder again.
+            if self.is_remote() || attempt == ATTEMPTS || !is_of(&error, &[io::ErrorKind::NotFound]) {
+                return Err(error);
+            }
+            attempt += 1;
+        }
     }
 
     /// Writes the content of an unfinished object under `path`, in place of any old content. At most [`SLOTS`] parts of all
@@ -161,8 +177,7 @@ impl RunStore {
         loop {
             let written = {
                 let _slot = self.slot().await;
-                let mode = PutOptions::from(PutMode::Create);
-                self.objects.put_opts(path, content.clone(), mode).await
+                self.put_whole(path, content.clone(), PutMode::Create).await
             };
             let Err(error) = written else { return Ok(()) };
             let exists = matches!(error, Error::AlreadyExists { .. });

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use dipaco_store::{RunStore, names};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -84,4 +85,22 @@ async fn a_folder_goes_with_its_last_object_and_a_verified_object_is_not_held() 
     assert!(store.verify(&object).await.is_err());
     store.delete(name).await.unwrap();
     assert!(!folder.path().join("outer-gradients/0/1/0/7").exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_is_written_while_the_last_ones_of_its_folder_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = RunStore::create(folder.path().to_str().unwrap()).unwrap();
+    for _ in 0..200 {
+        let [a, b, next] = ["a", "b", "next"].map(|name| format!("momenta/0/1/0/{name}"));
+        for name in [&a, &b] {
+            store.put(name, Bytes::from_static(b"old")).await.unwrap();
+        }
+        // Each deletion removes the folder that the other one or the write has just made, if it is empty.
+        let (written, first, second) =
+            tokio::join!(store.put(&next, Bytes::from_static(b"new")), store.delete(&a), store.delete(&b));
+        first.and(second).unwrap();
+        assert_eq!(store.get(&written.unwrap()).await.unwrap(), b"new".as_slice());
+        store.delete(&next).await.unwrap();
+    }
 }

@@ -267,6 +267,12 @@ impl Fold {
         Ok(())
     }
 
+    /// Number of values in memory: none before the first contribution.
+    #[must_use]
+    pub fn values_held(&self) -> usize {
+        self.sum.len()
+    }
+
     /// Similarity of the merged contributions: the mean cosine over pairs, each pair weighted by the product of its
     /// norms as summed. 1 for equal directions, near 0 for unrelated
     /// directions; `None` for fewer than two contributions, or if one has all the weight.

@@ -19,7 +19,7 @@ pub(crate) struct LeaseTable {
     of_tokens: Tally<String>,
     /// Time at which each current lease ends without a message of its worker.
     ends: BTreeSet<(Duration, PathId)>,
-    /// Number of current leases that hand their path over.
+    /// Number of granted leases that hand their path over.
     handing_over: usize,
 }
 
@@ -75,7 +75,7 @@ impl LeaseTable {
         self.of_tokens.len()
     }
 
-    /// True if a current lease hands its path over.
+    /// True if a granted lease hands its path over: a current one, or one that follows it.
     pub(crate) fn hands_over(&self) -> bool {
         self.handing_over > 0
     }
@@ -97,12 +97,14 @@ impl LeaseTable {
 
     /// Adds a lease that follows the current lease of its path.
     pub(crate) fn follow(&mut self, lease: Lease) {
+        self.take_following(lease.path);
+        self.handing_over += usize::from(lease.hands_over.is_some());
         self.following.insert(lease.path, lease);
     }
 
     /// Removes the current lease of a path and the lease that follows it. Returns the current one.
     pub(crate) fn remove(&mut self, path: PathId) -> Option<Lease> {
-        self.following.remove(&path);
+        self.take_following(path);
         self.take_current(path)
     }
 
@@ -110,7 +112,7 @@ impl LeaseTable {
     /// ends at `stands_still` without a further inner step. Returns true if there is one.
     pub(crate) fn complete(&mut self, path: PathId, since: Duration, stands_still: Duration) -> bool {
         let Some(completed) = self.take_current(path) else { return false };
-        let Some(following) = self.following.remove(&path) else { return false };
+        let Some(following) = self.take_following(path) else { return false };
         // The worker's heartbeats named the completed lease, so the next one begins with the time they gave.
         self.insert(Lease { since, deadline: completed.deadline, stands_still, ..following });
         true
@@ -162,6 +164,12 @@ impl LeaseTable {
             lease.stands_still = lease.stands_still.saturating_add(by).min(stands_still);
         }
         self.ends = self.current.iter().map(|(&path, lease)| (end(lease), path)).collect();
+    }
+
+    fn take_following(&mut self, path: PathId) -> Option<Lease> {
+        let lease = self.following.remove(&path)?;
+        self.handing_over -= usize::from(lease.hands_over.is_some());
+        Some(lease)
     }
 
     fn take_current(&mut self, path: PathId) -> Option<Lease> {
@@ -231,7 +239,8 @@ mod tests {
         }
         let tokens: BTreeSet<_> = table.current().map(|lease| &lease.worker.token).collect();
         assert_eq!(table.tokens(), tokens.len());
-        assert_eq!(table.hands_over(), table.current().any(|lease| lease.hands_over.is_some()));
+        let granted = table.current.values().chain(table.following.values());
+        assert_eq!(table.handing_over, granted.filter(|lease| lease.hands_over.is_some()).count());
         assert_eq!(table.first_end(), table.current().map(end).min());
         assert_eq!(table.ends.len(), table.len());
         assert!(table.following.keys().all(|path| table.current.contains_key(path)));

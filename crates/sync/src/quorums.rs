@@ -75,6 +75,21 @@ impl Quorums {
         self.changes(fragment);
     }
 
+    /// Takes a time in which nobody could contribute, and which has just ended, for no time of the quorums that gather.
+    /// Latest times that have come stay.
+    pub(crate) fn postpone(&mut self, now: Duration, by: Duration) {
+        for gathering in self.gathering.values_mut() {
+            gathering.since = gathering.since.saturating_add(by).min(now);
+        }
+        for (until, fragment) in std::mem::take(&mut self.ends) {
+            let until = until.saturating_add(by);
+            if let Some(gathering) = self.gathering.get_mut(&fragment) {
+                gathering.until = Some(until);
+                self.ends.insert((until, fragment));
+            }
+        }
+    }
+
     /// The next time at which a step is due although no message arrives.
     pub(crate) fn next_end(&self) -> Option<Duration> {
         self.ends.first().map(|&(until, _)| until)

@@ -70,6 +70,12 @@ impl Rests {
         self.awake.iter().rev().find(|&&(before, _)| before < round).map_or(0, |&(_, awake)| awake)
     }
 
+    /// Number of paths that train in a round, counted from 1; `None` if no path rests in it.
+    pub(crate) fn awake_of_some(&self, round: u64) -> Option<usize> {
+        let awake = self.awake(round);
+        self.some(awake).then_some(awake as usize)
+    }
+
     /// True if a path rests in a round, counted from 1: the paths that train are those with the lowest hashes of seed,
     /// round and number.
     #[must_use]
@@ -151,6 +157,8 @@ mod tests {
         let rests = Rests::changing(1, 0..8, vec![(0, 4), (3, 8), (5, 2)]);
         let counts: Vec<usize> = (1..=7).map(|round| awake(&rests, 0..8, round).len()).collect();
         assert_eq!(counts, [4, 4, 4, 8, 8, 2, 2]);
+        let told: Vec<_> = (1..=7).map(|round| rests.awake_of_some(round).unwrap_or(8)).collect();
+        assert_eq!(told, counts);
         assert_eq!(awake(&rests, 0..8, 2), awake(&Rests::new(1, 0..8, 4), 0..8, 2));
         assert!(rests.any() && !Rests::changing(1, 0..8, vec![(0, 8), (3, 0)]).any());
     }

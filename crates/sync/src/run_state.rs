@@ -114,6 +114,8 @@ pub struct RunState {
     speeds: Speeds,
     /// Fragments whose outer step was reported as due and is not recorded yet.
     stepping: BTreeSet<FragmentId>,
+    /// Those of them since whose report the coordinator did not run for some time.
+    interrupted: BTreeSet<FragmentId>,
     holders: Holders,
     /// The last worker that [`RunState::hand_over`](Self) compared with a lease; the next comparison starts after it.
     compared: ProcessId,
@@ -171,6 +173,7 @@ impl RunState {
             grace,
             speeds: Speeds::default(),
             stepping: BTreeSet::new(),
+            interrupted: BTreeSet::new(),
             holders: Holders::default(),
             compared: ProcessId::local(""),
             ready: Ready::default(),

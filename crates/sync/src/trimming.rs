@@ -136,6 +136,11 @@ impl TrimmedMean {
             let touches = |values: &[f32]| row.is_none() || values.iter().any(|value| *value != 0.0);
             let parts = contributions.iter().map(|values| &values[begin..end]).enumerate();
             let among: Vec<(usize, &[f32])> = parts.filter(|(_, values)| touches(values)).collect();
+            if among.is_empty() {
+                // The factor of no paths may be infinite, and infinity times 0 is no number.
+                self.merged.resize(self.merged.len() + (end - begin), 0.0);
+                continue;
+            }
             let total: f32 = match row {
                 Some(_) => 1.0,
                 None => self.weights.iter().sum(),

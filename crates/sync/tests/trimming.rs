@@ -1,7 +1,7 @@
 //! The trimmed mean against numbers from outside, and what it promises.
 #![allow(clippy::unwrap_used)]
 
-use dipaco_sync::{EmbeddingMean, FoldError, FoldRule, FoldTensor, Rescale, TrimmedMean};
+use dipaco_sync::{EmbeddingMean, Fold, FoldError, FoldRule, FoldTensor, Rescale, TrimmedMean};
 use dipaco_topology::PathId;
 
 /// Eight contributions to five values.
@@ -125,6 +125,8 @@ fn rescaling_and_rows_follow_the_rules_of_the_fold() {
     near(&run(Rescale::NONE, EmbeddingMean::Touched, 9), &[4.0, 6.0, 0.0, 0.0, 2.5, 2.5]);
     // The factor counts two paths for the first row, four for the other tensor.
     near(&run(Rescale::Paths(1.0), EmbeddingMean::Touched, 9), &[8.0, 12.0, 0.0, 0.0, 10.0, 10.0]);
+    // A negative exponent makes an infinite factor of no path.
+    near(&run(Rescale::Paths(-1.0), EmbeddingMean::Touched, 9), &[2.0, 3.0, 0.0, 0.0, 0.625, 0.625]);
     for (rescale, mean) in [
         (Rescale::SQRT_PATHS, EmbeddingMean::Touched),
         (Rescale::Rda, EmbeddingMean::Paths),
@@ -132,6 +134,34 @@ fn rescaling_and_rows_follow_the_rules_of_the_fold() {
     ] {
         let bits = |longest| run(rescale, mean, longest).into_iter().map(f32::to_bits).collect::<Vec<_>>();
         assert_eq!(bits(1), bits(9), "{rescale:?}");
+    }
+}
+
+/// For each exponent, and each set of contributions to the first row of an embedding. The others touch the second row.
+#[test]
+fn a_mean_that_trims_nothing_is_that_of_the_fold() {
+    let tensors = [FoldTensor { values: 4, embedding_row: Some(2) }, FoldTensor::plain(1)];
+    let rescales = [-1.0, -0.5, 0.0, 0.5, 1.0].map(Rescale::Paths);
+    let means = [EmbeddingMean::Paths, EmbeddingMean::Touched];
+    let rules = rescales
+        .into_iter()
+        .flat_map(|rescale| means.map(|embedding_mean| FoldRule { rescale, embedding_mean }));
+    for rule in rules {
+        for first in 0..=u8::MAX {
+            let mut contributions = CONTRIBUTIONS;
+            for (place, values) in contributions.iter_mut().enumerate() {
+                let untouched = if (first >> place) & 1 == 1 { 2..4 } else { 0..2 };
+                values[untouched].fill(0.0);
+            }
+            let weights = (0..8).map(|path| (PathId(path), 0.125)).collect();
+            let mut fold = Fold::new(tensors.to_vec(), weights, rule);
+            for (path, values) in (0..).map(PathId).zip(&contributions) {
+                fold.announce(path).unwrap();
+                fold.merge(path, values.to_vec()).unwrap();
+            }
+            let all = contributions.each_ref().map(|values| values.as_slice());
+            near(&merged(&tensors, &[0.125; 8], 0.0, rule, &all, 9), &fold.finish().unwrap());
+        }
     }
 }
 

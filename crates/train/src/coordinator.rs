@@ -177,8 +177,8 @@ pub async fn coordinate(
         // Synchronizers wait for orders, of which there are no more: the last leases only measured.
         requests.notify_synchronizers();
         farewell.cancel();
-        if let Ok(ended) = tokio::time::timeout(GOODBYE_TIMEOUT, serving).await {
-            ended?;
+        if let Ok(Err(error)) = tokio::time::timeout(GOODBYE_TIMEOUT, serving).await {
+            return Err(writer.stop_after(error).await);
         }
     }
     requests.progress.finish();

@@ -1,5 +1,6 @@
 //! Outer steps: merges the outer gradients of a fragment and makes its next version.
 
+mod early_folds;
 mod error;
 mod gathered;
 mod last_steps;
@@ -10,7 +11,7 @@ mod robust_merge;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dipaco_codec::{Decoder, first_not_finite};
 use dipaco_config::OuterConfig;
@@ -29,6 +30,7 @@ use dipaco_path::Layout;
 use dipaco_path::module_files;
 use dipaco_path::{Merged, OuterState, PathError, SynchronousSteps};
 use dipaco_protocol::{MergeInput, OuterStepDone, OuterStepOrder, WorkerPlan};
+use early_folds::{EarlyFolds, Folding};
 pub use error::SynchronizerError;
 use last_steps::LastSteps;
 pub use live::ObserveSynchronizer;
@@ -47,7 +49,7 @@ pub(crate) struct Synchronizer {
     gradients: VerifiedGradients,
     last_steps: LastSteps,
     /// Outer gradients that have been merged before their outer step is due.
-    folds: Mutex<BTreeMap<FragmentId, Folding>>,
+    folds: EarlyFolds,
     /// The newest order of each fragment that lacked an input.
     outdated: Mutex<BTreeMap<FragmentId, OrderNumber>>,
     /// Folder for contributions that have no room in memory.
@@ -62,17 +64,6 @@ struct MergedContributions {
     values: Vec<f32>,
     /// Similarity of the contributions, see [`Fold::cosine`].
     cosine: Option<f64>,
-}
-
-/// A fold of some contributions of an outer step.
-struct Folding {
-    version: u32,
-    fence: u64,
-    /// Weight and reduction of each contribution, in the order of merging.
-    factors: Vec<(f32, f32)>,
-    fold: Fold,
-    /// Announced outer gradients by their place in the order.
-    announced: BTreeMap<PathId, ObjectRef>,
 }
 
 /// The inputs of an outer step besides the contributions.
@@ -112,14 +103,10 @@ impl Synchronizer {
             synchronous,
             gradients,
             last_steps: LastSteps::default(),
-            folds: Mutex::default(),
+            folds: EarlyFolds::default(),
             outdated: Mutex::default(),
             scratch,
         }
-    }
-
-    fn folds(&self) -> MutexGuard<'_, BTreeMap<FragmentId, Folding>> {
-        self.folds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Values that an order holds at a time: those of its fragment, for each contribution if the merge needs all of them.
@@ -175,16 +162,24 @@ impl Synchronizer {
                 (Merged::Mean(values), cosine)
             }
         } else {
-            let folding = self.fold(&order).await?;
             if !order.due {
-                self.folds().insert(order.fragment, folding);
+                self.fold_early(&order).await?;
                 return Ok(None);
             }
-            let fold = folding.fold;
+            let fold = self.fold(&order).await?.fold;
             let (cosine, mean) = blocking(move || (fold.cosine(), fold.finish())).await?;
             (Merged::Mean(mean?), cosine)
         };
         self.step(order, merged, cosine, begun).await.map(Some)
+    }
+
+    /// Merges the outer gradients of an order that is not due yet, if there is room for their sum.
+    async fn fold_early(&self, order: &OuterStepOrder) -> Result<(), SynchronizerError> {
+        let values = self.values_at_once(order);
+        if let Some(room) = self.folds.make_room(order.fragment, order.version, values) {
+            room.keep(self.fold(order).await?);
+        }
+        Ok(())
     }
 
     /// Merges the outer gradients of an order as far as they are there. The order of merging is that of the places, so
@@ -198,7 +193,7 @@ impl Synchronizer {
         let begun = |folding: &Folding| {
             (folding.version, folding.fence) == (version, fence) && folding.factors == factors
         };
-        let before = self.folds().remove(&fragment);
+        let before = if order.due { self.folds.remove(fragment) } else { self.folds.take(fragment) };
         let mut folding = match before.filter(begun) {
             Some(folding) => folding,
             None => {

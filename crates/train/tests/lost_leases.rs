@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
+use dipaco_codec::Compression;
 use dipaco_config::RunConfig;
 use dipaco_net::{Client, Exchange, JoinToken, Limits, PeerConnection, Server};
-use dipaco_protocol::{LeaseResult, PIECE_BYTES, Request, Response};
-use dipaco_telemetry::Events;
+use dipaco_protocol::{FetchSource, LeaseResult, PIECE_BYTES, Request, Response};
+use dipaco_telemetry::{Event, read_events};
 use tokio_util::sync::CancellationToken;
 
 use support::{Run, config};
@@ -58,10 +59,10 @@ impl Forgetful {
     }
 }
 
-/// Trains with a worker whose `number`th request of a kind is answered with `Lost`.
-async fn a_lease_is_lost(config: RunConfig, kind: fn(&Request) -> bool, number: u32) -> Vec<String> {
+/// Trains with a worker whose `number`th request of a kind is answered with `Lost`, and writes an event file.
+async fn a_request_is_lost(config: RunConfig, kind: fn(&Request) -> bool, number: u32) -> Run {
     let run = Run::seeded(config).await;
-    let (coordinator, token) = run.coordinator(Events::off(), CancellationToken::new()).await;
+    let (coordinator, token) = run.coordinator(run.events(), CancellationToken::new()).await;
     let (server, there) = run.server().await;
     let left = AtomicU32::new(number);
     let forgetful = Arc::new(Forgetful { token, kind, left });
@@ -83,7 +84,7 @@ async fn a_lease_is_lost(config: RunConfig, kind: fn(&Request) -> bool, number: 
     if worked.is_none() {
         worker.await.unwrap().unwrap();
     }
-    run.bits().await
+    run
 }
 
 /// Checks that losses of a kind of request change no bit and end no worker.
@@ -97,7 +98,8 @@ async fn no_loss_ends_a_worker(overlap_steps: u64, kind: fn(&Request) -> bool, n
     undisturbed.train(1).await;
     let expected = undisturbed.bits().await;
     for &number in numbers {
-        assert_eq!(a_lease_is_lost(config.clone(), kind, number).await, expected, "request {number}");
+        let run = a_request_is_lost(config.clone(), kind, number).await;
+        assert_eq!(run.bits().await, expected, "request {number}");
     }
 }
 
@@ -130,4 +132,24 @@ async fn an_upload_or_a_completion_learns_of_the_loss() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_heartbeat_learns_of_the_loss() {
     no_loss_ends_a_worker(0, |request| matches!(request, Request::Heartbeat { .. }), &[1, 2]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_weights_that_is_gone_costs_no_lease() {
+    let mut config = config();
+    config.outer.broadcast = Compression::E3m0;
+    // A lease whose loss the coordinator does not know of would expire.
+    (config.train.rounds, config.train.lease_seconds) = (2, 60);
+    let undisturbed = Run::seeded(config.clone()).await;
+    undisturbed.train(1).await;
+    let change = |request: &Request| match request {
+        Request::Fetch { source: FetchSource::Object(object), .. } => object.name.starts_with("changes/"),
+        _ => false,
+    };
+    let run = a_request_is_lost(config, change, 1).await;
+    assert_eq!(run.bits().await, undisturbed.bits().await);
+    let records = read_events(&run.folder.path().join("metrics.jsonl")).unwrap();
+    let expired =
+        records.map(|record| record.unwrap().event).any(|event| matches!(event, Event::LeaseExpired { .. }));
+    assert!(!expired, "the worker has dropped a lease that the coordinator holds");
 }

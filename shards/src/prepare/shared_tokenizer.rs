@@ -52,17 +52,13 @@ pub(super) fn tokenizer(
         return Ok((tokenizer, report));
     }
     let (file, key) = (folder.join(TOKENIZER), key(config, inputs));
-    let known = read::<TokenizerRecord>(&folder.join(RECORD));
-    let exists = is_there(config, folder);
-    if let Some(record) = known.filter(|record| record.key == key)
-        && let Ok(tokenizer) = Tokenizer::from_file(&file, Some(END_OF_TEXT))
-        && tokenizer.hash() == record.hash
-    {
+    if let Some((tokenizer, record)) = trained(&key, folder) {
         let report = of(&tokenizer, record.trained_on_bytes, record.seconds);
         return Ok((tokenizer, report));
     }
     if let Some(part) = part {
-        return Err(ShardsError::NoSharedTokenizer { path: file, part, other: exists });
+        let other = file.exists() && folder.join(RECORD).exists();
+        return Err(ShardsError::NoSharedTokenizer { path: file, part, other });
     }
     let split = Split::new(config, inputs.validation.is_some());
     let TrainedTokenizer { tokenizer, sample_bytes } =
@@ -93,10 +89,16 @@ fn publish(json: &[u8], key: String, report: &TokenizerReport, folder: &Path) ->
     write_json(&folder.join(RECORD), &record)
 }
 
-/// True if the parts find a tokenizer: a given one, or one in the folder of the pieces.
-pub(super) fn is_there(config: &PrepareConfig, folder: &Path) -> bool {
-    let recorded = || read::<TokenizerRecord>(&folder.join(RECORD)).is_some();
-    config.tokenizer.is_some() || recorded() && folder.join(TOKENIZER).exists()
+/// True if the parts find a tokenizer: a given one, or that of these inputs and settings in the folder of the pieces.
+pub(super) fn is_there(config: &PrepareConfig, inputs: &Inputs, folder: &Path) -> bool {
+    config.tokenizer.is_some() || trained(&key(config, inputs), folder).is_some()
+}
+
+/// The whole tokenizer with this key in the folder of the pieces, and its record.
+fn trained(key: &str, folder: &Path) -> Option<(Tokenizer, TokenizerRecord)> {
+    let record = read::<TokenizerRecord>(&folder.join(RECORD)).filter(|record| record.key == key)?;
+    let tokenizer = Tokenizer::from_file(&folder.join(TOKENIZER), Some(END_OF_TEXT)).ok()?;
+    (tokenizer.hash() == record.hash).then_some((tokenizer, record))
 }
 
 /// Hash of everything that decides the outcome of the training and is known without reading the files.

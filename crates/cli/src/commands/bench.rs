@@ -1,7 +1,7 @@
 //! `dipaco bench`: measures training, transfers, coordination and serving on this machine.
 
+mod available_memory;
 mod lease;
-mod median;
 mod outer_step;
 mod serve;
 mod step;

@@ -2,6 +2,8 @@
 
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use dipaco_eval::{Comparison, Evaluation, EvaluationConfig, PairedDifference, RerouteBy, RouteUnit};
@@ -12,6 +14,7 @@ use serde::Serialize;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
+use crate::number::positive;
 use crate::run_options::RunOptions;
 use crate::{output, runtime};
 use dipaco_pipeline::RunDirectory;
@@ -52,7 +55,8 @@ pub(crate) struct EvaluateOptions {
     /// evaluation count for both. If evaluation.sequence_tokens is 0, both read sequences of the smaller context.
     #[arg(long, value_name = "DIR")]
     dense: Option<PathBuf>,
-    /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
+    /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version; with --dense
+    /// of both runs.
     #[arg(long, conflicts_with = "seed")]
     early_stopping: bool,
     /// Also evaluate with the path of each sequence chosen by the sequence's own first tokens. With evaluation.route =
@@ -75,7 +79,7 @@ pub(crate) struct EvaluateOptions {
     /// Temperature of the router's squared distances in an ensemble. A discriminative router gives probabilities and needs
     /// none.
     // The same holds for a missing --ensemble.
-    #[arg(long, value_name = "T", default_value_t = ENSEMBLE_TEMPERATURE, requires = "ensemble", conflicts_with_all = ["paths", "seed"], value_parser = temperature)]
+    #[arg(long, value_name = "T", default_value_t = ENSEMBLE_TEMPERATURE, requires = "ensemble", conflicts_with_all = ["paths", "seed"], value_parser = positive)]
     ensemble_temperature: f64,
     /// Also evaluate each document by the path with the lowest loss on it. The choice is made after reading the document, so
     /// this is a bound and not a model. It costs as much as all paths.
@@ -135,6 +139,24 @@ fn rows(comparison: &Comparison, documents: bool) -> Vec<Row> {
 
 pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
+    let mut comparison = Comparison::default();
+    let ended = evaluate_models(options, progress, interrupt.flag(), &mut comparison);
+    let finished = comparison.rows.len();
+    // A row may be worth hours of work, so no later failure takes it away.
+    let printed = if ended.is_ok() || finished > 0 { options.print(&comparison) } else { Ok(()) };
+    match ended {
+        Err(_) if interrupt.is_set() => Err(CliError::InterruptedEvaluation { finished }),
+        ended => ended.and(printed),
+    }
+}
+
+/// Evaluates all models. Adds and records each row when it is finished.
+fn evaluate_models(
+    options: &EvaluateOptions,
+    progress: &Progress,
+    flag: Arc<AtomicBool>,
+    comparison: &mut Comparison,
+) -> Result<(), CliError> {
     let (run, config) = options.run.open_existing()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let mut config = vocabulary::with_vocabulary(&run, &config)?;
@@ -142,29 +164,27 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
         config.evaluation.rank_candidates = candidates as usize;
     }
     let version = if options.early_stopping { Version::Best } else { Version::Current };
-    let flag = interrupt.flag();
-    let comparison = interrupt.judge(runtime::run(async {
+    let (found, ended) = runtime::run(async {
         let weights = Weights::open(&run, &config, version).await?;
         options.check_ensembles(weights.topology().paths())?;
         let dense = match &options.dense {
-            Some(folder) => Some(open_dense(folder, &run, &config).await?),
+            Some(folder) => Some(open_dense(folder, &run, &config, version).await?),
             None => None,
         };
         if let Some((_, dense, _)) = &dense {
             config.evaluation = dense.evaluation.clone();
         }
-        let (options, progress, own) = (options.clone(), progress.clone(), run.clone());
+        let (options, progress) = (options.clone(), progress.clone());
         runtime::blocking(move || {
-            let mut comparison = Comparison::default();
             let device = options.device.open()?;
             let subjects = options.subjects(&config.evaluation, weights.has_imported());
             let only = Subject::Path(PathId(0));
-            let evaluated = EvaluatedRun { run: &own, config: &config, weights: &weights, device: &device };
+            let evaluated = EvaluatedRun { run: &run, config: &config, weights: &weights, device: &device };
             let mut evaluator = Evaluator::new(evaluated);
             let mut dense = dense.as_ref().map(|(run, config, weights)| {
                 Evaluator::new(EvaluatedRun { run, config, weights, device: &device })
             });
-            // Before the first evaluation: each may take hours, and its result is lost if a later model can't be evaluated.
+            // Before the first evaluation: each may take hours, and what a later model lacks can be told now.
             if let Some(dense) = &mut dense {
                 dense.check(only)?;
             }
@@ -174,24 +194,34 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
             let domains = match &options.labels {
                 Some(labels) => {
                     let text = &options.labelled_text;
-                    Some(labels::domains(&own, &config.prepare, labels, text, &progress, &flag)?)
+                    Some(labels::domains(&run, &config.prepare, labels, text, &progress, &flag)?)
                 }
                 None => None,
             };
-            let domains = domains.as_ref();
-            if let Some(dense) = &dense {
-                comparison.push("dense", dense.evaluate(only, domains, &progress, &flag)?);
+            let dense = dense.iter().map(|dense| (options.named("dense".to_owned(), only), dense, only));
+            let own = subjects.into_iter().map(|(name, subject)| (name, &evaluator, subject));
+            let mut found = Comparison::default();
+            for (name, evaluator, subject) in dense.chain(own) {
+                match evaluator.evaluate(subject, domains.as_ref(), &progress, &flag) {
+                    Ok(evaluation) => found.push(name, evaluation),
+                    Err(error) => return Ok((found, Err(CliError::from(error)))),
+                }
+                record(&run, &found.rows[found.rows.len() - 1..]);
             }
-            for (name, subject) in subjects {
-                comparison.push(name, evaluator.evaluate(subject, domains, &progress, &flag)?);
-            }
-            Ok(comparison)
+            Ok((found, Ok(())))
         })
         .await
-    }))?;
-    let printed = if options.json {
-        output::print_json(&rows(&comparison, options.documents))
-    } else {
+    })?;
+    *comparison = found;
+    ended
+}
+
+impl EvaluateOptions {
+    /// Prints the rows that are finished.
+    fn print(&self, comparison: &Comparison) -> Result<(), CliError> {
+        if self.json {
+            return output::print_json(&rows(comparison, self.documents));
+        }
         let mut text = comparison.to_string();
         let detailed =
             |evaluation: &Evaluation| evaluation.per_path.len() > 1 || !evaluation.per_domain.is_empty();
@@ -199,13 +229,14 @@ pub(crate) fn run(options: &EvaluateOptions, progress: &Progress) -> Result<(), 
             text += &format!("\n\n{name}\n{evaluation}");
         }
         output::print(&(text.trim_end().to_owned() + "\n"))
-    };
-    // Neither way to keep the results depends on the other.
-    record(&run, &comparison);
-    printed
-}
+    }
 
-impl EvaluateOptions {
+    /// The name of a model in the table. That of the best versions of paths tells them from the last.
+    fn named(&self, name: String, subject: Subject) -> String {
+        let best = self.early_stopping && !matches!(subject, Subject::Seed | Subject::Imported);
+        if best { name + ", early stopping" } else { name }
+    }
+
     /// Refuses an ensemble of more paths than the run has: its row would be named after paths that are not there.
     fn check_ensembles(&self, paths: u32) -> Result<(), CliError> {
         let Some(most) = self.ensemble.iter().find(|&&most| most > paths) else { return Ok(()) };
@@ -218,6 +249,12 @@ impl EvaluateOptions {
 
     /// The evaluated models, with their names in the table.
     fn subjects(&self, config: &EvaluationConfig, imported: bool) -> Vec<(String, Subject)> {
+        let subjects = self.subjects_of_version(config, imported).into_iter();
+        subjects.map(|(name, subject)| (self.named(name, subject), subject)).collect()
+    }
+
+    /// The evaluated models, with their names where the version does not matter.
+    fn subjects_of_version(&self, config: &EvaluationConfig, imported: bool) -> Vec<(String, Subject)> {
         if !self.paths.is_empty() {
             let named = |&path: &PathId| (format!("path {path}"), Subject::Path(path));
             return self.paths.iter().map(named).collect();
@@ -271,19 +308,13 @@ fn reroute_by(name: &str) -> Result<RerouteBy, String> {
     serde_json::from_value(name.into()).map_err(|error| error.to_string())
 }
 
-fn temperature(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
-        _ => Err("it must be a number above 0".to_owned()),
-    }
-}
-
-/// Opens the run in `folder` to compare with the run `own_run` of the configuration `own`. Its configuration has settings of the
-/// evaluation for both, by which both models count the same tokens and rank the same continuations.
+/// Opens this version of the run in `folder` to compare with the run `own_run` of the configuration `own`. Its configuration has
+/// settings of the evaluation for both, by which both models count the same tokens and rank the same continuations.
 async fn open_dense(
     folder: &Path,
     own_run: &RunDirectory,
     own: &dipaco_config::RunConfig,
+    version: Version,
 ) -> Result<(RunDirectory, dipaco_config::RunConfig, Weights), CliError> {
     let options = RunOptions { run: Some(folder.to_owned()), config: None, overrides: Vec::new() };
     let (run, config) = options.open_existing()?;
@@ -300,7 +331,7 @@ async fn open_dense(
             config.evaluation.sequence_tokens
         );
     }
-    let weights = Weights::open(&run, &config, Version::Current).await?;
+    let weights = Weights::open(&run, &config, version).await?;
     match weights.topology().paths() {
         1 => Ok((run, config, weights)),
         paths => Err(CliError::Usage {
@@ -333,9 +364,9 @@ fn check_same_text(folder: &Path, dense: &RunDirectory, own: &RunDirectory) -> R
     })
 }
 
-/// Records the results in the run's event file. A file that can't be written is a warning: the results may be worth hours of
-/// work.
-pub(crate) fn record(run: &RunDirectory, comparison: &Comparison) {
+/// Records rows of results in the run's event file. A file that can't be written is a warning: the results may be worth hours
+/// of work.
+pub(crate) fn record(run: &RunDirectory, rows: &[(String, Evaluation)]) {
     let event = |(model, evaluation): &(String, Evaluation)| Event::Evaluated {
         model: model.clone(),
         perplexity: evaluation.perplexity,
@@ -344,8 +375,7 @@ pub(crate) fn record(run: &RunDirectory, comparison: &Comparison) {
         documents: evaluation.documents,
     };
     let events = Events::create(&run.events());
-    let recorded =
-        events.and_then(|events| comparison.rows.iter().try_for_each(|row| events.write(event(row))));
+    let recorded = events.and_then(|events| rows.iter().try_for_each(|row| events.write(event(row))));
     if let Err(error) = recorded {
         tracing::warn!(%error, source = ?error.source(), "the results are not in the run's event file");
     }

@@ -8,10 +8,11 @@ use clap::Args;
 use dipaco_pipeline::dry_run::DryRun;
 use dipaco_pipeline::plan::{PlanInputs, plan};
 use dipaco_pipeline::vocabulary::of_run;
-use dipaco_plan::{MeasuredPlan, OuterRate, Plan, ShardPlan, TimePlan, WorkerLink};
+use dipaco_plan::{LevelPlan, MeasuredPlan, OuterRate, Plan, ShardPlan, TimePlan, WorkerLink};
 use dipaco_telemetry::{Align, Table, human};
 
 use crate::error::CliError;
+use crate::number::positive;
 use crate::output;
 use crate::run_options::RunOptions;
 
@@ -23,8 +24,9 @@ Examples:
   dipaco plan --config my.toml --measured out/steps-400.json --measured out/steps-1600.json
 
 The scaling laws are those of arXiv:2503.09799. They were fitted to dense models of 35M to 2.4B parameters with up to 8
-replicas, and checked up to 10B. Paths through a module are taken as replicas, which is an extrapolation. For other sizes and
-numbers of paths the command has no rate, batch or loss of these laws. The losses are those after 20 tokens per parameter.
+replicas, and checked up to 10B. A module's paths in an outer step are taken as replicas, which is an extrapolation. With
+train.paths_per_round that is about the mean over the rounds. For other sizes and numbers of paths the command has no rate,
+batch or loss of these laws. The losses are those after 20 tokens per parameter.
 The outer rate and momentum of the run stand beside those of the program's defaults, and beside the rate of that paper if the
 momentum is the paper's, 0.9.
 The command does not advise an H by quality. With --down and --up it has the smallest H with which a worker trains for 90 %
@@ -66,11 +68,6 @@ pub(crate) struct PlanOptions {
     json: bool,
 }
 
-fn positive(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "give a number".to_owned())?;
-    if value.is_finite() && value > 0.0 { Ok(value) } else { Err("give a number above 0".to_owned()) }
-}
-
 /// Prints the plan of a run. Starts nothing and writes nothing.
 pub(crate) fn run(options: &PlanOptions) -> Result<(), CliError> {
     // Without --run it plans a run that need not exist.
@@ -105,8 +102,9 @@ fn describe(sizes: &DryRun, plan: &Plan, cost: Option<f64>) -> String {
     let training = &plan.training;
     let _ = writeln!(
         text,
-        "a path trains on {} tokens in {} rounds, {:.1} per parameter (DiPaCo 224, the scaling laws 20)",
-        human::count(training.path_tokens as f64),
+        "a path trains on {}{} tokens in {} rounds, {:.1} per parameter (DiPaCo 224, the scaling laws 20)",
+        if training.at_most { "at most " } else { "" },
+        human::count(training.text_tokens as f64),
         human::integer(training.rounds),
         training.tokens_per_parameter,
     );
@@ -218,6 +216,15 @@ fn counted(number: u64, word: &str) -> String {
     format!("{} {word}{}", human::integer(number), if number == 1 { "" } else { "s" })
 }
 
+/// The paths through each module of a level, and those in an outer step if some rest.
+fn paths_through(level: &LevelPlan) -> String {
+    let all = human::integer(level.paths_per_module.into());
+    if level.paths_per_step == level.paths_per_module {
+        return all;
+    }
+    format!("{all}, about {} in a step", human::integer(level.paths_per_step.into()))
+}
+
 fn levels(plan: &Plan) -> String {
     let right = Align::Right;
     let mut table = Table::new(&[
@@ -238,7 +245,7 @@ fn levels(plan: &Plan) -> String {
         };
         table.row([
             level.level.to_string(),
-            human::integer(level.paths_per_module.into()),
+            paths_through(level),
             outer(level.outer_rate),
             outer(level.default_outer_rate),
             or_dash(level.literature_outer_rate.map(|rate| format!("{rate:.2}"))),
@@ -248,7 +255,7 @@ fn levels(plan: &Plan) -> String {
         ]);
     }
     let mut text =
-        format!("{table}the law is that of arXiv:2503.09799, with the paths through a module as replicas\n");
+        format!("{table}the law is that of arXiv:2503.09799, with the paths in an outer step as replicas\n");
     if plan.levels.iter().any(|level| level.prediction.is_some()) {
         text += "its losses are those of a token of C4 in the authors' vocabulary of 32,768: other text has others\n";
     }

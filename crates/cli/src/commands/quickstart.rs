@@ -129,7 +129,7 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
     let comparison = quickstart.evaluate(&dense)?;
     let printed = output::print(&format!("\n{comparison}\n"));
     // Neither way to keep the results depends on the other.
-    commands::evaluate::record(&quickstart.run, &comparison);
+    commands::evaluate::record(&quickstart.run, &comparison.rows);
     printed?;
     quickstart.complete()?;
     let run = quickstart.run.root().display();
@@ -247,11 +247,11 @@ impl Quickstart<'_> {
     fn route(&self, run: &RunDirectory, config: &RunConfig) -> Result<(), CliError> {
         let flag = self.interrupt.flag();
         let device = dipaco_pipeline::route::device_among_all_steps(config, self.device.choice());
-        let (run, config, progress) = (run.clone(), config.clone(), self.progress.clone());
+        let (run, progress) = (run.clone(), self.progress.clone());
         runtime::run(async {
-            let weights = Weights::open(&run, &config, Version::Current).await?;
+            let weights = Weights::open(&run, config, Version::Current).await?;
             runtime::blocking(move || {
-                dipaco_pipeline::route::fit(&run, &config, &weights, device, &progress, &flag)?;
+                dipaco_pipeline::route::fit(&run, &weights, device, &progress, &flag)?;
                 let division = dipaco_pipeline::route::assign(&run, 0, &weights, device, &progress, &flag)?;
                 let sizes: Vec<_> =
                     division.train.shards().iter().map(|shard| human::integer(shard.documents)).collect();

@@ -157,11 +157,11 @@ pub(crate) fn run(command: &RouteCommand, progress: &Progress) -> Result<(), Cli
 fn on_weights<T: Send + 'static>(
     interrupt: &Interrupt,
     (unsaved, config): (UnsavedRun, RunConfig),
-    step: impl FnOnce(&UnsavedRun, &RunConfig, &Weights) -> Result<T, PipelineError> + Send + 'static,
+    step: impl FnOnce(&UnsavedRun, &Weights) -> Result<T, PipelineError> + Send + 'static,
 ) -> Result<T, CliError> {
     interrupt.judge(runtime::run(async {
         let weights = Weights::open(&unsaved.run, &config, Version::Current).await?;
-        runtime::blocking(move || Ok(step(&unsaved, &config, &weights)?)).await
+        runtime::blocking(move || Ok(step(&unsaved, &weights)?)).await
     }))
 }
 
@@ -169,8 +169,8 @@ fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliErr
     let interrupt = Interrupt::listen()?;
     let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part.unwrap_or_default());
     let device = options.device.choice();
-    let documents = on_weights(&interrupt, options.run.open_unsaved()?, move |unsaved, config, weights| {
-        let documents = features_part(&unsaved.run, config, weights, device, part, &progress, &flag)?;
+    let documents = on_weights(&interrupt, options.run.open_unsaved()?, move |unsaved, weights| {
+        let documents = features_part(&unsaved.run, weights, device, part, &progress, &flag)?;
         unsaved.save()?;
         Ok(documents)
     })?;
@@ -180,13 +180,11 @@ fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliErr
 fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (flag, progress, device) = (interrupt.flag(), progress.clone(), options.device.choice());
-    let (router, new) =
-        on_weights(&interrupt, options.run.open_unsaved()?, move |unsaved, config, weights| {
-            let run = &unsaved.run;
-            let fitted = dipaco_pipeline::route::fit(run, config, weights, device, &progress, &flag)?;
-            unsaved.save()?;
-            Ok(fitted)
-        })?;
+    let (router, new) = on_weights(&interrupt, options.run.open_unsaved()?, move |unsaved, weights| {
+        let fitted = dipaco_pipeline::route::fit(&unsaved.run, weights, device, &progress, &flag)?;
+        unsaved.save()?;
+        Ok(fitted)
+    })?;
     let fitted = router.fitted_on();
     if options.json {
         return output::print_json(&serde_json::json!({
@@ -208,7 +206,7 @@ fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> 
     let (flag, progress, phase) = (interrupt.flag(), progress.clone(), options.phase);
     let device = options.device.choice();
     if let Some(part) = options.part {
-        let documents = on_weights(&interrupt, opened, move |unsaved, _, weights| {
+        let documents = on_weights(&interrupt, opened, move |unsaved, weights| {
             let documents = assign_part(&unsaved.run, phase, weights, device, part, &progress, &flag)?;
             unsaved.save()?;
             Ok(documents)
@@ -219,7 +217,7 @@ fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> 
         }
         return output::print(&format!("part {part} is done: {} documents\n", human::integer(documents)));
     }
-    let division = on_weights(&interrupt, opened, move |unsaved, _, weights| {
+    let division = on_weights(&interrupt, opened, move |unsaved, weights| {
         let run = &unsaved.run;
         let division = dipaco_pipeline::route::assign(run, phase, weights, device, &progress, &flag)?;
         unsaved.save()?;
@@ -250,7 +248,7 @@ fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
     let device = options.device.choice();
     let scored = interrupt.judge(runtime::run(async {
         let weights = Weights::open(&run, &config, Version::Current).await?;
-        let score = move || Ok(phases::score(&run, &config, &weights, device, part, &progress, &flag)?);
+        let score = move || Ok(phases::score(&run, &weights, device, part, &progress, &flag)?);
         runtime::blocking(score).await
     }))?;
     if options.json {
@@ -269,16 +267,15 @@ fn score(options: &ScoreOptions, progress: &Progress) -> Result<(), CliError> {
 fn refit(options: &RefitOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (flag, progress, device) = (interrupt.flag(), progress.clone(), options.device.choice());
-    let (router, division) =
-        on_weights(&interrupt, options.run.open_unsaved()?, move |unsaved, config, weights| {
-            let run = &unsaved.run;
-            let (router, _) = phases::refit(run, config, weights, device, &progress, &flag)?;
-            // A training that goes on fits this router again, unless it finds these settings.
-            unsaved.save()?;
-            let phase = weights.manifest().phase() + 1;
-            let division = dipaco_pipeline::route::assign(run, phase, weights, device, &progress, &flag)?;
-            Ok((router, division))
-        })?;
+    let (router, division) = on_weights(&interrupt, options.run.open_unsaved()?, move |unsaved, weights| {
+        let run = &unsaved.run;
+        let (router, _) = phases::refit(run, weights, device, &progress, &flag)?;
+        // A training that goes on fits this router again, unless it finds these settings.
+        unsaved.save()?;
+        let phase = weights.manifest().phase() + 1;
+        let division = dipaco_pipeline::route::assign(run, phase, weights, device, &progress, &flag)?;
+        Ok((router, division))
+    })?;
     if !options.json {
         let documents = human::integer(router.fitted_on().documents);
         output::print(&format!("the router is fitted on {documents} reserved documents\n"))?;

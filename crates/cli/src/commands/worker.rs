@@ -117,7 +117,12 @@ fn join_token(options: &WorkerArguments) -> Result<(JoinToken, TokenSource), Cli
             return Err(usage("--join - and --leave-with-stdin both read standard input", "give a file"));
         }
         let mut text = String::new();
-        let failed = |source| NetError::TokenFile { path: file.clone(), source };
+        let failed = |source| NetError::TokenFile {
+            name: "join token",
+            path: file.clone(),
+            file: "secrets/join.token",
+            source,
+        };
         std::io::stdin().take(64 << 10).read_to_string(&mut text).map_err(failed)?;
         return Ok((text.parse()?, TokenSource::Given));
     }

@@ -55,8 +55,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     key(
         "model.dtype",
         "name",
-        "Number format of the operands of matrix products in training: \"f32\" or \"bf16\". \"bf16\" halves the memory \
-         for activations and is faster on processors with bf16 products. Sums, weights, gradients and moments are f32 \
-         in both.",
+        "Number format of the operands of matrix products in training, validation, `evaluate` and routing by the seed: \
+         \"f32\" or \"bf16\". \"bf16\" halves the memory for activations and is faster on processors with bf16 products. Sums, \
+         weights, gradients and moments are f32 in both.",
     ),
 ];

@@ -67,8 +67,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.kv_type",
         "name",
-        "Number type of keys and values: \"bf16\", or \"f32\" with twice the memory and no rounding. With \"f32\" and \
-         `serve.format = \"f32\"` log-probabilities are those of `evaluate` to 1e-5.",
+        "Number type of keys and values: \"bf16\", or \"f32\" with twice the memory and no rounding. With \"f32\", \
+         `serve.format = \"f32\"` and `model.dtype = \"f32\"` log-probabilities are those of `evaluate` to 1e-5.",
     ),
     free(
         "serve.kv_bytes",
@@ -145,7 +145,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.keep_alive",
         "seconds",
-        "Time between two comments that keep a stream without new tokens open.",
+        "Time between two comments that keep a stream without new text open.",
     ),
     free(
         "serve.api_keys",

@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dipaco_shards::{TokenFileInfo, TokenFileWriter};
 
@@ -32,6 +33,23 @@ impl LanguageModel for Counts {
             _ => self.wrong,
         };
         Ok(pairs.map(score).collect())
+    }
+}
+
+/// [`Counts`] that keeps the largest number of rows of a batch.
+struct Measured {
+    counts: Counts,
+    most_rows: AtomicUsize,
+}
+
+impl LanguageModel for Measured {
+    fn context(&self) -> usize {
+        self.counts.context()
+    }
+
+    fn token_log_probs(&self, batch: &TokenBatch) -> Result<Vec<f32>, BoxError> {
+        self.most_rows.fetch_max(batch.rows(), Ordering::Relaxed);
+        self.counts.token_log_probs(batch)
     }
 }
 
@@ -72,6 +90,22 @@ fn the_model_that_knows_the_text_is_right_and_its_opposite_is_not() {
     // Fewer documents than candidates.
     assert_eq!(rank(-0.1, -5.0, 5), Ranking { candidates: 5, prompts: 0, right: 0, ..knows });
     assert_eq!(rank(-0.1, -5.0, 5).accuracy(), None);
+}
+
+#[test]
+fn a_batch_has_at_most_the_rows_of_the_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = counting(folder.path(), &[50; 24]);
+    let rank = |batch_sequences| {
+        let config = EvaluationConfig { batch_sequences, ..config() };
+        let counts = Counts { right: -0.1, wrong: -5.0 };
+        let model = Measured { counts, most_rows: AtomicUsize::new(0) };
+        let ranking = rank_dense(&model, &file, 20, &plain(&config), &mut quiet).unwrap();
+        (ranking, model.most_rows.into_inner())
+    };
+    let ranking = Ranking { candidates: 20, prompt_tokens: 8, prompts: 24, right: 24 };
+    assert_eq!(rank(6), (ranking, 6));
+    assert_eq!(rank(64), (ranking, 60), "three prompts with all their candidates");
 }
 
 #[test]

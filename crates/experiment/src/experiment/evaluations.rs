@@ -10,14 +10,17 @@ impl Experiment {
     /// Refuses a cell with early stopping and nothing to stop by: its line would be that of the last weights under another name.
     /// Refuses one with an ensemble of more paths than it has: its line would be named after paths that are not there.
     pub(super) fn check_evaluations(&self, cell: &Cell) -> Result<(), ExperimentError> {
-        let train = &cell.config.train;
+        let (train, prefix) = (&cell.config.train, cell.config.evaluation.prefix_tokens);
         let stopping = cell.evaluations.iter().find(|evaluation| evaluation.early_stopping);
         if let Some(CellEvaluation { name, .. }) = stopping
-            && (train.holdout_fraction == 0.0 || train.holdout_sequences == 0)
+            && (train.holdout_fraction == 0.0
+                || train.holdout_sequences == 0
+                || train.sequence_tokens < prefix)
         {
             let problem = format!(
-                "{}: the evaluation `{name}` has early_stopping = true, and the run holds out no documents by which a path could \
-                 stop: set train.holdout_fraction and train.holdout_sequences above 0, or name other evaluations for this run",
+                "{}: the evaluation `{name}` has early_stopping = true, and the run measures no held-out loss by which a path \
+                 could stop: set train.holdout_fraction and train.holdout_sequences above 0, and train.sequence_tokens to at \
+                 least evaluation.prefix_tokens, or name other evaluations for this run",
                 cell.label()
             );
             return Err(ExperimentError::Experiment { path: self.path.clone(), problem });
@@ -95,6 +98,7 @@ configuration.topology.levels = [{{ modules = 1, blocks = "0..4", embedding = tr
             message.contains("`best` has early_stopping = true") && message.contains("holdout_fraction"),
             "{message}"
         );
+        assert!(cells("train.sequence_tokens = 16\nevaluation.prefix_tokens = 32").is_err());
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! Tests of what a failed handshake says about the token.
 
+use std::net::UdpSocket;
+
 use quinn::{ApplicationClose, ConnectionClose, TransportErrorCode};
 
 use super::*;
+use crate::{RunAuthority, Server};
 
 fn token() -> JoinToken {
     JoinToken {
@@ -48,4 +51,21 @@ fn an_error_of_several_addresses_has_the_reason_of_each() {
     }
     let error = no_connection(&token, vec![silent(), token.expired(), foreign()]);
     assert!(matches!(error, NetError::Expired { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_silent_address_of_a_name_keeps_nobody_from_the_others() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let (now, loopback) = (SystemTime::now(), SocketAddr::from(([127, 0, 0, 1], 0)));
+    let authority = RunAuthority::create("run", now).unwrap();
+    let server = Server::bind(loopback, &authority.server(now, DAY).unwrap(), Limits::default()).unwrap();
+    let token = authority.issue("worker", "a", vec!["a:1".to_owned()], now, DAY).unwrap();
+    let limits = Limits { connect_timeout: DAY, idle_timeout: DAY, ..Limits::default() };
+    let mut config = quinn::ClientConfig::new(Arc::new(tls::client_config(&token, now).unwrap()));
+    config.transport_config(transport::transport(&limits, Accepts::Welcome).unwrap());
+    let silent = UdpSocket::bind(loopback).unwrap();
+    let targets = vec![silent.local_addr().unwrap(), server.local_addr()];
+    let connecting = Client::connect_to_one(Service::Coordinator, &token, "a:1", targets, &config, &limits);
+    let client = connecting.await.unwrap();
+    assert_eq!(client.connection().remote_address(), server.local_addr());
 }

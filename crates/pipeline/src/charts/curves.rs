@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use dipaco_config::{RunConfig, TrainConfig};
 use dipaco_monitor::{CostMeter, PathRounds, TrainingCost};
+use dipaco_protocol::WorkerPlan;
 use dipaco_telemetry::{Event, EventRecord, read_events};
 use dipaco_topology::{ModuleId, Topology};
 
@@ -67,10 +68,10 @@ impl RunCurves {
     /// Reads the events of a run. A run without events has empty curves.
     ///
     /// # Errors
-    /// [`PipelineError::Events`] when the event file can't be read, [`PipelineError::Topology`] when the configuration is
-    /// wrong.
+    /// [`PipelineError::Events`] when the event file can't be read, [`PipelineError::Topology`] and
+    /// [`PipelineError::Plan`] when the configuration is wrong.
     pub fn read(run: &RunDirectory, config: &RunConfig) -> Result<Self, PipelineError> {
-        let mut sums = EventSums::new(config);
+        let mut sums = EventSums::new(config)?;
         if run.events().exists() {
             // A process that was killed may leave half a line, and a later version may write other events.
             read_events(&run.events())?.filter_map(Result::ok).for_each(|record| sums.add(record));
@@ -118,13 +119,15 @@ type PathLosses = BTreeMap<u64, BTreeMap<u32, f64>>;
 /// The cosine of an outer step.
 struct CosinePoint {
     cosine: f64,
-    /// Rounds that all paths had completed by then. With a quorum the version does not tell.
+    /// Rounds that all paths had completed by then.
     rounds: u64,
 }
 
 /// The events so far.
 struct EventSums {
     inner_steps: u64,
+    /// The number of sends of a fragment up to an inner step, by the run's schedule.
+    sent: Box<dyn Fn(u32, u64) -> u64>,
     rounds: PathRounds,
     /// Rounds that all paths have completed.
     completed: u64,
@@ -140,9 +143,11 @@ struct EventSums {
 }
 
 impl EventSums {
-    fn new(config: &RunConfig) -> Self {
-        Self {
+    fn new(config: &RunConfig) -> Result<Self, PipelineError> {
+        let schedule = WorkerPlan::new(config).schedule()?;
+        Ok(Self {
             inner_steps: config.train.inner_steps,
+            sent: Box::new(move |fragment, step| schedule.sent_through(fragment, step)),
             rounds: PathRounds::default(),
             completed: 0,
             training: BTreeMap::new(),
@@ -153,7 +158,7 @@ impl EventSums {
             cosines: BTreeMap::new(),
             meter: CostMeter::default(),
             costs: BTreeMap::new(),
-        }
+        })
     }
 
     /// Steps of the run after so many rounds.
@@ -201,26 +206,36 @@ impl EventSums {
                 self.heldout.retain(|step, _| *step <= kept);
                 self.validation.retain(|step, _| *step <= kept);
                 self.costs.retain(|step, _| *step <= kept);
-                // A module often takes its outer step before its round is complete, and then the version tells the round. With a
-                // quorum it does not: such a step of the first undone round may stay, or one of the last kept round go.
-                let (rounds, cosines) = (self.completed, &mut self.cosines);
-                cosines.retain(|_, points| {
-                    points.retain(|version, point| {
-                        point.rounds < rounds || point.rounds == rounds && *version <= rounds
-                    });
-                    !points.is_empty()
-                });
+                self.keep_cosines(kept);
             }
-            Event::ModuleStepped { module, fragment, version, cosine: Some(cosine), .. } => {
-                let point = CosinePoint { cosine, rounds: self.completed };
-                self.cosines.entry((module, fragment)).or_default().insert(version, point);
+            Event::ModuleStepped { module, fragment, version, cosine, .. } => {
+                let (rounds, points) = (self.completed, self.cosines.entry((module, fragment)).or_default());
+                // A step follows the version before it, so a rollback has undone known steps of later versions.
+                while points.last_key_value().is_some_and(|(known, _)| *known >= version) {
+                    points.pop_last();
+                }
+                points.extend(cosine.map(|cosine| (version, CosinePoint { cosine, rounds })));
             }
             _ => {}
         }
     }
 
+    /// Keeps the cosines of the run's checkpoint at this step of the run.
+    fn keep_cosines(&mut self, step: u64) {
+        let (rounds, sent) = (self.completed, &self.sent);
+        for (&(_, fragment), points) in &mut self.cosines {
+            // The events don't tell whether the checkpoint has a step of paths that were ahead. Such a step stays until its
+            // module steps again. With a quorum a step merges any number of sends, so the version does not tell, either.
+            let merged = sent(fragment, step);
+            points.retain(|version, point| {
+                point.rounds < rounds || point.rounds == rounds && *version <= merged
+            });
+        }
+    }
+
     fn curves(mut self, config: &RunConfig) -> Result<RunCurves, PipelineError> {
         let topology = Topology::new(&config.topology, config.model.blocks)?;
+        self.cosines.retain(|_, points| !points.is_empty());
         if !self.costs.is_empty() {
             self.costs.insert(0, TrainingCost::default());
         }
@@ -250,148 +265,4 @@ impl EventSums {
 }
 
 #[cfg(test)]
-mod tests {
-    use dipaco_config::PathsPerRound;
-    use dipaco_telemetry::WireBytes;
-    use dipaco_topology::PathId;
-
-    use super::*;
-
-    fn started() -> Event {
-        Event::CoordinatorStarted { rounds: 0 }
-    }
-
-    /// A lease of the first path. Its held-out loss is larger by one.
-    fn lease(round: u64, steps: u64, loss: f64) -> Event {
-        Event::PathCompleted {
-            path: PathId(0),
-            round,
-            worker: "a".to_owned(),
-            steps: Some(steps),
-            loss,
-            heldout_loss: Some(loss + 1.0),
-            best: true,
-            seconds: 1.0,
-            waited_seconds: 0.0,
-        }
-    }
-
-    /// A round of a run of one path, and the bytes since the coordinator began.
-    fn round(round: u64, loss: f64, sent: u64) -> [Event; 2] {
-        let path = lease(round, 10, loss);
-        let wire_bytes = Some(WireBytes { sent, received: 0 });
-        [path, Event::RoundCompleted { round, loss, seconds: 1.0, wire_bytes }]
-    }
-
-    fn validated(rounds: u64, loss: f64) -> Event {
-        Event::Validated {
-            rounds,
-            steps: 10 * rounds,
-            trained_tokens: 0,
-            seconds: 0.0,
-            loss,
-            bits_per_byte: None,
-            tokens: 1,
-        }
-    }
-
-    /// An outer step of a fragment of the first module.
-    fn stepped(fragment: u32, version: u64, cosine: f64) -> Event {
-        Event::ModuleStepped {
-            module: ModuleId { level: 0, index: 0 },
-            fragment,
-            version,
-            paths: 2,
-            outer_gradient_norm: 1.0,
-            cosine: Some(cosine),
-        }
-    }
-
-    /// The curves of these events, a second apart.
-    fn curves(events: Vec<Event>) -> RunCurves {
-        let mut config = RunConfig::default();
-        config.train.inner_steps = 10;
-        let mut sums = EventSums::new(&config);
-        for (second, event) in events.into_iter().enumerate() {
-            sums.add(EventRecord { time: format!("2026-01-01T00:00:{second:02}.000Z"), event });
-        }
-        sums.curves(&config).unwrap()
-    }
-
-    fn costs(curves: &RunCurves, points: &[(f64, f64)]) -> Vec<Option<(f64, u64)>> {
-        let cost = |step| curves.cost_at(step).map(|cost| (cost.seconds, cost.wire_bytes));
-        points.iter().map(|&(step, _)| cost(step)).collect()
-    }
-
-    #[test]
-    fn losses_have_the_cost_of_their_rounds_over_all_coordinators() {
-        let [path, _] = round(2, 3.0, 0);
-        let events = [vec![started()], round(0, 5.0, 100).to_vec(), vec![validated(1, 5.5), started()]];
-        let later = [round(1, 4.0, 30).to_vec(), vec![path]];
-        let curves = curves([events.concat(), later.concat()].concat());
-        assert_eq!(curves.training, [(10.0, 5.0), (20.0, 4.0), (30.0, 3.0)]);
-        assert_eq!(costs(&curves, &curves.training), [Some((2.0, 100)), Some((4.0, 130)), None]);
-        assert_eq!(curves.validation, [(10.0, 5.5)]);
-        assert_eq!(costs(&curves, &curves.validation), [Some((2.0, 100))]);
-        assert_eq!(costs(&curves, &curves.heldout), [Some((0.0, 0)), Some((2.0, 100)), Some((4.0, 130))]);
-    }
-
-    #[test]
-    fn a_round_of_several_leases_has_the_mean_over_its_inner_steps() {
-        let curves = curves(vec![started(), lease(0, 2, 9.0), lease(0, 8, 4.0), lease(1, 2, 3.0)]);
-        assert_eq!(curves.training, [(10.0, 5.0), (20.0, 3.0)]);
-        assert_eq!(curves.heldout, [(0.0, 10.0), (10.0, 4.0)], "before the inner steps of the round");
-    }
-
-    #[test]
-    fn undone_rounds_have_no_points_and_cost_nevertheless() {
-        let rounds = [vec![started()], round(0, 5.0, 10).to_vec(), round(1, 9.0, 20).to_vec()];
-        let undone = vec![validated(2, 9.5), Event::RolledBack { from: 2, to: 1, undone: vec![2] }];
-        let mut events = [rounds.concat(), undone].concat();
-        assert_eq!(curves(events.clone()).training, [(10.0, 5.0)]);
-        events.extend([vec![started()], round(1, 4.0, 7).to_vec()].concat());
-        let curves = curves(events);
-        assert_eq!(curves.training, [(10.0, 5.0), (20.0, 4.0)]);
-        assert!(curves.validation.is_empty(), "{:?}", curves.validation);
-        assert_eq!(costs(&curves, &curves.training), [Some((2.0, 10)), Some((6.0, 27))]);
-    }
-
-    #[test]
-    fn fragments_have_cosines_of_their_own() {
-        let curves = curves(vec![started(), stepped(0, 1, 0.5), stepped(1, 1, 0.25)]);
-        let points: Vec<_> = curves.cosines.into_values().collect();
-        assert_eq!(points, [[(1.0, 0.5)], [(1.0, 0.25)]]);
-    }
-
-    #[test]
-    fn undone_rounds_have_no_cosines() {
-        let mut events = vec![started()];
-        for at in 0..3 {
-            // One fragment steps before its round is complete, and the other one after it.
-            events.push(stepped(0, at + 1, 0.5));
-            events.extend(round(at, 5.0, 10));
-            events.push(stepped(1, at + 1, 0.25));
-        }
-        events.push(Event::RolledBack { from: 3, to: 1, undone: vec![2, 3] });
-        let points: Vec<_> = curves(events).cosines.into_values().collect();
-        assert_eq!(points, [[(1.0, 0.5)], [(1.0, 0.25)]]);
-    }
-
-    #[test]
-    fn a_path_takes_no_steps_in_a_round_in_which_it_rests() {
-        let of = |paths_per_round| {
-            let mut config = RunConfig::default();
-            (config.train.inner_steps, config.train.batch, config.train.sequence_tokens) = (10, 2, 100);
-            config.train.paths_per_round = paths_per_round;
-            let curves = EventSums::new(&config).curves(&config).unwrap();
-            assert_eq!(curves.trained, 4);
-            move |step| (curves.path_steps(step), curves.tokens_at(step))
-        };
-        let all = of(PathsPerRound::default());
-        assert_eq!([all(0.0), all(25.0)], [(0.0, 0.0), (25.0, 20_000.0)]);
-        let two = of(PathsPerRound::Always(2));
-        assert_eq!([two(20.0), two(25.0)], [(10.0, 8_000.0), (12.5, 10_000.0)]);
-        let changing = of(PathsPerRound::Changing(vec![(0, 1), (2, 0)]));
-        assert_eq!([changing(20.0), changing(25.0)], [(5.0, 4_000.0), (10.0, 8_000.0)]);
-    }
-}
+mod tests;

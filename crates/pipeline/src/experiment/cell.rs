@@ -190,7 +190,7 @@ fn train_cell(
     let weights = folder.runtime.block_on(Weights::open(run, config, Version::Current))?;
     let device = folder.options.device;
     let router_device = route::device_among_all_steps(config, device);
-    route::fit(run, config, &weights, router_device, progress, &cancel.flag)?;
+    route::fit(run, &weights, router_device, progress, &cancel.flag)?;
     route::assign(run, 0, &weights, router_device, progress, &cancel.flag)?;
     let how = TrainOptions {
         workers: folder.options.workers.max(1),
@@ -271,7 +271,7 @@ fn measure(
             let by = config.evaluation.reroute_by;
             if by == RerouteBy::Transformer {
                 // The router learns from the current weights, whichever version is evaluated.
-                transformer_router::fit(run, config, &open(Version::Current)?, progress, flag)?;
+                transformer_router::fit(run, &open(Version::Current)?, progress, flag)?;
             }
             Subject::Rerouted { tokens, by }
         }

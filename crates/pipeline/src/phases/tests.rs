@@ -11,7 +11,7 @@ fn the_next_router_is_fitted_again_when_it_can_not_be_used() {
     let tokens = token_file(&small.run, &small.run.train_tokens()).unwrap();
     let origin = origin_of(&tokens, weights.seed_hash().unwrap());
     let from = TargetsFrom { router_hash: old.hash().to_owned(), scores_hash: String::new() };
-    let settings = router_settings(&small.config, &weights).unwrap();
+    let settings = router_settings(&weights).unwrap();
     let inputs = RefitInputs { tokens, settings, scores: Vec::new(), old, from, origin };
     let new = small.run.routing(1);
     files::write(&new.router(), b"no router").unwrap();
@@ -25,7 +25,7 @@ fn the_scores_of_many_paths_may_be_open() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum.map(|most| most - 1).or(Some(1 << 16));
     setrlimit(Resource::Nofile, limit).unwrap();
-    let found = scores(&small.run, &small.config, &small.weights(), &tokens);
+    let found = scores(&small.run, &small.weights(), &tokens);
     assert!(matches!(found.err(), Some(PipelineError::NotTrained)));
     assert_eq!(getrlimit(Resource::Nofile).current, limit.maximum);
 }

@@ -1,6 +1,5 @@
 //! The queue of due rounds during a training that goes on.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -68,12 +67,6 @@ impl Training {
     async fn pinned(&self) -> Vec<u32> {
         let pinned = self.store.pinned(SystemTime::now()).await.unwrap();
         (0..=ROUNDS).filter(|&version| pinned.contains(&names::weights(MODULE, 0, version, 0))).collect()
-    }
-
-    /// The names of all weights in the store.
-    async fn stored(&self) -> Vec<String> {
-        let stored = self.store.list(names::MODULES).await.unwrap();
-        stored.into_iter().map(|object| object.name).collect()
     }
 }
 
@@ -144,25 +137,6 @@ async fn a_coordinator_that_goes_on_keeps_the_turns_of_the_rounds() {
         validation.look().await;
         assert_eq!(validation.waiting_rounds(), due);
     }
-}
-
-#[tokio::test]
-async fn a_complete_run_keeps_no_weights_but_its_own_and_those_of_readers() {
-    let folder = tempfile::tempdir().unwrap();
-    let training = Training::new(folder.path(), 1);
-    let store = &training.store;
-    let name = |version| names::weights(MODULE, 0, version, 0);
-    for version in 3..=ROUNDS {
-        store.put(&name(version), "weights".into()).await.unwrap();
-    }
-    let end = SystemTime::now() + Duration::from_secs(60);
-    store.pin("another", BTreeSet::from([name(4)]), end).await.unwrap();
-    training.complete(5).await;
-    delete_leftovers(store).await.unwrap();
-    assert_eq!(training.stored().await.len(), 4, "the next coordinator of this run deletes them");
-    training.complete(ROUNDS).await;
-    delete_leftovers(store).await.unwrap();
-    assert_eq!(training.stored().await, [name(4), name(ROUNDS)]);
 }
 
 #[test]

@@ -4,7 +4,14 @@ use crate::time::WorkerLink;
 fn level(paths_per_module: u32, outer_rate: Option<f64>) -> PlannedLevel {
     let outer_rate = outer_rate.map(|rate| OuterRate { rate, momentum: 0.9 });
     let default = OuterRate { rate: 0.7 * f64::from(paths_per_module).sqrt(), momentum: 0.5 };
-    PlannedLevel { level: 0, paths_per_module, trains: true, outer_rate, default_outer_rate: Some(default) }
+    PlannedLevel {
+        level: 0,
+        paths_per_module,
+        paths_per_step: paths_per_module,
+        trains: true,
+        outer_rate,
+        default_outer_rate: Some(default),
+    }
 }
 
 /// DiPaCo 8 × 8 of arXiv:2403.10616 with the rule of the square root.
@@ -112,6 +119,34 @@ fn a_path_that_rests_in_three_of_four_rounds_reads_a_quarter() {
     let plan = Plan::new(&Setting { rounds, ..paper() });
     assert!((plan.shard.unwrap().epochs - 13.8 / 4.0).abs() < 0.05);
     assert!((plan.training.tokens_per_parameter - 222.0 / 4.0).abs() < 0.3);
+}
+
+#[test]
+fn the_law_is_that_of_the_paths_in_an_outer_step() {
+    let resting = PlannedLevel { paths_per_step: 2, ..level(8, Some(2.8)) };
+    let plan = Plan::new(&Setting { levels: vec![resting, level(2, Some(2.8))], ..paper() });
+    let [resting, two] = &plan.levels[..] else { panic!() };
+    assert_eq!((resting.paths_per_module, resting.paths_per_step), (8, 2));
+    assert_eq!(resting.prediction, two.prediction);
+    assert_eq!(resting.literature_outer_rate, two.literature_outer_rate);
+    assert_eq!(resting.advised_step_tokens, two.advised_step_tokens);
+    let told = |text: &String| text.contains("a module of 8 paths (about 2 in an outer step)");
+    assert!(plan.warnings.iter().any(told), "{:?}", plan.warnings);
+}
+
+#[test]
+fn padding_is_no_text() {
+    // A document has 256 tokens, and a sequence 1,024.
+    let (corpus_tokens, corpus_documents) = (Some(64_000_000 * 256), Some(64_000_000));
+    let padded = Setting { packing: false, corpus_tokens, corpus_documents, ..paper() };
+    let training = |setting: &Setting| Plan::new(setting).training;
+    let packed = training(&Setting { packing: true, ..padded.clone() });
+    assert_eq!((packed.text_tokens, packed.at_most), (packed.path_tokens, false));
+    let found = training(&padded);
+    assert_eq!((found.path_tokens, found.text_tokens), (packed.path_tokens, packed.path_tokens / 4));
+    assert!(found.at_most && (found.tokens_per_parameter - 222.0 / 4.0).abs() < 0.3, "{found:?}");
+    let unknown = training(&Setting { corpus_documents: None, ..padded });
+    assert_eq!((unknown.text_tokens, unknown.at_most), (packed.path_tokens, true));
 }
 
 #[test]

@@ -58,7 +58,7 @@ pub(crate) fn list_of_messages(value: Value) -> Result<Vec<Message>, ApiError> {
 
 fn message(value: Value) -> Result<Message, ApiError> {
     let named = |error: ApiError| ApiError { param: Some("messages".into()), ..error };
-    let mut fields = Fields::new(value).map_err(named)?;
+    let mut fields = Fields::new("a message", value).map_err(named)?;
     let role = fields.string("role").map_err(named)?;
     let role = role.ok_or_else(|| ApiError::field("messages", "a message has no role"))?;
     let content = match fields.take("content") {

@@ -3,6 +3,8 @@
 mod prompt;
 mod sampling;
 
+use std::sync::Arc;
+
 use dipaco_topology::PathId;
 use serde_json::Value;
 
@@ -69,8 +71,8 @@ pub(crate) struct CompletionRequest {
     pub(crate) min_tokens: usize,
     pub(crate) n: usize,
     pub(crate) sampling: AskedSampling,
-    pub(crate) stop: Vec<String>,
-    pub(crate) stop_token_ids: Vec<u32>,
+    pub(crate) stop: Arc<[String]>,
+    pub(crate) stop_token_ids: Arc<[u32]>,
     pub(crate) include_stop: bool,
     pub(crate) ignore_eos: bool,
     pub(crate) log_probs: Option<usize>,
@@ -179,8 +181,8 @@ impl CompletionRequest {
             min_tokens: fields.count("min_tokens", 0, MAX_TOKENS)?.unwrap_or(0),
             n: fields.count("n", 1, MAX_N)?.unwrap_or(1),
             sampling: AskedSampling::read(fields)?,
-            stop: stops(fields.take("stop"))?,
-            stop_token_ids: stop_tokens(fields.take("stop_token_ids"))?,
+            stop: stops(fields.take("stop"))?.into(),
+            stop_token_ids: stop_tokens(fields.take("stop_token_ids"))?.into(),
             include_stop: fields.flag("include_stop_str_in_output")?,
             ignore_eos: fields.flag("ignore_eos")?,
             log_probs: fields.count("logprobs", 0, MAX_LOG_PROBS)?,
@@ -214,7 +216,7 @@ fn shown(name: &str) -> String {
 }
 
 fn stream_usage(options: Value) -> Result<StreamUsage, ApiError> {
-    let mut options = Fields::new(options)?;
+    let mut options = Fields::new("stream_options", options)?;
     let (at_the_end, everywhere) = (options.flag("include_usage")?, options.flag("continuous_usage_stats")?);
     Ok(match (at_the_end, everywhere) {
         (false, _) => StreamUsage::Nowhere,

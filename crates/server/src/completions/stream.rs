@@ -86,26 +86,36 @@ fn usage_so_far(answer: &Answer, usage: StreamUsage) -> UsageField {
 
 impl Chunks {
     async fn next(&mut self) -> Option<Bytes> {
-        while !self.over {
-            let piece = match self.first.pop_front() {
-                Some(first) => Ok(Some(first)),
-                None => match tokio::time::timeout(self.keep_alive, self.answer.next()).await {
-                    Ok(next) => {
-                        next.map(|next| next.map(|piece| (piece, usage_so_far(&self.answer, self.usage))))
-                    }
-                    Err(_) => return Some(Bytes::from_static(b": keep-alive\n\n")),
-                },
-            };
-            let event = match piece {
-                // The client waits for text. A piece that completed no character is not shown.
-                Ok(Some((choice, _))) if choice.is_empty() => continue,
-                Ok(Some((choice, usage))) => self.event(vec![choice], usage),
-                Ok(None) => self.end(),
-                Err(error) => Err(error),
-            };
-            return Some(event.unwrap_or_else(|error| self.fail(&error)).into());
+        if self.over {
+            return None;
         }
-        None
+        // Tokens that show nothing send nothing, so they do not put off the comment.
+        let Ok(piece) = tokio::time::timeout(self.keep_alive, self.shown()).await else {
+            return Some(Bytes::from_static(b": keep-alive\n\n"));
+        };
+        let event = match piece {
+            Ok(Some((choice, usage))) => self.event(vec![choice], usage),
+            Ok(None) => self.end(),
+            Err(error) => Err(error),
+        };
+        Some(event.unwrap_or_else(|error| self.fail(&error)).into())
+    }
+
+    /// Waits for the next piece that shows something; `None` when all choices are complete. Dropping the future
+    /// loses no such piece.
+    async fn shown(&mut self) -> Result<Option<Piece>, ApiError> {
+        loop {
+            let (choice, usage) = if let Some(first) = self.first.pop_front() {
+                first
+            } else {
+                let Some(choice) = self.answer.next().await? else { return Ok(None) };
+                (choice, usage_so_far(&self.answer, self.usage))
+            };
+            // The client waits for text. A piece that completed no character is not shown.
+            if !choice.is_empty() {
+                return Ok(Some((choice, usage)));
+            }
+        }
     }
 
     fn end(&mut self) -> Result<Vec<u8>, ApiError> {

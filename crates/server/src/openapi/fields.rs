@@ -79,7 +79,7 @@ fn messages() -> Value {
 }
 
 pub(super) fn chat() -> Vec<Field> {
-    let refused = json!({"type": ["array", "object", "null"], "maxItems": 0});
+    let refused = json!({"type": ["array", "null"], "maxItems": 0});
     let mut fields = vec![
         field("messages", messages(), "The chat so far. Contents are texts."),
         count("max_completion_tokens", 0, None, "The same as max_tokens."),
@@ -97,9 +97,9 @@ pub(super) fn chat() -> Vec<Field> {
         ),
         field("tools", refused.clone(), "Not supported: only an empty list is accepted."),
         field("functions", refused.clone(), "Not supported: only an empty list is accepted."),
-        field("audio", refused.clone(), "Not supported."),
-        field("prediction", refused.clone(), "Not supported."),
-        field("prompt_logprobs", refused, "Not supported."),
+        field("audio", refused.clone(), "Not supported: only an empty list is accepted."),
+        field("prediction", refused.clone(), "Not supported: only an empty list is accepted."),
+        field("prompt_logprobs", refused, "Not supported: only an empty list is accepted."),
     ];
     fields.extend(common());
     fields

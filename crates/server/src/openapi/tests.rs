@@ -20,7 +20,7 @@ fn looked_for(
     body: Value,
     read: impl FnOnce(&mut Fields) -> Result<(), ApiError>,
 ) -> Result<BTreeSet<String>, ApiError> {
-    let mut fields = Fields::new(body)?;
+    let mut fields = Fields::new("body", body)?;
     read(&mut fields)?;
     assert!(fields.rest().is_empty(), "these fields are not read: {:?}", fields.rest());
     Ok(fields.asked())
@@ -73,8 +73,19 @@ fn example(schema: &Value) -> Value {
     }
 }
 
+/// The schema of each type that a schema allows.
+fn kinds(schema: &Value) -> Vec<Value> {
+    let Some(kinds) = schema["type"].as_array() else { return vec![schema.clone()] };
+    let of = |kind: &Value| {
+        let mut one = schema.clone();
+        one["type"] = kind.clone();
+        one
+    };
+    kinds.iter().map(of).collect()
+}
+
 #[test]
-fn every_field_takes_its_example_and_refuses_another_type() {
+fn every_field_takes_an_example_of_each_type_and_refuses_another_one() {
     for (fields, is_chat) in [(completion(), false), (chat(), true)] {
         let read = |fields: &mut Fields| read_fields(fields, is_chat);
         let least = |name: &str| {
@@ -91,9 +102,11 @@ fn every_field_takes_its_example_and_refuses_another_type() {
             body
         };
         for field in fields {
-            let mut body = least(field.name);
-            body[field.name] = example(&field.schema);
-            looked_for(body, read).unwrap_or_else(|error| panic!("{}: {error:?}", field.name));
+            for schema in kinds(&field.schema) {
+                let mut body = least(field.name);
+                body[field.name] = example(&schema);
+                looked_for(body, read).unwrap_or_else(|error| panic!("{} {schema}: {error:?}", field.name));
+            }
             let mut body = least(field.name);
             body[field.name] = json!([{"wrong": [true]}]);
             let refused = looked_for(body, read).unwrap_err();

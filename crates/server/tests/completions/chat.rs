@@ -170,6 +170,8 @@ async fn chats_that_cannot_be_answered_are_refused_with_the_field() {
         let (status, message, _, param, _) = chat(body.clone()).await;
         assert_eq!((status, param), (400, json!(field)), "{body}: {message}");
     }
+    let (_, message, ..) = chat(json!({"messages": [1]})).await;
+    assert_eq!(message, "a message is 1: it must be a JSON object");
 }
 
 #[tokio::test]

@@ -1,13 +1,17 @@
 //! Guarantees of streamed answers.
 
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use dipaco_infer::{BoxError, TextCodec, TextStream, TokenizerInfo};
 use dipaco_server::ServeConfig;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, BufReader};
 use tokio::net::TcpStream;
 
 use super::client::{JSON, Server, chunk, head};
+use super::fake::Bytes;
 use super::server;
 
 /// A stream of one token.
@@ -160,6 +164,75 @@ async fn a_silent_stream_is_kept_open_by_comments() {
         all.extend(chunk);
     }
     assert!(all.ends_with(b"data: [DONE]\n\n"));
+}
+
+/// Tokens that complete no character before the text ends. Each of them waits for the channel.
+struct Hidden(Arc<Mutex<Receiver<()>>>);
+
+impl TextStream for Hidden {
+    fn push(&mut self, _: u32) -> Result<String, BoxError> {
+        self.0.lock().unwrap().recv()?;
+        Ok(String::new())
+    }
+
+    fn finish(&mut self) -> String {
+        "end".to_owned()
+    }
+}
+
+impl TextCodec for Hidden {
+    fn encode(&self, text: &str) -> Result<Vec<u32>, BoxError> {
+        Bytes.encode(text)
+    }
+
+    fn decode(&self, tokens: &[u32]) -> Result<String, BoxError> {
+        Bytes.decode(tokens)
+    }
+
+    fn token_text(&self, token: u32) -> String {
+        Bytes.token_text(token)
+    }
+
+    fn stream(&self, _: &[u32]) -> Box<dyn TextStream> {
+        Box::new(Self(Arc::clone(&self.0)))
+    }
+
+    fn end_of_text(&self) -> u32 {
+        Bytes.end_of_text()
+    }
+
+    fn vocab_size(&self) -> usize {
+        Bytes.vocab_size()
+    }
+
+    fn info(&self) -> TokenizerInfo {
+        Bytes.info()
+    }
+}
+
+#[tokio::test]
+async fn tokens_that_show_no_text_do_not_put_off_the_comment() {
+    let (go, held) = channel::<()>();
+    let config = ServeConfig { slots: 1, keep_alive: 0.2, ..ServeConfig::default() };
+    let server = Server::with_codec(config, Arc::new(Hidden(Arc::new(Mutex::new(held))))).await;
+    let body = json!({"prompt": "a", "max_tokens": 20, "ignore_eos": true, "stream": true, "path": 0});
+    let mut stream = server.begin("POST", "/v1/completions", JSON, body.to_string().as_bytes()).await;
+    head(&mut stream).await;
+    let mut first = std::pin::pin!(chunk(&mut stream));
+    let mut released = Instant::now();
+    // A token comes four times within `keep_alive`, and all tokens take five times as long.
+    let first = loop {
+        tokio::select! {
+            biased;
+            read = &mut first => break read,
+            _ = server.get("/health") => {}
+        }
+        if released.elapsed() >= Duration::from_millis(50) {
+            go.send(()).unwrap();
+            released = Instant::now();
+        }
+    };
+    assert_eq!(first.unwrap(), b": keep-alive\n\n");
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use dipaco_infer::TextCodec;
 use dipaco_server::{ServeConfig, ServedRun, ServerError, ServerState, serve};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -58,6 +59,10 @@ impl Reply {
 
 impl Server {
     pub async fn start(config: ServeConfig) -> Self {
+        Self::with_codec(config, Arc::new(Bytes)).await
+    }
+
+    pub async fn with_codec(config: ServeConfig, codec: Arc<dyn TextCodec>) -> Self {
         let model = Fake::new(400);
         let run = ServedRun {
             name: "tiny".into(),
@@ -70,7 +75,7 @@ impl Server {
             path_bytes: 20,
             total_bytes: 80,
         };
-        let state = ServerState::start(config, run, model.clone(), Arc::new(Bytes)).unwrap();
+        let state = ServerState::start(config, run, model.clone(), codec).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();

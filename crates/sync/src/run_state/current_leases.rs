@@ -125,11 +125,17 @@ impl RunState {
     }
 
     /// Takes a time in which the coordinator did not run, and which has just ended, for no silence and no standstill of a worker.
-    /// Nobody gets more time than a worker that has just reported a step.
+    /// Nobody gets more time than a worker that has just reported a step. No contribution arrived in this time, so it is
+    /// no part of a grace period or a throttle either. The durations of the outer steps under way tell nothing.
     pub fn postpone(&mut self, now: Duration, by: Duration) {
         let LeaseLimits { silence, standstill, .. } = self.plan.limits;
         self.leases.postpone(by, now.saturating_add(silence), now.saturating_add(standstill));
         self.holders.postpone(now, by);
+        self.quorums.postpone(now, by);
+        self.interrupted.extend(&self.stepping);
+        for stepped in self.stepped_at.values_mut() {
+            *stepped = stepped.saturating_add(by).min(now);
+        }
     }
 
     /// The longest time of this many inner steps of a worker with `token`; no limit before two tokens, or this one, have been

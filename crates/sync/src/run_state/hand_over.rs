@@ -88,10 +88,15 @@ mod tests {
 
     impl Run {
         fn new(scheme: Scheme) -> Self {
+            Self::overlapping(scheme, 0)
+        }
+
+        /// A run with an overlap of so many steps.
+        fn overlapping(scheme: Scheme, overlap: u64) -> Self {
             let mut config = TopologyConfig::dense(1);
             config.levels[0].modules = Modules::Count(8);
             let topology = Topology::new(&config, 1).unwrap();
-            let schedule = Schedule::new(STEPS, 1, 0, vec![100 * STEPS]).unwrap();
+            let schedule = Schedule::new(STEPS, 1, overlap, vec![100 * STEPS]).unwrap();
             let plan = RunPlan {
                 schedule,
                 scheme,
@@ -116,6 +121,7 @@ mod tests {
         /// Trains the worker's next path.
         fn train(&mut self, worker: &'static str) -> Lease {
             let Grant::Lease(lease) = self.ask(worker) else { panic!("{worker} has nothing to do") };
+            self.send(&lease);
             let done = LeaseOutcome { seconds: 1.0, ..LeaseOutcome::default() };
             assert!(matches!(self.rounds.commit(NOW, &lease.claim(), &done), Commit::Accepted(_)));
             self.rounds.bind(lease.path, lease.hands_over.is_none());
@@ -124,6 +130,17 @@ mod tests {
                 assert!(self.rounds.stepped(&step, Duration::ZERO));
             }
             *lease
+        }
+
+        /// Sends the outer gradients of a lease, and takes the outer steps that are due.
+        fn send(&mut self, lease: &Lease) {
+            for send in &lease.sends {
+                let expected = self.rounds.expects(&lease.claim(), send.fragment, send.number, 1).unwrap();
+                assert!(matches!(self.rounds.contribute(&expected), Commit::Accepted(_)));
+            }
+            for step in self.rounds.due(NOW) {
+                assert!(self.rounds.stepped(&step, Duration::ZERO));
+            }
         }
 
         fn steps(&self) -> Vec<u64> {
@@ -171,6 +188,29 @@ mod tests {
             run.train("b");
             assert_eq!(run.train("a").hands_over, Some(ProcessId::local("b")));
         }
+    }
+
+    #[test]
+    fn one_path_changes_hands_at_a_time_with_leases_that_follow_others() {
+        let mut run = Run::overlapping(Scheme::Synchronous, 2);
+        let workers = ["a", "b", "a", "b", "a", "b", "a", "b"];
+        for worker in workers {
+            run.train(worker);
+        }
+        let leases = workers.map(|worker| {
+            let Grant::Lease(lease) = run.ask(worker) else { panic!("{worker} has nothing to do") };
+            assert_eq!(lease.hands_over, None);
+            lease
+        });
+        assert!(matches!(run.ask("c"), Grant::Wait(_)));
+        let mut handed = Vec::new();
+        for lease in leases {
+            run.send(&lease);
+            let followed = run.rounds.follow(NOW, &lease.claim(), LeaseSecret::default());
+            let Ok(Grant::Lease(next)) = followed else { panic!("{followed:?}") };
+            handed.extend(next.hands_over);
+        }
+        assert_eq!(handed, [ProcessId::local("c")]);
     }
 
     #[test]

@@ -149,7 +149,10 @@ impl RunState {
         self.quorums.stepped(step.fragment);
         self.stepping.remove(&step.fragment);
         self.look_at_learners(step.fragment.module);
-        self.grace.outer_step(took);
+        // The coordinator may have taken the step itself, and the duration then holds the stop.
+        if !self.interrupted.remove(&step.fragment) {
+            self.grace.outer_step(took);
+        }
         true
     }
 

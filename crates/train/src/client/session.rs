@@ -64,6 +64,9 @@ pub enum LeaseOffer {
     Finished,
 }
 
+/// Time after which a server's failed renewal is tried again at the latest. Its certificate may end before its token.
+const SERVER_RETRY: Duration = Duration::from_secs(3600);
+
 /// A welcomed connection, which is made again when it breaks. Calls may run concurrently.
 pub struct Session {
     /// The server that this session is with.
@@ -117,6 +120,12 @@ impl Session {
         })
     }
 
+    /// Renews the token by this time at the latest. A process that is itself a server gets its next identity with the token.
+    pub(crate) fn renew_by(&mut self, time: SystemTime) {
+        let renewal = self.renewal.get_mut();
+        renewal.next = renewal.next.min(time);
+    }
+
     fn identity(&self) -> Identity {
         self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -134,8 +143,9 @@ impl Session {
     }
 
     /// Gets a new token over the live connection when half of the token's life is over. Without it no connection could be
-    /// made after the token's expiry. A failed renewal is tried again when half of the rest is over. A token of a clock that
-    /// has been set back is renewed, too: it may not be valid yet.
+    /// made after the token's expiry. A failed renewal is tried again when half of the rest is over, and that of a
+    /// server within [`SERVER_RETRY`]. A token of a clock that has been set back is renewed, too: it may not be valid
+    /// yet.
     async fn renew_if_due(&self) {
         if self.service != Service::Coordinator {
             return;
@@ -147,14 +157,16 @@ impl Session {
         if now < renewal.next && !identity.clock.set_back_since(renewal.last) {
             return;
         }
-        let token = match self.renew(&identity).await {
-            Ok(token) => token,
-            Err(error) => {
-                tracing::warn!(%error, "the join token can't be renewed");
-                identity.token
-            }
-        };
+        let renewed = self.renew(&identity).await;
+        let retries_soon = renewed.is_err() && identity.server.is_some();
+        let token = renewed.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the join token can't be renewed");
+            identity.token
+        });
         *renewal = TokenRenewal::of(&token, now);
+        if retries_soon {
+            renewal.next = renewal.next.min(now + SERVER_RETRY);
+        }
         self.identity.lock().unwrap_or_else(PoisonError::into_inner).token = token;
     }
 

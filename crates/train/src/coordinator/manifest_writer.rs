@@ -54,8 +54,14 @@ impl ManifestWriter {
     pub(crate) async fn write_pending(&mut self) -> Result<Duration, CoordinatorError> {
         // A statement of its own, so that the ledger is not locked while the write is encoded: with thousands of paths that
         // takes long.
-        // A ledger that a panic has left half changed is never written, also if nobody waits for the change any more.
-        let draft = self.ledger.lock().map_err(|_| HostError::Broken)?.poll_write();
+        // A ledger that a panic or a failure has left half changed is never written, even if nobody waits for it.
+        let draft = {
+            let mut ledger = self.ledger.lock().map_err(|_| HostError::Broken)?;
+            if let Some(failure) = self.written.take_failure() {
+                return Err(failure);
+            }
+            ledger.poll_write()
+        };
         let Some(draft) = draft else {
             return Ok(Duration::ZERO);
         };
@@ -81,7 +87,7 @@ impl ManifestWriter {
     /// the manifest does not refer any more. Returns the sequence number of the last manifest.
     ///
     /// # Errors
-    /// When a write or a deletion fails. After a deletion the write under way is finished.
+    /// When a write, a deletion or a change of the ledger fails. After a deletion the write under way is finished.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<ManifestSequence, CoordinatorError> {
         let (written, writes) = mpsc::channel(WAITING);
         let mut deleting =

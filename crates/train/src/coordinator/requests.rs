@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dipaco_ledger::Ledger;
+use dipaco_ledger::{Ledger, LedgerError};
 use dipaco_net::NetError;
 use dipaco_store::ShardRecord;
 use dipaco_sync::{Fence, ProcessId};
@@ -258,6 +258,15 @@ impl CoordinatorRequests {
         changed
     }
 
+    /// Makes a change whose failure ends the coordinator. The ledger may be half changed then and is not written any
+    /// more: the manifest writer ends with the failure, even if nobody waits for the change.
+    pub(crate) fn try_change<T>(
+        &self,
+        change: impl FnOnce(&mut Ledger) -> Result<T, LedgerError>,
+    ) -> Result<T, CoordinatorError> {
+        self.change(|ledger| change(ledger).map_err(|failure| self.written.fail(failure.into())))
+    }
+
     /// Runs a change of ledger and store to its end even if the connection of its request breaks. A change that stopped
     /// in the middle would leave the ledger ahead of the disk.
     async fn run_detached<T, F>(
@@ -314,7 +323,7 @@ impl CoordinatorRequests {
 
     /// Begins the next phase of routing with these shards.
     pub(crate) async fn begin_phase(&self, shards: Vec<ShardRecord>) -> Result<(), CoordinatorError> {
-        self.change(|ledger| ledger.begin_phase(shards))?;
+        self.try_change(|ledger| ledger.begin_phase(shards))?;
         self.on_disk().await?;
         self.note_progress();
         self.changed.notify_waiters();

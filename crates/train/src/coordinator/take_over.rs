@@ -100,8 +100,7 @@ pub(super) async fn read_store(
 /// The names of all objects of the training that are in the store.
 async fn stored_names(store: &RunStore) -> Result<Vec<String>, CoordinatorError> {
     let mut stored = Vec::new();
-    let outer_steps = [names::OUTER_GRADIENTS, names::MODULES, names::MOMENTA, names::CHANGES];
-    for prefix in outer_steps.into_iter().chain([names::PATHS, names::CHECKPOINTS]) {
+    for prefix in names::OF_TRAINING {
         stored.extend(store.list(prefix).await?.into_iter().map(|object| object.name));
     }
     Ok(stored)

@@ -14,11 +14,17 @@ pub(crate) struct WrittenChanges {
     waiting: Mutex<UntilWritten<oneshot::Sender<()>>>,
     /// Cancelled when the writer has ended: nothing is written from then on.
     ended: CancellationToken,
+    /// The failure of a change, until the writer ends with it.
+    failure: Mutex<Option<CoordinatorError>>,
 }
 
 impl WrittenChanges {
     fn waiting(&self) -> MutexGuard<'_, UntilWritten<oneshot::Sender<()>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<CoordinatorError>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that all changes up to `change` are on the disk.
@@ -43,6 +49,20 @@ impl WrittenChanges {
             woken = woken => woken.map_err(|_| CoordinatorError::Stopped),
             () = self.ended.cancelled() => Err(CoordinatorError::Stopped),
         }
+    }
+
+    /// Notes that a change has failed, unless the coordinator stops anyway. Call it with the ledger locked: the writer
+    /// ends with the failure before it looks at the ledger again. Returns the error of the request.
+    pub(crate) fn fail(&self, failure: CoordinatorError) -> CoordinatorError {
+        if !matches!(failure, CoordinatorError::Stopped) {
+            self.failure().get_or_insert(failure);
+        }
+        CoordinatorError::Stopped
+    }
+
+    /// The failure with which the manifest writer must end.
+    pub(crate) fn take_failure(&self) -> Option<CoordinatorError> {
+        self.failure().take()
     }
 
     /// Notes that the manifest writer has ended.

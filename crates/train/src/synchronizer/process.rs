@@ -110,7 +110,9 @@ pub async fn synchronize(
         numerics,
         server: Some(next_identity),
     };
-    let session = Arc::new(Session::open(identity, cancel).await?);
+    let mut session = Session::open(identity, cancel).await?;
+    session.renew_by(server.renew_at());
+    let session = Arc::new(session);
     let plan = session.plan().clone();
     let topology = plan.topology()?;
     let layout = Layout::of_plan(&plan, &topology)?;

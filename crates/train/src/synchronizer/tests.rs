@@ -165,6 +165,99 @@ async fn a_merge_that_compares_contributions_reduces_them() {
     }
 }
 
+/// The order of a fragment with two contributions, of which the second may not have arrived.
+fn order_of_two(
+    index: u32,
+    version: u32,
+    weights: &ObjectRef,
+    gradients: [Option<&ObjectRef>; 2],
+) -> OuterStepOrder {
+    let share = |(path, gradient): (u32, Option<&ObjectRef>)| MergeInput {
+        path: PathId(path),
+        weight: 0.5,
+        reduction: 1.0,
+        gradient: gradient.cloned(),
+    };
+    OuterStepOrder {
+        fragment: FragmentId { module: ModuleId { level: 0, index }, index: 0 },
+        version,
+        fence: 7,
+        weights: weights.clone(),
+        momentum: None,
+        shares: (0..).zip(gradients).map(share).collect(),
+        applied: 0,
+        due: gradients[1].is_some(),
+    }
+}
+
+#[tokio::test]
+async fn early_orders_keep_no_more_than_their_room_and_change_no_bit() {
+    let (plan, store) = (plan(), RunStore::in_memory());
+    let weights = weights(&store, &plan, 0.25).await;
+    let (first, second) = (gradient(&store, &plan, 1.0).await, gradient(&store, &plan, -0.5).await);
+    let values = dipaco_model::parameters(&specs(&plan));
+    let mut process = synchronizer(&plan, &store);
+    // Less than three fragments, and less than one: the fold of a longer fragment is kept alone.
+    for (room, kept) in [(3 * values - 1, 2 * values), (1, values)] {
+        process.folds = EarlyFolds::within(room);
+        for fragment in 0..4 {
+            let early = order_of_two(fragment, 1, &weights, [Some(&first), None]);
+            assert_eq!(process.carry_out(early).await.unwrap(), None);
+            assert!(process.folds.values_held() <= kept);
+        }
+        assert_eq!(process.folds.values_held(), kept);
+        for fragment in 0..4 {
+            let due = order_of_two(fragment, 1, &weights, [Some(&first), Some(&second)]);
+            let alone = synchronizer(&plan, &store).carry_out(due.clone()).await.unwrap().unwrap();
+            assert_eq!(objects(process.carry_out(due).await.unwrap().unwrap()), objects(alone));
+        }
+        assert_eq!(process.folds.values_held(), 0);
+    }
+}
+
+#[tokio::test]
+async fn early_orders_that_are_carried_out_have_room_of_their_own() {
+    let (plan, store) = (plan(), RunStore::in_memory());
+    let weights = weights(&store, &plan, 0.25).await;
+    let (first, second) = (gradient(&store, &plan, 1.0).await, gradient(&store, &plan, -0.5).await);
+    // Whoever reads it fails.
+    let damaged = store.put("gradients/damaged", Bytes::from_static(b"damaged")).await.unwrap();
+    let values = dipaco_model::parameters(&specs(&plan));
+    let process = Synchronizer { folds: EarlyFolds::within(2 * values), ..synchronizer(&plan, &store) };
+    let early = |fragment, gradients| {
+        process.carry_out(OuterStepOrder { due: false, ..order_of_two(fragment, 1, &weights, gradients) })
+    };
+    for fragment in [0, 1] {
+        assert_eq!(early(fragment, [Some(&first), None]).await.unwrap(), None);
+    }
+    let both = [Some(&first), Some(&second)];
+    let done = tokio::join!(early(0, both), early(1, both), early(2, [Some(&damaged), None]));
+    assert_eq!((done.0.unwrap(), done.1.unwrap(), done.2.unwrap()), (None, None, None));
+    assert_eq!(process.folds.values_held(), 2 * values);
+    for fragment in [0, 1] {
+        let due = order_of_two(fragment, 1, &weights, both);
+        assert!(process.carry_out(due).await.unwrap().is_some());
+    }
+    assert_eq!(early(2, [None, None]).await.unwrap(), None);
+    assert!(early(2, [Some(&damaged), None]).await.is_err());
+    assert_eq!(process.folds.values_held(), 0);
+}
+
+#[tokio::test]
+async fn the_early_orders_of_a_module_that_others_step_give_their_room_up() {
+    let (plan, store) = (plan(), RunStore::in_memory());
+    let weights = weights(&store, &plan, 0.25).await;
+    let first = gradient(&store, &plan, 1.0).await;
+    let values = dipaco_model::parameters(&specs(&plan));
+    let process = Synchronizer { folds: EarlyFolds::within(values), ..synchronizer(&plan, &store) };
+    let early = |fragment, version| order_of_two(fragment, version, &weights, [Some(&first), None]);
+    for (fragment, version, keeps) in [(0, 1, 0), (1, 1, 0), (1, 2, 0), (1, 3, 1)] {
+        assert_eq!(process.carry_out(early(fragment, version)).await.unwrap(), None);
+        let kept = [0, 1].map(|index| process.folds.keeps(early(index, 1).fragment));
+        assert_eq!(kept, [keeps == 0, keeps == 1], "version {version} of {fragment}");
+    }
+}
+
 #[tokio::test]
 async fn an_order_whose_inputs_are_gone_is_dropped_once() {
     let (plan, store) = (plan(), RunStore::in_memory());

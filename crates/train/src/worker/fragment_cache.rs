@@ -15,7 +15,7 @@ use super::WorkerError;
 use super::cached_fragments::{CachedFragment, CachedFragments};
 use crate::TrainError;
 use crate::blocking::blocking;
-use crate::client::Transfer;
+use crate::client::{ClientError, Transfer};
 use dipaco_protocol::{FragmentWeights, PIECES_AT_ONCE};
 
 /// Global weights by fragment. Weights that did not change since an earlier lease are not downloaded again. The disk of the
@@ -115,7 +115,7 @@ impl Download {
     }
 
     /// Adds the downloaded changes to the cached weights. Returns `None` if no chain of changes leads from the cached
-    /// weights to the wanted weights.
+    /// weights to the wanted weights, or a change of the chain is gone.
     async fn changed(&self, cached: CachedFragment) -> Result<Option<Vec<f32>>, WorkerError> {
         let FragmentWeights { fragment, object, changes, .. } = &self.wanted;
         let Some(first) = changes.iter().position(|change| change.from == cached.object.hash) else {
@@ -123,7 +123,15 @@ impl Download {
         };
         let Some(mut values) = cached.into_values().await else { return Ok(None) };
         for change in &changes[first..] {
-            let bytes = self.transfer.object_of(*fragment, &change.object).await?;
+            let bytes = match self.transfer.object_of(*fragment, &change.object).await {
+                Ok(bytes) => bytes,
+                // An outer step since the grant may have dropped it. The weights of a lease stay as long as it lasts.
+                Err(ClientError::LeaseLost { reason }) => {
+                    tracing::debug!(%fragment, reason, "a change is gone; downloading the weights instead");
+                    return Ok(None);
+                }
+                Err(error) => return Err(error.into()),
+            };
             let module = fragment.module;
             let added = blocking(move || {
                 let change = dipaco_codec::decode(&bytes, values.len())

@@ -204,6 +204,21 @@ fn the_parts_of_a_finished_text_get_its_tokenizer() {
 }
 
 #[test]
+fn the_parts_of_a_finished_text_get_no_tokenizer_of_another_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = corpus(folder.path());
+    let other = folder.path().join("other.jsonl");
+    let line = |at: u32| format!("{{\"text\": \"quite different, {at} times\"}}\n");
+    std::fs::write(&other, (0..200).map(line).collect::<String>()).unwrap();
+    let out = folder.path().join("out");
+    let hash = run(&config(), std::slice::from_ref(&input), &out).unwrap().tokenizer.hash;
+    assert_ne!(trained(&config(), &other, &out).unwrap().hash, hash);
+    assert_eq!(trained(&config(), &input, &out).unwrap().hash, hash);
+    let for_parts = out.join("pieces").join(TOKENIZER);
+    assert_eq!(Tokenizer::from_file(&for_parts, None).unwrap().hash(), hash);
+}
+
+#[test]
 fn the_parts_of_a_changed_text_get_a_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     let inputs = files(folder.path());

@@ -8,12 +8,12 @@ use dipaco_telemetry::{Align, Progress, ProgressUnit, Table, human};
 use serde::Serialize;
 
 use self::shape::{LeaseSize, levels};
-use super::median::Median;
 use super::trial_coordinator::{TrialCoordinator, lead};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::{memory, output, process_use, runtime};
 use dipaco_pipeline::limits;
+use dipaco_pipeline::median::Median;
 
 mod shape;
 

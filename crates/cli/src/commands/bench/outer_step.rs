@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use dipaco_optim::{NesterovConfig, nesterov_step};
+use dipaco_pipeline::median::Median;
 use dipaco_telemetry::human;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::median::Median;
+use super::available_memory;
 use crate::error::CliError;
 
 /// Number of modules, which are stepped in turn. Together they are larger than any cache.
@@ -35,22 +36,12 @@ pub(super) struct OuterStepSpeed {
     shares: Vec<f64>,
 }
 
-/// Refuses modules that need more memory than there is: the system would kill the program.
+/// Refuses modules that need more memory than there is.
 pub(super) fn check_memory(bytes: usize, available: Option<u64>) -> Result<(), CliError> {
     // Each module has weights, an outer gradient and a momentum.
     let needs = 3 * MODULES as u64 * bytes as u64;
-    match available {
-        Some(available) if needs > available => Err(CliError::Usage {
-            message: format!(
-                "outer steps of {MODULES} modules of {} need {} of memory, and {} are available",
-                human::bytes(bytes as u64),
-                human::bytes(needs),
-                human::bytes(available)
-            ),
-            remedy: "give a smaller --megabytes".into(),
-        }),
-        _ => Ok(()),
-    }
+    let work = format!("outer steps of {MODULES} modules of {} need", human::bytes(bytes as u64));
+    available_memory::check(&work, needs, available, "give a smaller --megabytes")
 }
 
 /// Measures steps of modules of the given size and copies, alternately. `None` when `stops` ends it early.

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
+use crate::number::positive;
 use crate::{output, process_use, runtime};
 
 pub(super) const EXAMPLES: &str = "\
@@ -172,12 +173,6 @@ fn texts(file: &Path) -> Result<Vec<String>, CliError> {
     Ok(texts)
 }
 
-/// A number above 0.
-fn positive(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| "it must be a number".to_owned())?;
-    if number > 0.0 && number.is_finite() { Ok(number) } else { Err("it must be above 0".into()) }
-}
-
 /// A number of tokens, or a range of numbers with both ends.
 fn tokens(text: &str) -> Result<RangeInclusive<usize>, String> {
     let (low, high) = text.split_once("..").unwrap_or((text, text));
@@ -264,6 +259,5 @@ mod tests {
         for wrong in ["0", "", "a", "9..3", "..4"] {
             assert!(tokens(wrong).is_err(), "{wrong}");
         }
-        assert!(positive("0").is_err() && positive("nan").is_err() && positive("2.5") == Ok(2.5));
     }
 }

@@ -14,6 +14,7 @@ use dipaco_telemetry::{Align, Progress, ProgressUnit, Table, human};
 use dipaco_topology::{Topology, TopologyConfig};
 use serde::Serialize;
 
+use super::available_memory;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
@@ -242,21 +243,10 @@ fn subject(options: &StepOptions) -> Result<(String, StepSubject), CliError> {
     Ok((name, subject))
 }
 
-/// Refuses a step that needs more memory than there is: the system would kill the program.
+/// Refuses a step that needs more memory than there is.
 fn check_memory(subject: &StepSubject, available: Option<u64>) -> Result<(), CliError> {
-    let needs = subject.memory().total();
-    match available {
-        Some(available) if needs > available => Err(CliError::Usage {
-            message: format!(
-                "this step needs {} of memory, and {} are available",
-                human::bytes(needs),
-                human::bytes(available)
-            ),
-            remedy: "give --micro-batch 1, --activation-checkpointing or --dtype bf16, or a smaller path"
-                .into(),
-        }),
-        _ => Ok(()),
-    }
+    let remedy = "give --micro-batch 1, --activation-checkpointing or --dtype bf16, or a smaller path";
+    available_memory::check("this step needs", subject.memory().total(), available, remedy)
 }
 
 fn report(

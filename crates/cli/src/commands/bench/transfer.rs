@@ -14,13 +14,13 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 
-use super::median::Median;
 use super::outer_step::{self, OuterStepSpeed};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
 use crate::{output, runtime};
 use dipaco_pipeline::PipelineError;
 use dipaco_pipeline::machine_memory::machine_memory;
+use dipaco_pipeline::median::Median;
 
 /// Lifetime of the certificates of a measurement.
 const LIFETIME: Duration = Duration::from_secs(86_400);
@@ -373,15 +373,4 @@ fn content(number: u16, length: usize) -> bytes::Bytes {
     hasher.update(&number.to_le_bytes());
     hasher.finalize_xof().fill(&mut content);
     content.into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_median_is_in_the_middle() {
-        assert_eq!(vec![3.0, 1.0, 2.0].median(), 2.0);
-        assert_eq!(vec![4.0, 1.0, 2.0, 3.0].median(), 2.5);
-    }
 }

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::trial_coordinator::{TrialCoordinator, lead};
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
+use crate::number::up_to_a_day;
 use crate::{output, runtime};
 
 /// Interval of memory measurements.
@@ -85,14 +86,6 @@ struct CoordinatorLoad {
     lost: u64,
     /// Resident memory of the coordinator process: seconds since its start, bytes.
     memory: Vec<(f64, u64)>,
-}
-
-/// A number of seconds from 0 to a day.
-fn up_to_a_day(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
-        _ => Err("it must be a number of seconds from 0 to 86400".to_owned()),
-    }
 }
 
 pub(super) fn run(options: &WorkersOptions, progress: &Progress) -> Result<(), CliError> {

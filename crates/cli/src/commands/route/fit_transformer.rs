@@ -30,8 +30,8 @@ pub(crate) fn run(options: &FitTransformerOptions, progress: &Progress) -> Resul
     let opened = options.run.open_unsaved()?;
     dipaco_pipeline::route::check_tokenizer(&opened.0.run)?;
     let (flag, progress) = (interrupt.flag(), progress.clone());
-    let (router, new) = on_weights(&interrupt, opened, move |unsaved, config, weights| {
-        let fitted = transformer_router::fit(&unsaved.run, config, weights, &progress, &flag)?;
+    let (router, new) = on_weights(&interrupt, opened, move |unsaved, weights| {
+        let fitted = transformer_router::fit(&unsaved.run, weights, &progress, &flag)?;
         unsaved.save()?;
         Ok(fitted)
     })?;

@@ -23,7 +23,7 @@ impl SamplingDefaults {
         let own = |name: &str| Some((name.to_owned(), settings.get(name)?.clone()));
         let fields: Map<String, Value> =
             DEFAULTS.into_iter().filter_map(own).filter(|(_, value)| !value.is_null()).collect();
-        let checked = Fields::new(Value::Object(fields.clone()));
+        let checked = Fields::new("the settings", Value::Object(fields.clone()));
         let checked = checked.and_then(|mut fields| AskedSampling::read(&mut fields));
         checked.map_err(|error| ServerError::Sampling { problem: error.message })?;
         Ok(Self { fields })
@@ -90,7 +90,7 @@ impl AskedSampling {
             presence_penalty: fields.float("presence_penalty", -2.0, 2.0, 0.0)?,
             frequency_penalty: fields.float("frequency_penalty", -2.0, 2.0, 0.0)?,
             repetition_penalty: fields.float("repetition_penalty", 0.01, 100.0, 1.0)?,
-            logit_bias,
+            logit_bias: logit_bias.into(),
             ..defaults
         };
         Ok(Self { seed, rest })

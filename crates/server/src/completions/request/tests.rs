@@ -5,7 +5,7 @@ use super::*;
 use crate::SamplingDefaults;
 
 fn read(body: Value) -> Result<CompletionRequest, ApiError> {
-    CompletionRequest::read(&mut Fields::new(body)?)
+    CompletionRequest::read(&mut Fields::new("body", body)?)
 }
 
 #[test]
@@ -53,6 +53,8 @@ fn wrong_fields_are_named_and_unknown_fields_accepted() {
         assert_eq!((error.param.as_deref(), error.status.as_u16()), (Some(field), 400), "{}", error.message);
         assert!(error.message.starts_with(field), "{}", error.message);
     }
+    let options = read(json!({"prompt": "a", "stream": true, "stream_options": 1})).unwrap_err();
+    assert_eq!(options.message, "stream_options is 1: it must be a JSON object");
     let plain = read(json!({"prompt": "a"})).unwrap();
     let plain_priority = plain.priority;
     let body = json!({"prompt": "a", "do_sample": false, "user": "u", "suffix": "", "max_tokens": null, "best_of": 1});
@@ -132,7 +134,7 @@ fn a_request_keeps_its_own_values_and_gets_the_others() {
         "eos_token_id": [0, 2], "max_new_tokens": 40,
     });
     let defaults = defaults(&settings).unwrap();
-    let mut fields = Fields::new(json!({"temperature": 0, "top_p": null})).unwrap();
+    let mut fields = Fields::new("body", json!({"temperature": 0, "top_p": null})).unwrap();
     defaults.fill(&mut fields);
     let mut names = fields.rest();
     names.sort_unstable();

@@ -58,6 +58,82 @@ fn a_grace_period_that_has_ended_wakes_nobody_again() {
 }
 
 #[test]
+fn a_stop_of_the_coordinator_is_no_part_of_a_grace_period() {
+    let mut rounds = quorum(1, 10, false);
+    let first = lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[])));
+    assert!(matches!(commit(&mut rounds, &first), Commit::Accepted(_)));
+    assert!(rounds.take_due(at(0)).is_empty());
+    rounds.postpone(at(605), at(600));
+    assert!(rounds.expire(at(605)).is_empty());
+    assert!(rounds.take_due(at(605)).is_empty(), "nobody could contribute meanwhile");
+    assert_eq!(rounds.next_deadline(), Some(at(610)));
+    assert_eq!(rounds.take_due(at(610)), [fragment(0, 0, 0), fragment(1, 0, 0)]);
+    // A time that has come is no deadline again.
+    rounds.postpone(at(1210), at(600));
+    assert_eq!(rounds.next_deadline(), None);
+}
+
+#[test]
+fn a_stop_of_the_coordinator_shortens_no_later_grace_period() {
+    let window = |stop: u64| {
+        let mut rounds = quorum(2, 30, false);
+        rounds.grace = Grace::new(at(30), 0.5, 20);
+        rounds.grace.inner_step(PathId(0), 2.0);
+        let [a, b] = [(); 2].map(|()| lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[]))));
+        assert!(matches!(commit(&mut rounds, &a), Commit::Accepted(_)));
+        assert!(rounds.take_due(at(0)).is_empty());
+        rounds.postpone(at(stop + 5), at(stop));
+        assert!(matches!(commit(&mut rounds, &b), Commit::Accepted(_)));
+        assert_eq!(rounds.take_due(at(stop + 9)), [fragment(0, 0, 0)]);
+        rounds.grace.window()
+    };
+    // Half of the 40 s of the overlap without the nine of the quorum.
+    assert_eq!(window(0), Duration::from_millis(15_500));
+    assert_eq!(window(600), window(0));
+}
+
+#[test]
+fn an_outer_step_in_which_the_coordinator_stops_shortens_no_later_grace_period() {
+    let window = |stop: Option<u64>| {
+        let mut rounds = quorum(2, 30, false);
+        rounds.grace = Grace::new(at(30), 0.5, 20);
+        rounds.grace.inner_step(PathId(0), 2.0);
+        let leases = [(); 2].map(|()| lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[]))));
+        for lease in &leases {
+            assert!(matches!(commit(&mut rounds, lease), Commit::Accepted(_)));
+        }
+        let [step] = <[OuterStep; 1]>::try_from(rounds.due(at(0))).unwrap();
+        if let Some(stop) = stop {
+            rounds.postpone(at(stop), at(stop));
+        }
+        assert!(rounds.stepped(&step, at(5 + stop.unwrap_or(0))));
+        rounds.grace.window()
+    };
+    // Half of the 40 s of the overlap, without the five of the step if they are known.
+    assert_eq!(window(None), Duration::from_millis(17_500));
+    assert_eq!(window(Some(600)), at(20));
+}
+
+#[test]
+fn a_stop_of_the_coordinator_is_no_part_of_a_throttle() {
+    let quorum =
+        Quorum { learners: 1, grace: Duration::ZERO, grace_share: 0.0, throttle: 0.9, dynamic_steps: false };
+    let limits = LeaseLimits::of_silence(at(1000));
+    let schedule = Schedule::new(STEPS, 1, 0, vec![20]).unwrap();
+    let mut rounds = begin(RunPlan { schedule, scheme: Scheme::Quorum(quorum), phase: 0, limits });
+    let shared = fragment(0, 0, 0);
+    let [a, b] = [(); 2].map(|()| lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[]))));
+    let done = LeaseOutcome { seconds: 10.0, ..LeaseOutcome::default() };
+    rounds.commit(at(10), &a.claim(), &done);
+    assert!(step_all(&mut rounds, at(10)).iter().any(|step| step.fragment == shared));
+    rounds.postpone(at(611), at(600));
+    rounds.commit(at(611), &b.claim(), &done);
+    // Nine steps take nine seconds, and one has passed before the stop.
+    assert!(!rounds.take_due(at(618)).contains(&shared));
+    assert!(rounds.take_due(at(619)).contains(&shared));
+}
+
+#[test]
 fn a_quorum_is_smaller_when_fewer_are_left() {
     let mut rounds = quorum(2, 0, false);
     let dead = lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[PathId(0)])));

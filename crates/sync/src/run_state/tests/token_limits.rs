@@ -1,6 +1,7 @@
 //! Tests of the limits on the leases of all processes with one token.
 
 use super::*;
+use crate::Rests;
 
 /// The process of a worker with a token.
 fn with_token(token: &str, name: &str) -> ProcessId {
@@ -46,6 +47,48 @@ fn a_token_leaves_a_path_to_another_token_whose_workers_ask() {
     let Grant::Wait(reason) = ask(&mut rounds, 1, &with_token("greedy", "2")) else { panic!() };
     assert_eq!(reason, Reason::TokenEnough { leases: 3, most: 3 });
     assert_eq!(lease(ask(&mut rounds, 1, &other)).path, leases[2].path);
+}
+
+#[test]
+fn a_token_leaves_one_of_the_paths_that_train_in_a_round() {
+    let plan = plan(&[40 * STEPS]);
+    let schedule = plan.schedule.resting(Rests::new(5, 0..4, 2)).unwrap();
+    let mut rounds = begin(RunPlan { schedule, ..plan });
+    rounds.pass_over_idle();
+    let other = with_token("other", "w");
+    lease(ask(&mut rounds, 0, &with_token("greedy", "first")));
+    let released = lease(ask(&mut rounds, 0, &other));
+    rounds.release(released.path, released.fence);
+    let Grant::Wait(reason) = ask(&mut rounds, 0, &with_token("greedy", "second")) else { panic!() };
+    assert_eq!(reason, Reason::TokenEnough { leases: 1, most: 1 });
+    assert_eq!(lease(ask(&mut rounds, 0, &other)).path, released.path);
+}
+
+#[test]
+fn a_token_leaves_one_of_the_paths_that_are_not_in_quarantine() {
+    let mut rounds = start(3);
+    for path in [PathId(0), PathId(1)] {
+        rounds.quarantine(path);
+        rounds.pass_over_idle();
+    }
+    let leases = take_all(&mut rounds, "greedy");
+    assert_eq!(leases.len(), 2, "alone it trains all paths that anybody trains");
+    let other = with_token("other", "w");
+    assert!(matches!(ask(&mut rounds, 0, &other), Grant::Wait(_)));
+    for done in &leases {
+        assert!(matches!(commit(&mut rounds, done), Commit::Accepted(_)));
+        rounds.bind(done.path, true);
+    }
+    while !step_all(&mut rounds, at(0)).is_empty() {
+        rounds.pass_over_idle();
+    }
+    assert_eq!(lease(ask(&mut rounds, 1, &with_token("greedy", "0"))).path, leases[0].path);
+    let Grant::Wait(reason) = ask(&mut rounds, 1, &with_token("greedy", "1")) else { panic!() };
+    assert_eq!(reason, Reason::TokenEnough { leases: 1, most: 1 });
+    let before = rounds.looks();
+    assert!(rounds.token_has_enough("greedy").is_some());
+    assert_eq!(rounds.looks() - before, 2, "the paths in quarantine");
+    assert_eq!(lease(ask(&mut rounds, 1, &other)).path, leases[1].path);
 }
 
 #[test]

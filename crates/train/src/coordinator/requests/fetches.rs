@@ -16,7 +16,9 @@ use crate::coordinator::error::CoordinatorError;
 use crate::host::{Answer, read_piece, refused};
 use dipaco_protocol::{PIECE_BYTES, Response};
 
-/// Ends the lease of a worker that asks for an object that is not current.
+/// The answer about an object that is not current. The weights and the state of a lease stay as long as it lasts, so a
+/// worker that asks for them has lost its lease. Outer steps drop changes that a lease names: its worker then asks for
+/// the weights.
 fn outdated(object: &ObjectRef) -> Answer {
     let reason = format!("{} is not current any more; drop the work and ask for a new lease", object.name);
     (Response::Lost { reason }, None)

@@ -61,7 +61,11 @@ impl CoordinatorRequests {
 
     /// The orders for the synchronizer with this fencing number.
     fn orders(&self, fence: u64) -> Result<Vec<OuterStepOrder>, CoordinatorError> {
-        let Orders { orders, reduced, others_due } = self.ledger().orders(self.now(), fence)?;
+        let Orders { orders, reduced, others_due } = {
+            let mut ledger = self.ledger();
+            let now = self.look_at_clock(&mut ledger);
+            ledger.orders(now, fence)?
+        };
         // A grace period may have begun.
         self.deadlines.notify_one();
         if others_due {
@@ -77,7 +81,12 @@ impl CoordinatorRequests {
     /// Records an outer step. Returns false if it does not count, because another synchronizer has been asked since.
     fn record_step(&self, done: &OuterStepDone) -> Result<bool, CoordinatorError> {
         let &OuterStepDone { fragment: FragmentId { module, index }, version, .. } = done;
-        let contributions = match self.change(|ledger| ledger.record_step(done))? {
+        let recorded = self.try_change(|ledger| {
+            // The duration of the step may hold a time in which the coordinator did not run.
+            self.look_at_clock(ledger);
+            ledger.record_step(done)
+        })?;
+        let contributions = match recorded {
             StepRecording::Counts { contributions } => contributions,
             StepRecording::Known => return Ok(true),
             StepRecording::Rejected => return Ok(false),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipaco_ledger::{
-    FailureDecision, LeaseCompletion, Ledger, QuarantineRecord, Recording, ResultError, StoredResult,
-    TrainingFailure, possible_loss,
+    FailureDecision, LeaseCompletion, Ledger, LedgerError, QuarantineRecord, Recording, ResultError,
+    StoredResult, TrainingFailure, possible_loss,
 };
 use dipaco_store::ObjectRef;
 use dipaco_sync::{LeaseClaim, LeaseError, LeaseKey, LeaseTask};
@@ -58,16 +58,19 @@ impl ResultReceiver for CoordinatorRequests {
 impl CoordinatorRequests {
     /// Makes a change with which results may begin to count. The first one sets the fingerprint of the run. So it wakes the
     /// workers that wait: those with other devices give their leases back.
-    fn count<T>(&self, change: impl FnOnce(&mut Ledger) -> T) -> T {
-        let (changed, is_first) = self.change(|ledger| {
+    fn count<T>(
+        &self,
+        change: impl FnOnce(&mut Ledger) -> Result<T, LedgerError>,
+    ) -> Result<T, CoordinatorError> {
+        let (changed, is_first) = self.try_change(|ledger| {
             let is_set = ledger.numerics().is_some();
-            let changed = change(ledger);
-            (changed, !is_set && ledger.numerics().is_some())
-        });
+            let changed = change(ledger)?;
+            Ok((changed, !is_set && ledger.numerics().is_some()))
+        })?;
         if is_first {
             self.changed.notify_waiters();
         }
-        changed
+        Ok(changed)
     }
 
     /// Waits until a recorded result is on the disk, and returns the answer.
@@ -126,7 +129,7 @@ impl CoordinatorRequests {
     /// Ends a lease whose training diverged after inner step `step` of the path.
     pub(super) async fn diverged(&self, claim: &LeaseClaim, step: u64) -> Result<Answer, CoordinatorError> {
         let failure = TrainingFailure::Diverged { step };
-        let decision = self.change(|ledger| ledger.training_failed(claim, &failure))?;
+        let decision = self.try_change(|ledger| ledger.training_failed(claim, &failure))?;
         self.on_disk().await?;
         if !matches!(decision, FailureDecision::Lost(_)) && self.reception.may_log(&claim.worker) {
             let (path, worker) = (claim.key.path, &claim.worker.name);

@@ -5,6 +5,7 @@ use std::future::ready;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dipaco_config::RunConfig;
+use dipaco_ledger::LedgerError;
 use dipaco_protocol::LeaseReport;
 use dipaco_store::RunManifest;
 
@@ -116,4 +117,36 @@ async fn a_ledger_that_a_panic_has_left_half_changed_is_not_written() {
     assert!(matches!(completed, Err(CoordinatorError::Stopped)));
     assert!(matches!(writer.stop().await, Err(CoordinatorError::Host(HostError::Broken))));
     assert_eq!(written().await, before);
+}
+
+#[tokio::test]
+async fn a_change_that_fails_ends_the_coordinator_also_without_its_request_and_is_not_written() {
+    let RunningCoordinator { requests, writer, .. } = of_quorum(2).await;
+    let peer = worker("a");
+    let lease = granted(requests.lease(&peer, &[], WAIT).await);
+    record(&requests, &peer, &lease).await;
+    let written = || async { requests.intake.store.load::<RunManifest>().await.unwrap() };
+    let before = written().await;
+    let claim = peer.claim(lease.key());
+    let request = requests.try_change(|ledger| {
+        ledger.complete_lease(requests.now(), &claim, &LeaseReport::default())?;
+        Err::<(), _>(LedgerError::Internal { what: "the bug of this test".to_owned() })
+    });
+    assert!(matches!(request, Err(CoordinatorError::Stopped)));
+    // Nobody waits for the change, as after the end of its connection.
+    requests.written.ended().await;
+    let failure = writer.stop().await.unwrap_err();
+    assert!(failure.to_string().contains("the bug of this test"), "{failure}");
+    assert_eq!(written().await, before);
+}
+
+#[tokio::test]
+async fn a_phase_that_can_not_begin_ends_the_coordinator_with_the_reason() {
+    let RunningCoordinator { requests, writer, .. } = of_quorum(2).await;
+    let begun = requests.begin_phase(Vec::new()).await.unwrap_err();
+    assert!(matches!(begun, CoordinatorError::Stopped));
+    requests.written.ended().await;
+    let cause = writer.stop_after(begun).await;
+    let expected = matches!(cause, CoordinatorError::Ledger(LedgerError::ShardCount { shards: 0, paths: 2 }));
+    assert!(expected, "{cause}");
 }

@@ -4,7 +4,7 @@ use dipaco_config::RunConfig;
 
 use super::*;
 use crate::coordinator::RunningCoordinator;
-use crate::coordinator::requests::test_support::{WAIT, complete, granted, two_paths, worker};
+use crate::coordinator::requests::test_support::{WAIT, complete, granted, pass, two_paths, worker};
 use crate::host::Role;
 
 /// The module of a level.
@@ -53,7 +53,7 @@ async fn a_step_that_goes_back_to_the_coordinator_wakes_it() {
 
 #[tokio::test]
 async fn who_finds_that_the_time_of_another_owners_step_has_come_wakes_that_owner() {
-    let grace = |config: &mut RunConfig| (config.sync.quorum, config.sync.grace_seconds) = (1, 1_000.0);
+    let grace = |config: &mut RunConfig| (config.sync.quorum, config.sync.grace_seconds) = (1, 600.0);
     let RunningCoordinator { mut requests, writer: _writer, .. } = two_paths(1, grace).await;
     let peer = worker("a");
     let lease = granted(requests.lease(&peer, &[], WAIT).await);
@@ -61,11 +61,30 @@ async fn who_finds_that_the_time_of_another_owners_step_has_come_wakes_that_owne
     let owner = synchronizer(1);
     // The grace period of its step begins.
     assert!(orders_for(&requests, &owner, &[module(0)]).await.is_empty());
-    Arc::get_mut(&mut requests).unwrap().started -= Duration::from_secs(2_000);
+    pass(&mut requests, Duration::from_secs(700), true);
     let waiting = requests.contributed.subscribe();
     let own = requests.ledger().own_fence();
     assert!(requests.orders(own).unwrap().is_empty());
     assert!(waiting.has_changed().unwrap());
     let orders = orders_for(&requests, &owner, &[module(0)]).await;
     assert!(orders.iter().any(|order| order.due), "{orders:?}");
+}
+
+#[tokio::test]
+async fn a_stop_of_the_coordinator_is_no_grace_period() {
+    for runs in [false, true] {
+        let grace = |config: &mut RunConfig| (config.sync.quorum, config.sync.grace_seconds) = (1, 600.0);
+        let RunningCoordinator { mut requests, writer: _writer, .. } = two_paths(1, grace).await;
+        let peer = worker("a");
+        let lease = granted(requests.lease(&peer, &[], WAIT).await);
+        complete(&requests, &peer, &lease).await;
+        let own = requests.ledger().own_fence();
+        let is_due =
+            |requests: &CoordinatorRequests| requests.orders(own).unwrap().iter().any(|order| order.due);
+        // The grace period of its step begins.
+        assert!(!is_due(&requests));
+        pass(&mut requests, Duration::from_secs(700), runs);
+        // Before any look at the deadlines.
+        assert_eq!(is_due(&requests), runs);
+    }
 }

@@ -1,8 +1,8 @@
 //! The median of measurements.
 
 /// Has a median.
-pub(super) trait Median {
-    /// The median; NaN without values.
+pub trait Median {
+    /// The median; of an even number of values the mean of the two in the middle. NaN without values.
     fn median(self) -> f64;
 }
 
@@ -16,5 +16,17 @@ impl Median for Vec<f64> {
         } else {
             f64::midpoint(upper, self.get(at.wrapping_sub(1)).copied().unwrap_or(upper))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_in_the_middle() {
+        assert_eq!(vec![3.0, 1.0, 2.0].median(), 2.0);
+        assert_eq!(vec![4.0, 1.0, 2.0, 3.0].median(), 2.5);
+        assert!(Vec::<f64>::new().median().is_nan());
     }
 }
