@@ -3,7 +3,21 @@
 use super::*;
 
 fn quorum(learners: u32, grace: u64, dynamic_steps: bool) -> RunState {
-    let quorum = Quorum { learners, grace: at(grace), grace_share: 0.5, throttle: 0.0, dynamic_steps };
+    run_of(Quorum { learners, grace: at(grace), grace_share: 0.5, throttle: 0.0, dynamic_steps })
+}
+
+/// A run whose fragments step at most once in the time of nine of ten steps.
+fn throttled() -> RunState {
+    run_of(Quorum {
+        learners: 1,
+        grace: Duration::ZERO,
+        grace_share: 0.0,
+        throttle: 0.9,
+        dynamic_steps: false,
+    })
+}
+
+fn run_of(quorum: Quorum) -> RunState {
     let schedule = Schedule::new(STEPS, 1, 0, vec![20]).unwrap();
     begin(RunPlan {
         schedule,
@@ -116,11 +130,7 @@ fn an_outer_step_in_which_the_coordinator_stops_shortens_no_later_grace_period()
 
 #[test]
 fn a_stop_of_the_coordinator_is_no_part_of_a_throttle() {
-    let quorum =
-        Quorum { learners: 1, grace: Duration::ZERO, grace_share: 0.0, throttle: 0.9, dynamic_steps: false };
-    let limits = LeaseLimits::of_silence(at(1000));
-    let schedule = Schedule::new(STEPS, 1, 0, vec![20]).unwrap();
-    let mut rounds = begin(RunPlan { schedule, scheme: Scheme::Quorum(quorum), phase: 0, limits });
+    let mut rounds = throttled();
     let shared = fragment(0, 0, 0);
     let [a, b] = [(); 2].map(|()| lease(rounds.grant(at(0), &request(&ProcessId::local("w"), &[]))));
     let done = LeaseOutcome { seconds: 10.0, ..LeaseOutcome::default() };
@@ -241,11 +251,7 @@ fn a_throttle_lets_an_outer_step_gather_whom_the_quorum_does_not_wait_for() {
 
 #[test]
 fn a_worker_that_states_an_impossible_speed_does_not_end_the_throttle() {
-    let quorum =
-        Quorum { learners: 1, grace: Duration::ZERO, grace_share: 0.0, throttle: 0.9, dynamic_steps: false };
-    let limits = LeaseLimits::of_silence(at(1000));
-    let schedule = Schedule::new(STEPS, 1, 0, vec![20]).unwrap();
-    let mut rounds = begin(RunPlan { schedule, scheme: Scheme::Quorum(quorum), phase: 0, limits });
+    let mut rounds = throttled();
     let shared = fragment(0, 0, 0);
     let workers = ["honest", "liar"].map(|token| ProcessId { token: token.into(), ..ProcessId::local("w") });
     let [honest, lied] = workers.each_ref().map(|worker| lease(rounds.grant(at(0), &request(worker, &[]))));

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use dipaco_config::RunConfig;
 use dipaco_ledger::LedgerError;
 use dipaco_protocol::LeaseReport;
-use dipaco_store::RunManifest;
+use dipaco_store::{Loaded, RunManifest};
 
 use super::*;
 use crate::coordinator::RunningCoordinator;
@@ -18,6 +18,20 @@ use crate::host::HostError;
 /// for outer steps too.
 async fn of_quorum(quorum: u32) -> RunningCoordinator {
     two_paths(1, |config| config.sync.quorum = quorum).await
+}
+
+async fn written(requests: &CoordinatorRequests) -> Option<Loaded<RunManifest>> {
+    requests.intake.store.load::<RunManifest>().await.unwrap()
+}
+
+/// A coordinator that has all results of a lease but its completion, the lease's claim, and the manifest.
+async fn with_results() -> (RunningCoordinator, LeaseClaim, Option<Loaded<RunManifest>>) {
+    let coordinator = of_quorum(2).await;
+    let (requests, peer) = (&coordinator.requests, worker("a"));
+    let lease = granted(requests.lease(&peer, &[], WAIT).await);
+    record(requests, &peer, &lease).await;
+    let (claim, manifest) = (peer.claim(lease.key()), written(requests).await);
+    (coordinator, claim, manifest)
 }
 
 /// True if `wait` is over without any further event.
@@ -105,29 +119,18 @@ async fn a_request_after_a_stop_of_the_coordinator_forgets_no_worker() {
 
 #[tokio::test]
 async fn a_ledger_that_a_panic_has_left_half_changed_is_not_written() {
-    let RunningCoordinator { requests, writer, .. } = of_quorum(2).await;
-    let peer = worker("a");
-    let lease = granted(requests.lease(&peer, &[], WAIT).await);
-    record(&requests, &peer, &lease).await;
-    let written = || async { requests.intake.store.load::<RunManifest>().await.unwrap() };
-    let before = written().await;
+    let (RunningCoordinator { requests, writer, .. }, claim, before) = with_results().await;
     let stopped = catch_unwind(AssertUnwindSafe(|| requests.change(|_| panic!("the bug of this test"))));
     assert!(stopped.is_err());
-    let completed = requests.complete_lease(&peer.claim(lease.key()), LeaseReport::default()).await;
+    let completed = requests.complete_lease(&claim, LeaseReport::default()).await;
     assert!(matches!(completed, Err(CoordinatorError::Stopped)));
     assert!(matches!(writer.stop().await, Err(CoordinatorError::Host(HostError::Broken))));
-    assert_eq!(written().await, before);
+    assert_eq!(written(&requests).await, before);
 }
 
 #[tokio::test]
 async fn a_change_that_fails_ends_the_coordinator_also_without_its_request_and_is_not_written() {
-    let RunningCoordinator { requests, writer, .. } = of_quorum(2).await;
-    let peer = worker("a");
-    let lease = granted(requests.lease(&peer, &[], WAIT).await);
-    record(&requests, &peer, &lease).await;
-    let written = || async { requests.intake.store.load::<RunManifest>().await.unwrap() };
-    let before = written().await;
-    let claim = peer.claim(lease.key());
+    let (RunningCoordinator { requests, writer, .. }, claim, before) = with_results().await;
     let request = requests.try_change(|ledger| {
         ledger.complete_lease(requests.now(), &claim, &LeaseReport::default())?;
         Err::<(), _>(LedgerError::Internal { what: "the bug of this test".to_owned() })
@@ -137,7 +140,7 @@ async fn a_change_that_fails_ends_the_coordinator_also_without_its_request_and_i
     requests.written.ended().await;
     let failure = writer.stop().await.unwrap_err();
     assert!(failure.to_string().contains("the bug of this test"), "{failure}");
-    assert_eq!(written().await, before);
+    assert_eq!(written(&requests).await, before);
 }
 
 #[tokio::test]
