@@ -4,8 +4,8 @@
     scripts/check-links.py        prints the broken links, and exits with 1 if there are any
 
 Links of Markdown files to files and headings of this repository, and mentions of pages in configurations and Rust comments:
-`docs/results/quality.md`, also with the heading in quotation marks after it ("Learning rates"). Addresses on the web are not
-checked.
+`docs/results/training-settings.md`, also with the heading in quotation marks after it ("Learning rates"). Addresses on the web
+are not checked.
 
 Needs Python 3 and git.
 """

@@ -129,7 +129,7 @@ impl RunSection {
 }
 
 /// AdamW for seed and paths. Of DiPaCo's 4e-4, which is for 150M parameters, 1e-3 and 2e-3 the second is the best rate for the
-/// default run, of 5.3M parameters (docs/results/quality.md, "The default learning rate").
+/// default run, of 5.3M parameters (docs/results/training-settings.md, "The default learning rate").
 fn of_random_weights() -> AdamWConfig {
     AdamWConfig { learning_rate: 1e-3, ..AdamWConfig::default() }
 }

@@ -4,7 +4,7 @@ use super::Clustering;
 
 /// A start whose inertia is at most this share above the lowest is as near to its points as the best one. In measured runs of
 /// four paths the lowest inertia gave perplexities that differed by 15 % between seeds, and the most even such start 3.5 %
-/// (`docs/results/quality.md`, "Even clusters").
+/// (`docs/results/routers.md`, "Even clusters").
 const NEAR: f64 = 0.05;
 
 /// The starts that may still be chosen: each other start had neither a lower inertia nor more even clusters than one of these.

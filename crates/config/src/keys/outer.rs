@@ -108,13 +108,13 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "number",
         "Outer learning rate, before the factor of `outer.rescale`. With 1, momentum 0 and `outer.rescale = \"none\"` the outer \
          step is the mean itself. The default is the papers'. With the default momentum it is the best of four for \
-         4 × 4 paths after 8 rounds, and the better of two after 32 (docs/results/quality.md).",
+         4 × 4 paths after 8 rounds, and the better of two after 32 (docs/results/training-settings.md).",
     ),
     key(
         "outer.nesterov.momentum",
         "number",
         "Outer momentum, at least 0 and below 1. The papers take 0.9. With the default the perplexity of 4 × 4 paths is lower by \
-         more than a tenth after 8 and 32 rounds, each with the best outer rate that was tried (docs/results/quality.md). \
+         more than a tenth after 8 and 32 rounds, each with the best outer rate that was tried (docs/results/training-settings.md). \
          A run that begins with a pretrained model has 0.9, an outer rate of 0.35 and `outer.rescale = \"none\"`, if nothing else is set.",
     ),
 ];

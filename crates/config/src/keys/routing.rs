@@ -113,7 +113,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "routing.arrange",
         "true or false",
         "true gives k-means clusters near each other to paths that share a module. Otherwise the numbers of the clusters, which \
-         mean nothing, decide which paths share modules, which is worse for grids from 4 × 4 on (docs/results/quality.md). Only \
+         mean nothing, decide which paths share modules, which is worse for grids from 4 × 4 on (docs/results/routers.md). Only \
          for \"kmeans\".",
     ),
     key(

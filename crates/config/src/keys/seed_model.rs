@@ -12,7 +12,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "steps",
         "Optimizer steps of the seed. After too few steps its features do not separate texts. A share of 27 % of 2,200 steps was \
          better than 75 % for 4 × 4 paths in two seeds, but seed and paths together took 2.5 times as many steps \
-         (docs/results/quality.md, \"Schedules\").",
+         (docs/results/training-settings.md, \"Schedules\").",
     ),
     key("seed_model.batch", "sequences", "B, sequences per step."),
     key("seed_model.sequence_tokens", "tokens", "T, tokens per sequence; at most `model.context`."),

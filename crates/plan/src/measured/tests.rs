@@ -8,7 +8,7 @@ fn run(paths: u64, steps: u64, perplexity: f64) -> MeasuredRun {
 /// Paths, steps, perplexities by seed, and the error in per cent of the loss that the other sizes predict.
 type Row = (u64, u64, &'static [f64], f64);
 
-/// `docs/results/raw/lengths-and-grids.json`: an outer momentum of 0.9. The errors are those of `docs/results/quality.md`.
+/// `docs/results/raw/lengths-and-grids.json`: an outer momentum of 0.9. The errors are those of `docs/results/predicting.md`.
 const MOMENTUM_OF_THE_PAPERS: [Row; 12] = [
     (1, 400, &[164.39, 173.00, 167.40], -2.3),
     (4, 400, &[122.91, 127.97, 119.80], -0.2),
@@ -25,7 +25,7 @@ const MOMENTUM_OF_THE_PAPERS: [Row; 12] = [
 ];
 
 /// `docs/results/raw/defaults-lengths-and-grids.json`: the program's default outer step. The errors are those of
-/// `docs/results/quality.md`.
+/// `docs/results/predicting.md`.
 const DEFAULT_OUTER_STEP: [Row; 13] = [
     (1, 400, &[164.39, 173.00, 167.40], -2.3),
     (4, 400, &[110.65, 115.09, 108.11], 0.8),
