@@ -4,11 +4,13 @@ mod sections;
 mod tally;
 
 use std::collections::BTreeSet;
+use std::error::Error as _;
 use std::path::Path;
 
 use dipaco_shards::{ShardsError, TokenSet, TokenSetManifest, WorkPart};
 use dipaco_topology::PathId;
 
+use crate::advice::better_division;
 use crate::decisions::{Decider, Reserve};
 use crate::features::FeatureExtractor;
 use crate::progress::ProgressFn;
@@ -25,14 +27,16 @@ const DOMINATING: f64 = 4.0;
 pub struct Assigned {
     /// The shards.
     pub shards: ShardSet,
-    /// True if the shards were there already, made from the same text by the same router; nothing was done then.
+    /// True if the shards were there already, undamaged, and made from the same text by the same router; they stayed as they
+    /// were then.
     pub skipped: bool,
 }
 
 /// The division of a token set among the paths, into `path-000.json` and so on in a folder.
 ///
 /// Each document goes to its best path, or to several with [`Self::overlap`], in the order of the corpus. `shards.json` is
-/// written last. If the folder already holds the shards of the same text and router, nothing is done.
+/// written last. If the folder already holds the shards of the same text and router, they are read through; undamaged ones
+/// stay as they are, and damaged ones are made again.
 ///
 /// The text is divided in sections of documents. For its decisions the model reads the beginning of every document; then
 /// the section's documents go to one token file per path, which stay where they are: the shard of a path lists them. The
@@ -86,7 +90,7 @@ impl<'a> Assignment<'a> {
     pub fn part(&self, part: WorkPart, progress: &mut ProgressFn<'_>) -> Result<u64, RoutingError> {
         self.check()?;
         let sections = self.sections();
-        if self.finished().is_none() {
+        if self.finished(progress)?.is_none() {
             ShardSet::retract(self.folder)?;
             sections.make(part, progress)?;
         }
@@ -94,7 +98,7 @@ impl<'a> Assignment<'a> {
     }
 
     /// Divides all documents that no part has divided, and publishes the shards. Once all sections are there, the time
-    /// does not grow with the text. Paths without documents get an empty shard and a warning in the log: see
+    /// to list them does not grow with the text. Paths without documents get an empty shard and a warning in the log: see
     /// [`ShardSet::empty_paths`] and [`ShardSet::check_trainable`].
     ///
     /// # Errors
@@ -105,7 +109,7 @@ impl<'a> Assignment<'a> {
     pub fn run(&self, progress: &mut ProgressFn<'_>) -> Result<Assigned, RoutingError> {
         self.check()?;
         let sections = self.sections();
-        if let Some(shards) = self.finished() {
+        if let Some(shards) = self.finished(progress)? {
             sections.decider.files().remove()?;
             return Ok(Assigned { shards, skipped: true });
         }
@@ -179,20 +183,28 @@ impl<'a> Assignment<'a> {
         Sections { decider, folder: self.folder }
     }
 
-    /// The shards in the folder, if they are whole and were made from this text by this router with these options.
-    fn finished(&self) -> Option<ShardSet> {
-        let known = ShardSet::open(self.folder).ok()?;
+    /// The shards in the folder, if they were made from this text by this router with these options, and are undamaged.
+    fn finished(&self, progress: &mut ProgressFn<'_>) -> Result<Option<ShardSet>, RoutingError> {
+        let Ok(known) = ShardSet::open(self.folder) else { return Ok(None) };
         let manifest = known.manifest();
         let reserved = manifest.reserved.as_ref().map(|reserved| (reserved.share, reserved.seed));
         let same = manifest.router_hash == self.router.hash()
             && manifest.tokens_hash == self.file.content_hash()
             && manifest.overlap as usize == self.overlap
-            && reserved == self.reserve.map(|reserve| (reserve.share, reserve.seed));
-        let whole = || {
-            (0..known.paths()).all(|path| known.open_shard(PathId(path)).is_ok())
-                && (self.reserve.is_none() || known.open_router_documents().is_ok_and(|file| file.is_some()))
-        };
-        (same && known.paths() == self.router.paths() && whole()).then_some(known)
+            && reserved == self.reserve.map(|reserve| (reserve.share, reserve.seed))
+            && known.paths() == self.router.paths();
+        if !same {
+            return Ok(None);
+        }
+        match known.verify(progress) {
+            Ok(()) => Ok(Some(known)),
+            Err(RoutingError::Cancelled) => Err(RoutingError::Cancelled),
+            Err(error) => {
+                let folder = self.folder.display();
+                tracing::warn!(%folder, source = ?error.source(), "shards can't be used and are made again: {error}");
+                Ok(None)
+            }
+        }
     }
 
     /// Warns of shards that will train badly.
@@ -207,10 +219,11 @@ impl<'a> Assignment<'a> {
             && largest.documents as f64 > DOMINATING * mean
         {
             let times = largest.documents as f64 / mean;
+            let better = better_division(self.router.kind(), self.router.fitted_on().config.features);
             tracing::warn!(
                 path = %largest.path, documents = largest.documents, %folder,
-                "the largest shard has {times:.1} times the mean: one kind of text dominates; more paths, another \
-                 routing.kind or a larger seed model divide it better"
+                "the largest shard has {times:.1} times the mean: one kind of text dominates; more paths may divide it better, \
+                 or {better}"
             );
         }
     }

@@ -8,11 +8,12 @@ use rayon::prelude::*;
 
 use self::lbfgs::Minimum;
 use self::objective::{Objective, Scaling};
+use crate::advice::dominance_warning;
 use crate::config::ClassifierConfig;
-use crate::fit::{FitOrigin, warn_of_dominance};
+use crate::fit::FitOrigin;
 use crate::progress::{ProgressFn, RoutingProgress, report};
 use crate::router::{FittedOn, Router, TargetsFrom};
-use crate::{RouterConfig, RoutingError, calibrate};
+use crate::{RouterConfig, RouterKind, RoutingError, calibrate};
 
 /// One document in this many is held out of the fits that choose the penalty.
 const HELD_OUT: usize = 5;
@@ -184,7 +185,9 @@ pub fn fit_discriminative(
     let choices = choices(&router, features)?;
     let right = choices.iter().zip(targets).filter(|(choice, target)| choice == target).count();
     let sizes = histogram(&choices, paths);
-    warn_of_dominance(&sizes);
+    if let Some(warning) = dominance_warning(&sizes, RouterKind::Discriminative, config.features) {
+        tracing::warn!("{warning}");
+    }
     Ok(Discriminative {
         router,
         target_sizes,

@@ -5,6 +5,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
+use crate::advice::dominance_warning;
 use crate::arrange::arrange;
 use crate::feature_map::FeatureMap;
 use crate::features::{FeatureExtractor, Featurizer};
@@ -14,10 +15,6 @@ use crate::{RouterConfig, RouterKind, RoutingError, calibrate, kmeans};
 
 /// Stream of the random generator for the sample; k-means uses the streams from 0 up.
 const SAMPLE_STREAM: u64 = u64::MAX;
-/// A path with more than this share of the documents and more than [`DOMINANT_TIMES`] equal shares causes a warning.
-const DOMINANT_SHARE: f64 = 0.5;
-/// See [`DOMINANT_SHARE`].
-const DOMINANT_TIMES: f64 = 2.0;
 
 /// Origin of the documents that a router is fitted on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,7 +162,9 @@ pub fn fit_points(
         router = router_with(&least_biases(&router, points, &wanted)?)?;
         sizes = histogram(choices(&router, points)?.into_iter(), paths);
     }
-    warn_of_dominance(&sizes);
+    if let Some(warning) = dominance_warning(&sizes, config.kind, config.features) {
+        tracing::warn!("{warning}");
+    }
     Ok(Fit { router: router.with_map(map, &numbers)?, sizes, iterations: found.iterations })
 }
 
@@ -287,25 +286,6 @@ fn columns(points: &[f32], dimension: usize, part: &FeaturePart) -> Vec<f32> {
     let mut own = Vec::with_capacity(points.len() / dimension * part.components.len());
     points.chunks_exact(dimension).for_each(|point| own.extend_from_slice(&point[part.components.clone()]));
     own
-}
-
-/// Warns of a path that gets most of the text, which leaves little text to the others.
-pub(crate) fn warn_of_dominance(sizes: &[u64]) {
-    let total: u64 = sizes.iter().sum();
-    let Some((path, &largest)) =
-        sizes.iter().enumerate().max_by_key(|&(path, &size)| (size, usize::MAX - path))
-    else {
-        return;
-    };
-    let share = largest as f64 / total.max(1) as f64;
-    if share > DOMINANT_SHARE && share * sizes.len() as f64 > DOMINANT_TIMES {
-        tracing::warn!(
-            path,
-            share = format!("{:.1} %", share * 100.0),
-            "one path gets most of the text: its domain dominates the sample, or features barely differ; use fewer paths, \
-             routing.kind = \"product-kmeans\", a longer routing.prefix_tokens, or a better seed model"
-        );
-    }
 }
 
 /// `wanted` of the numbers below `total`, ascending, all sets equally likely (Knuth's algorithm S); all numbers if

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod advice;
 mod arrange;
 mod assign;
 mod calibrate;
@@ -66,7 +67,9 @@ pub use reserve::is_router_document;
 pub use router::{DocumentRoute, FittedOn, ROUTER_FORMAT_VERSION, Router, TargetsFrom};
 pub use router_targets::router_targets;
 pub use sample_features::{FeaturePoints, SampleFeatures};
-pub use scores::{PATH_SCORES_FORMAT, PathScores, ScoreFiles, ScoreHeader, scores_are_there};
+pub use scores::{
+    PATH_SCORES_FORMAT, PathScores, ScoreFiles, ScoreHeader, remove_unfinished_scores, scores_are_there,
+};
 pub use shard_set::{
     Example, Reserved, SHARD_SET_FORMAT_VERSION, Shard, ShardManifest, ShardSet, shard_file_name,
 };

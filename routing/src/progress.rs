@@ -15,6 +15,13 @@ pub enum RoutingProgress {
         /// All bytes.
         total: u64,
     },
+    /// Shards that are there already are being checked for damage.
+    VerifyShards {
+        /// Bytes read.
+        done: u64,
+        /// All bytes.
+        total: u64,
+    },
     /// Features of documents are being computed.
     Documents {
         /// Finished documents.

@@ -4,9 +4,10 @@
 //! little-endian f32, one for each token of the token file in its order, 0 for the first token of a document.
 //! `path-NNN.json`, written last, is the [`ScoreHeader`]. Training writes both files; this module reads them.
 
-use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::fs::{self, File};
+use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use dipaco_shards::TokenSet;
 use dipaco_topology::{ModuleId, PathId};
@@ -95,13 +96,13 @@ impl ScoreFiles {
         let mut text = Vec::new();
         match File::open(&self.header) {
             Ok(file) => file.take(LARGEST_HEADER).read_to_end(&mut text).map_err(failed)?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
         // An unreadable header has another version or is damaged. It counts as absent, so the scores are made anew.
         let header = serde_json::from_slice::<ScoreHeader>(&text).ok();
         let header = header.filter(|header| header.format == PATH_SCORES_FORMAT);
-        let length = std::fs::metadata(&self.scores).map(|file| file.len()).ok();
+        let length = fs::metadata(&self.scores).map(|file| file.len()).ok();
         Ok(header.filter(|header| header.tokens.checked_mul(SCORE_BYTES) == length))
     }
 
@@ -118,6 +119,55 @@ impl ScoreFiles {
 pub fn scores_are_there(folder: &Path, header: &ScoreHeader) -> Result<bool, RoutingError> {
     let found = ScoreFiles::new(folder, header.path).read_header()?;
     Ok(found.is_some_and(|found| header.is_answered_by(&found)))
+}
+
+/// Removes the unfinished files of scores in a folder that have not changed since `before`: those of processes that were killed
+/// while they wrote. Returns their number. The folder need not exist.
+///
+/// # Errors
+///
+/// [`RoutingError::Io`] if the folder can't be read, or a file can't be removed.
+pub fn remove_unfinished_scores(folder: &Path, before: SystemTime) -> Result<u64, RoutingError> {
+    let failed = |action: &'static str, path: &Path| {
+        let path = path.to_owned();
+        move |source| RoutingError::Io { action, path, source }
+    };
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+        entries => entries.map_err(failed("read the folder of scores", folder))?,
+    };
+    let mut removed = 0;
+    for entry in entries {
+        let entry = entry.map_err(failed("read the folder of scores", folder))?;
+        if !is_unfinished(&entry.file_name().to_string_lossy()) {
+            continue;
+        }
+        match remove_if_older(&entry, before) {
+            Ok(older) => removed += u64::from(older),
+            // Finished or removed meanwhile.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(failed("remove an unfinished file of scores", &entry.path())(error)),
+        }
+    }
+    Ok(removed)
+}
+
+/// Removes a file if it has not changed since `before`. Returns whether it did.
+fn remove_if_older(entry: &fs::DirEntry, before: SystemTime) -> std::io::Result<bool> {
+    let older = entry.metadata()?.modified()? < before;
+    if older {
+        fs::remove_file(entry.path())?;
+    }
+    Ok(older)
+}
+
+/// Returns whether a [`PendingFile`](dipaco_files::PendingFile) for one of the [`ScoreFiles`] can have this name.
+fn is_unfinished(name: &str) -> bool {
+    let inner = name.strip_prefix(".path-").and_then(|name| name.strip_suffix(".tmp"));
+    inner.and_then(|inner| inner.split_once('.')).is_some_and(|(path, kind)| {
+        let is_number = !path.is_empty() && path.bytes().all(|byte| byte.is_ascii_digit());
+        is_number && (kind.starts_with("f32") || kind.starts_with("json"))
+    })
 }
 
 /// The scores of a path, opened for reading.
@@ -199,6 +249,10 @@ impl PathScores {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use dipaco_files::PendingFile;
+
     use super::*;
     use crate::testing::corpus;
 
@@ -213,8 +267,8 @@ mod tests {
         let files = ScoreFiles::new(folder, path);
         let mut header = ScoreHeader::new(path, tokens, 8, vec![(ModuleId { level: 0, index: 1 }, vec![])]);
         header.hash = dipaco_files::content_hash(&bytes);
-        std::fs::write(&files.scores, bytes).unwrap();
-        std::fs::write(&files.header, serde_json::to_vec(&header).unwrap()).unwrap();
+        fs::write(&files.scores, bytes).unwrap();
+        fs::write(&files.header, serde_json::to_vec(&header).unwrap()).unwrap();
         sums
     }
 
@@ -233,6 +287,25 @@ mod tests {
     }
 
     #[test]
+    fn unfinished_scores_are_removed_when_they_are_old() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = ScoreFiles::new(folder.path(), PathId(12));
+        // A pending file that is dropped leaves its name for a file that stays.
+        let name = |file: &Path| PendingFile::create(file).unwrap().temporary_path().to_owned();
+        let unfinished = [name(&files.scores), name(&files.header)];
+        let others = [&files.scores, &files.header, &folder.path().join(".path-notes.f32a1B2c3.tmp")];
+        for file in unfinished.iter().chain(others) {
+            fs::write(file, "half").unwrap();
+        }
+        let written = SystemTime::now();
+        let remove = |before| remove_unfinished_scores(folder.path(), before).unwrap();
+        assert_eq!(remove(written - Duration::from_secs(60)), 0, "scores that may still be written");
+        assert_eq!(remove(written + Duration::from_secs(60)), 2);
+        assert!(unfinished.iter().all(|file| !file.exists()) && others.iter().all(|file| file.exists()));
+        assert_eq!(remove_unfinished_scores(&folder.path().join("nothing"), written).unwrap(), 0);
+    }
+
+    #[test]
     fn only_the_scores_of_the_path_and_the_text_are_taken() {
         let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (tokens, other) = (corpus(folder.path(), 5), corpus(other.path(), 6));
@@ -248,13 +321,13 @@ mod tests {
         }
 
         let files = ScoreFiles::new(folder.path(), PathId(3));
-        let mut bytes = std::fs::read(&files.scores).unwrap();
+        let mut bytes = fs::read(&files.scores).unwrap();
         bytes[7] ^= 1;
-        std::fs::write(&files.scores, &bytes).unwrap();
+        fs::write(&files.scores, &bytes).unwrap();
         let scores = PathScores::open(folder.path(), PathId(3), &tokens).unwrap();
         assert!(matches!(scores.sums(&tokens), Err(RoutingError::ScoresDamaged { .. })));
         // A cut file counts as absent: it is made anew.
-        std::fs::write(&files.scores, &bytes[..8]).unwrap();
+        fs::write(&files.scores, &bytes[..8]).unwrap();
         assert!(matches!(open(3, &tokens), RoutingError::NoScores { .. }));
     }
 }

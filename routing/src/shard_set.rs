@@ -1,5 +1,7 @@
 //! The shards of all paths: a token set for each, and a manifest with their hashes.
 
+mod verify;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;

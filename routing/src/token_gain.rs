@@ -63,11 +63,21 @@ fn gain(
 #[must_use]
 pub fn token_gain_warning(kind: RouterKind, gain: Option<f64>) -> Option<String> {
     let low = gain.filter(|gain| *gain < LEAST_GAIN && kind != RouterKind::Random);
+    let (separates, remedy) = match kind {
+        RouterKind::Labels => (
+            "the labels hardly separate",
+            "choose other labels (routing.labels), or a routing.kind that reads the text",
+        ),
+        _ => (
+            "the router hardly separates",
+            "compare the features \"lsa\" and \"seed\" (routing.features), or read more of a document \
+             (routing.prefix_tokens)",
+        ),
+    };
     low.map(|gain| {
         format!(
-            "the router hardly separates kinds of text: a shard's own token frequencies predict its text only {gain:.2} bits \
-             per token better than those of all text, and random shards have 0; compare the features \
-             \"lsa\" and \"seed\" (routing.features), or read more of a document (routing.prefix_tokens)"
+            "{separates} kinds of text: a shard's own token frequencies predict its text only {gain:.2} bits per token better \
+             than those of all text, and random shards have 0; {remedy}"
         )
     })
 }
@@ -206,6 +216,9 @@ mod tests {
         assert!(random.abs() < 0.05, "{random}");
         let warning = token_gain_warning(RouterKind::KMeans, Some(random)).unwrap();
         assert!(warning.contains("routing.features"));
+        let of_labels = token_gain_warning(RouterKind::Labels, Some(random)).unwrap();
+        assert!(of_labels.contains("routing.labels"), "{of_labels}");
+        assert!(!of_labels.contains("routing.features"), "labels read no features: {of_labels}");
         assert_eq!(
             token_gain_warning(RouterKind::Random, Some(random)),
             None,

@@ -60,7 +60,11 @@ pub enum ShardsError {
         supported: u64,
     },
     /// A token file was cut or changed after it was written.
-    #[error("{} is damaged ({reason}): copy it again from an undamaged copy, or prepare it again", path.display())]
+    #[error(
+        "{} is damaged ({reason}): copy it again from an undamaged copy, or prepare it again; a path's shard is made again by \
+         `dipaco route assign`",
+        path.display()
+    )]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -210,23 +214,29 @@ pub enum ShardsError {
     },
     /// No document fell into the validation split.
     #[error(
-        "the validation split of {documents} documents is empty: raise prepare.validation_fraction ({fraction}), give more text, or give separate validation inputs"
+        "the validation split of {documents} documents is empty{}: raise prepare.validation_fraction ({fraction}), give more text, or give separate validation inputs",
+        listed(left_out)
     )]
     EmptyValidation {
         /// Documents in all.
         documents: u64,
         /// The configured fraction.
         fraction: f64,
+        /// Text of the inputs that gave no document, each reason with its first place.
+        left_out: Vec<String>,
     },
     /// All documents fell into the validation split.
     #[error(
-        "the validation split took all of the {documents} documents: lower prepare.validation_fraction ({fraction}), or give more text"
+        "the validation split took all of the {documents} documents{}: lower prepare.validation_fraction ({fraction}), or give more text",
+        listed(left_out)
     )]
     EmptyTrain {
         /// Documents in all.
         documents: u64,
         /// The configured fraction.
         fraction: f64,
+        /// Text of the inputs that gave no document, each reason with its first place.
+        left_out: Vec<String>,
     },
     /// A part of a divided job finds no shared tokenizer.
     #[error("part {part} needs the tokenizer that all parts share, and {} {}: run `dipaco prepare --tokenizer-only` once, with the same inputs and settings, and copy that folder to every machine; or name a tokenizer with prepare.tokenizer", path.display(), if *other { "was made for other inputs or settings" } else { "does not exist" })]
@@ -318,6 +328,11 @@ impl ShardsError {
         let path = path.into();
         move |source| Self::Hdf5 { action, path, source }
     }
+}
+
+/// Reasons that follow a statement; empty without any.
+fn listed(reasons: &[String]) -> String {
+    reasons.iter().map(|reason| format!("; {reason}")).collect()
 }
 
 /// The value of `prepare.tokenizer` that keeps a model's tokenizer.

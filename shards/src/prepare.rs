@@ -48,12 +48,22 @@ pub enum PrepareWork {
     Part(WorkPart),
 }
 
-/// Looks whether the inputs exist and leave files to train on, and reads none of them.
+/// Looks whether the inputs exist and leave files to train on, and reads none of them. The folders `outputs` will hold the files
+/// of a run, so the files that lie in them now do not count. A folder among them need not exist.
 ///
 /// # Errors
 /// An input does not exist or can't be listed, a name is not UTF-8, or no file is left for training.
-pub fn check_inputs(inputs: &[PathBuf], validation_inputs: &[PathBuf]) -> Result<(), ShardsError> {
-    Inputs::list(inputs, validation_inputs, None).map(drop)
+pub fn check_inputs(
+    inputs: &[PathBuf],
+    validation_inputs: &[PathBuf],
+    outputs: &[PathBuf],
+) -> Result<(), ShardsError> {
+    Inputs::list(inputs, validation_inputs, &real_folders(outputs)).map(drop)
+}
+
+/// The real paths of those folders that exist.
+fn real_folders(folders: &[PathBuf]) -> Vec<PathBuf> {
+    folders.iter().filter_map(|folder| std::fs::canonicalize(folder).ok()).collect()
 }
 
 /// Turns text into `tokenizer.json`, the token sets `train.json` and `validation.json` (with a validation split or
@@ -94,8 +104,7 @@ pub fn prepare(
     config.check()?;
     let out = into.path;
     // A folder that does not exist yet holds no outputs.
-    let outputs_before = std::fs::canonicalize(out).ok();
-    let list = Inputs::list(inputs, validation_inputs, outputs_before.as_deref())?;
+    let list = Inputs::list(inputs, validation_inputs, &real_folders(&[out.to_owned()]))?;
     list.log_left_out();
     let pieces = list.pieces(config);
     let (folder, watch) = (out.join(pieces::FOLDER), Watch { progress, cancel });
@@ -261,7 +270,8 @@ fn check_train(config: &PrepareConfig, main: &ReportedInputs<'_>) -> Result<(), 
     }
     if train_documents == 0 {
         let fraction = config.validation_fraction;
-        return Err(ShardsError::EmptyTrain { documents: split_off, fraction });
+        let left_out = main.report.left_out();
+        return Err(ShardsError::EmptyTrain { documents: split_off, fraction, left_out });
     }
     Ok(())
 }
@@ -279,7 +289,8 @@ fn check_documents(
         return Err(validation.report.no_documents(validation.inputs));
     }
     if split_off == 0 && Split::new(config, !validation.inputs.is_empty()).validates() {
-        return Err(ShardsError::EmptyValidation { documents: train_documents, fraction });
+        let left_out = main.report.left_out();
+        return Err(ShardsError::EmptyValidation { documents: train_documents, fraction, left_out });
     }
     Ok(())
 }

@@ -458,6 +458,6 @@ fn a_mistake_is_reported_before_any_training() {
     let _ = bench.run("").failed(2, &["tiny.toml, run `dense`", "routing.restarts"]);
     let missing = Path::new("no-such-experiment.toml");
     let output = dipaco(&format!("experiment run {} --data docs", missing.display()));
-    let _ = output.failed(1, &["no-such-experiment.toml", "check the name"]);
+    let _ = output.failed(2, &["no-such-experiment.toml", "check the name"]);
     assert!(!bench.out().exists());
 }

@@ -78,10 +78,11 @@ fn prompts_come_from_a_file_and_mistakes_are_named() {
     // A server that refuses every request has no latencies.
     let _ = dipaco(&format!("bench serve {url} --vocabulary 999999 --requests 4"))
         .failed(1, &["answered no request", "status 400"]);
-    // Four of nine paths are there: the others fail with the reason that the server gives.
+    // Four of nine paths are there: the others fail with the reason that the server gives, and so does the command.
     let some = "--vocabulary 384 --prompt-tokens 4 --requests 24 --warm-up 0 --max-tokens 4 --paths 9";
-    let _ =
-        dipaco(&format!("bench serve {url} {some}")).succeeded().says("failed: status 400 (path_not_found)");
+    let _ = dipaco(&format!("bench serve {url} {some}"))
+        .failed(1, &["were refused as invalid: status 400 (path_not_found)"])
+        .says("failed: status 400 (path_not_found)");
     let _ = dipaco("bench serve --url https://127.0.0.1").failed(1, &["http://HOST:PORT"]);
     let closed = "bench serve --url http://127.0.0.1:1 --requests 2";
     let _ = dipaco(closed).failed(1, &["answered no request", "onnect"]);

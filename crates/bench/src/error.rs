@@ -71,6 +71,19 @@ pub enum BenchError {
         /// The reason of the first failure.
         why: String,
     },
+    /// A server that refused requests as invalid.
+    #[error(
+        "{refused} of {of} requests were refused as invalid: {why}; lower --prompt-tokens, --max-tokens, --vocabulary or --paths, \
+         or shorten the prompts of --prompts, so that the server can answer all"
+    )]
+    Invalid {
+        /// Number of these requests.
+        refused: usize,
+        /// Number of all measured requests.
+        of: usize,
+        /// The reasons.
+        why: String,
+    },
     /// The user asked to stop.
     #[error("stopped on request")]
     Cancelled,

@@ -123,6 +123,9 @@ pub(crate) enum Command {
     },
 }
 
+/// The variable of `--log-format`.
+pub(crate) const LOG_FORMAT: &str = "DIPACO_LOG_FORMAT";
+
 /// Heading of [`GlobalOptions`] in the help of each command.
 const EVERY_COMMAND: &str = "Options of every command";
 
@@ -140,7 +143,7 @@ pub(crate) struct GlobalOptions {
         long,
         global = true,
         help_heading = EVERY_COMMAND,
-        env = "DIPACO_LOG_FORMAT",
+        env = LOG_FORMAT,
         value_enum,
         default_value_t,
         value_name = "FORMAT"

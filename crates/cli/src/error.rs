@@ -186,6 +186,10 @@ impl CliError {
             Self::Config(ConfigError::Read { source, .. }) => io_remedy(source).map(str::to_owned),
             Self::TensorBoard(TensorBoardError::Io { source, .. }) => io_remedy(source).map(str::to_owned),
             Self::Config(_) => Some("`dipaco config keys` explains every key".into()),
+            Self::Step(PipelineError::Server(
+                dipaco_server::ServerError::KeyFile { source, .. }
+                | dipaco_server::ServerError::ChatTemplateFile { source, .. },
+            )) => Some(io_remedy(source).unwrap_or("name a file of text, or leave the key out").into()),
             Self::Listen { setting, source, .. } => Some(match source.kind() {
                 io::ErrorKind::AddrInUse => {
                     format!("give {setting} another port, or stop the program that uses this one")

@@ -1,4 +1,4 @@
-//! The values of `--http` and `--advertise`.
+//! The values of `--http`, `--address` and `--advertise`.
 
 use std::net::{SocketAddr, SocketAddrV6};
 

@@ -3,10 +3,12 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod command_line;
 mod commands;
 mod config_options;
 mod device;
 mod error;
+mod hangup;
 mod http_address;
 mod interrupt;
 mod memory;
@@ -19,21 +21,19 @@ mod run_options;
 mod runtime;
 mod token_place;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 
 use crate::args::{Cli, Command};
 use crate::error::CliError;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let cli = match command_line::parse(&words) {
         Ok(cli) => cli,
-        Err(error) => {
-            // Nothing is left to report to when the help itself can't be printed.
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(error::USAGE));
-        }
+        Err(error) => return ExitCode::from(command_line::report(&error, &words)),
     };
     let format = cli.global.log_format();
     match run(cli) {

@@ -9,11 +9,12 @@ use dipaco_config::{Pretrained, Resolved, RunConfig, RunSection, Sources};
 
 use crate::error::CliError;
 use crate::runtime;
-use dipaco_pipeline::train::check_settings;
+use dipaco_pipeline::train::{changes_of_training, check_settings};
 use dipaco_pipeline::vocabulary::with_vocabulary;
 use dipaco_pipeline::{PipelineError, RunDirectory};
-pub(crate) use unsaved_run::UnsavedRun;
+use dipaco_train::CoordinatorError;
 use unsaved_run::saved;
+pub(crate) use unsaved_run::{UnsavedRun, with_lasting_changes};
 
 /// The run and its configuration.
 #[derive(Clone, Debug, Args)]
@@ -86,7 +87,7 @@ impl RunOptions {
         check_exists(&run)?;
         let unsaved = UnsavedRun::new(run, config)?;
         let sized = with_vocabulary(&unsaved.run, &unsaved.config)?;
-        runtime::run(async { Ok(check_settings(&unsaved.run, &sized).await?) })?;
+        check_training(&unsaved.run, &unsaved.config, unsaved.before.as_deref())?;
         Ok((unsaved, sized))
     }
 
@@ -104,10 +105,38 @@ impl RunOptions {
 /// Checks that a run whose training has begun keeps the settings that its weights depend on. Settings that are saved already
 /// are not checked again: a repeated step needs no access to the store.
 pub(crate) fn check_changed(run: &RunDirectory, config: &RunConfig) -> Result<(), CliError> {
-    if saved(run)?.is_some_and(|saved| saved == config.to_toml()) {
+    let saved = saved(run)?;
+    if saved.as_ref().is_some_and(|saved| *saved == config.to_toml()) {
         return Ok(());
     }
-    runtime::run(async { Ok(check_settings(run, config).await?) })
+    check_training(run, config, saved.as_deref())
+}
+
+/// [`check_settings`] with an error that names the settings. `saved` is the run's saved configuration.
+fn check_training(run: &RunDirectory, config: &RunConfig, saved: Option<&str>) -> Result<(), CliError> {
+    // A configuration that this program can't read tells nothing.
+    let saved = saved.and_then(|text| RunConfig::from_toml(text, &run.config()).ok());
+    runtime::run(async {
+        let refusal = match check_settings(run, config).await {
+            Err(error @ PipelineError::Coordinator(CoordinatorError::OtherTraining)) => error,
+            checked => return Ok(checked?),
+        };
+        let changes = changes_of_training(run, saved.as_ref(), config).await?;
+        if changes.is_empty() {
+            return Err(refusal.into());
+        }
+        let list: Vec<_> =
+            changes.iter().map(|(key, began, given)| format!("{key}: {began} → {given}")).collect();
+        Err(CliError::Usage {
+            message: format!(
+                "the training of this run began with another configuration ({})",
+                list.join(", ")
+            ),
+            remedy: "set them back, also in the run's config.toml, or train in another run directory: settings of a training, \
+                     train.rounds among them, can't change after its beginning"
+                .into(),
+        })
+    })
 }
 
 /// A run has a directory, or at least prepared text elsewhere (`run.data`).

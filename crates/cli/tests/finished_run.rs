@@ -5,6 +5,7 @@ use std::fs;
 
 mod support;
 
+use dipaco_net::JoinToken;
 use dipaco_store::{ManifestSchema, RunManifest};
 use support::{FIXTURES, dipaco};
 
@@ -25,8 +26,13 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
         let (code, out, err) = dipaco(words);
         assert_eq!(code, 0, "{words:?}: {out}{err}");
     }
-    let (code, out, err) = dipaco(&["train", "--run", &run, "--workers", "1", "--stop-at-phase"]);
+    // Its worker can't join by the address that the coordinator listens on.
+    let train = ["train", "--run", &run, "--workers", "1", "--stop-at-phase", "--listen", "0.0.0.0:0"];
+    let (code, out, err) = dipaco(&train);
     assert_eq!(code, 0, "{out}{err}");
+    assert!(err.contains("only workers on this machine can join"), "{err}");
+    let token = JoinToken::read_from(&folder.path().join("run/secrets/join.token")).unwrap();
+    assert!(matches!(&token.addresses[..], [one] if one.starts_with("127.0.0.1:")), "{:?}", token.addresses);
     assert!(out.ends_with("found no boundary to stop at: routing.phases has no phase\n"), "{out}");
     for more in [&[][..], &["--resume"]] {
         let (code, out, err) = dipaco(&[&["train", "--run", &run, "--workers", "1"], more].concat());
@@ -39,21 +45,9 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
     // Another configuration is another training, complete or not. A refused command leaves the saved configuration.
     let saved = || fs::read_to_string(folder.path().join("run/config.toml")).unwrap();
     let before = saved();
-    let others: [&[&str]; 5] = [
-        &["train"],
-        &["coordinator"],
-        &["route", "assign"],
-        &["prepare", &text],
-        &["quickstart", "--data", &text],
-    ];
-    for step in others {
-        for other in ["train.rounds=3", "model.hidden_size=64"] {
-            let (code, out, err) = dipaco(&[step, &["--run", &run, "--set", other]].concat());
-            assert_eq!(code, 2, "{step:?}: {out}{err}");
-            assert!(err.contains("another configuration"), "{step:?}: {err}");
-            assert_eq!(saved(), before, "{step:?}");
-        }
-    }
+    other_settings_are_named(&run, &text);
+    assert_eq!(saved(), before);
+    an_edited_configuration_is_refused(&run);
     the_settings_of_finished_steps_stay(&run);
     // Nor are settings saved that a step refuses by itself.
     let labels = ["--set", "routing.kind=labels", "--set", "routing.labels=no-such-file.jsonl"];
@@ -63,8 +57,12 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
         assert_ne!(code, 0, "{step}: {out}{err}");
         assert_eq!(saved(), before, "{step}");
     }
-    let (code, out, err) = dipaco(&["seed", "--run", &run, "--set", "seed_model.steps=5"]);
+    let other_seed = ["seed", "--run", &run, "--set", "seed_model.steps=5"];
+    let (code, out, err) = dipaco(&other_seed);
     assert!(code == 1 && err.contains("seed model was trained with another configuration"), "{out}{err}");
+    assert!(err.contains("paths of this run descend from it") && !err.contains("--restart"), "{err}");
+    let (code, out, err) = dipaco(&[&other_seed[..], &["--restart"]].concat());
+    assert!(code == 1 && err.contains("descend from its seed"), "{out}{err}");
     assert_eq!(saved(), before);
     the_shards_of_trained_paths_stay(&run, &text);
     assert_eq!(saved(), before);
@@ -76,6 +74,50 @@ fn training_a_complete_run_again_says_so_and_succeeds() {
     let (code, out, err) = dipaco(&["prepare", "--run", &run, "--set", "serve.slots=4", &text]);
     assert_eq!(code, 0, "{out}{err}");
     assert!(saved().contains("slots = 4"));
+}
+
+/// Asserts that commands refuse other settings than those of the training, name them, and save none.
+fn other_settings_are_named(run: &str, text: &str) {
+    let saved = || fs::read_to_string(format!("{run}/config.toml")).unwrap();
+    let before = saved();
+    let others: [&[&str]; 5] = [
+        &["train"],
+        &["coordinator"],
+        &["route", "assign"],
+        &["prepare", text],
+        &["quickstart", "--data", text],
+    ];
+    for step in others {
+        for (other, named) in [
+            ("train.rounds=3", "(train.rounds: 2 → 3)"),
+            ("model.hidden_size=64", "(model.hidden_size: 32 → 64)"),
+            ("run.seed=9", "(run.seed: 1 → 9)"),
+            ("outer.nesterov.momentum=0.25", "(outer.nesterov.momentum: 0.5 → 0.25)"),
+        ] {
+            // A setting that may change is none of the reasons.
+            let set = ["--run", run, "--set", other, "--set", "serve.slots=9"];
+            let (code, out, err) = dipaco(&[step, &set].concat());
+            assert_eq!(code, 2, "{step:?}: {out}{err}");
+            assert!(err.contains("another configuration") && err.contains(named), "{step:?}: {err}");
+            assert_eq!(saved(), before, "{step:?}");
+        }
+    }
+}
+
+/// Asserts that a training tells of an edited configuration what it can know.
+fn an_edited_configuration_is_refused(run: &str) {
+    let file = format!("{run}/config.toml");
+    let before = fs::read_to_string(&file).unwrap();
+    for (own, edited, says) in [
+        ("\nrounds = 2\n", "\nrounds = 5\n", "(train.rounds: 2 → 5)"),
+        ("\nmomentum = 0.5\n", "\nmomentum = 0.25\n", "undo an edit of its config.toml"),
+    ] {
+        assert!(before.contains(own), "{before}");
+        fs::write(&file, before.replace(own, edited)).unwrap();
+        let (code, out, err) = dipaco(&["train", "--run", run, "--resume"]);
+        assert!(code == 2 && err.contains(says), "{own}: {out}{err}");
+    }
+    fs::write(&file, before).unwrap();
 }
 
 /// Asserts that a training saves no settings of other steps that these would refuse.

@@ -44,4 +44,10 @@ fn an_error_in_a_log_of_json_is_json_too() {
 
     let file = error(&["config", "check", "--config", run.to_str().unwrap()]);
     assert_eq!(file["because"].as_array().unwrap().len(), 1, "{file}");
+
+    let usage = error(&["serve", "--address", "localhost:1"]);
+    let message = usage["message"].as_str().unwrap();
+    assert!(message.starts_with("invalid value 'localhost:1' for '--address"), "{usage}");
+    assert!(!message.contains("For more information"), "{usage}");
+    assert_eq!(usage["try"], "--help shows the commands and their options");
 }

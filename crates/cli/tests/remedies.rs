@@ -20,9 +20,14 @@ fn a_command_that_has_nothing_to_show_names_the_step_before_it() {
         "name": "e", "title": "t", "baseline": "dense", "program": "dipaco", "command": "c", "missing": ["a"], "cells": []
     });
     fs::write(&results, empty.to_string()).unwrap();
-    let steps: [(&[&str], &[&str]); 4] = [
+    let steps: [(&[&str], &[&str]); 6] = [
         (&["tensorboard", "--run", &run], &["has no events yet", "run `dipaco seed` first"]),
         (&["route", "inspect", "--run", &run, "--phase", "3"], &["no phase 3", "this run has phases 0 to 0"]),
+        (&["route", "assign", "--run", &run, "--phase", "1"], &["no phase 1", "this run has phases 0 to 0"]),
+        (
+            &["route", "assign", "--run", &run, "--phase", "1", "--part", "1/2"],
+            &["no phase 1", "name one of them with --phase"],
+        ),
         (
             &["plot", "--results", &results, "--out", &pictures],
             &["no finished cells", "`dipaco experiment run`"],
@@ -49,10 +54,9 @@ fn the_help_says_what_options_do() {
     assert!(help(&["fetch-c4", "--help"]).contains("that a failed download of a file is tried again"));
     assert!(help(&["plot", "--help"]).contains("Each has an SVG file beside it"));
     for command in ["train", "coordinator"] {
-        assert!(
-            help(&[command, "--help"])
-                .contains("A phase whose router `dipaco route refit` has fitted begins")
-        );
+        let help = help(&[command, "--help"]);
+        assert!(help.contains("A phase whose router `dipaco route refit` has fitted begins"), "{help}");
+        assert!(help.contains("Address by which workers on other machines reach this one"), "{help}");
     }
 }
 
@@ -74,6 +78,30 @@ fn an_address_in_use_is_to_be_changed_where_it_was_given() {
         let (code, out, err) = dipaco(&[&["serve", "--run", &run][..], words].concat());
         assert!(code == 1 && err.contains(remedy), "{words:?}: {out}{err}");
     }
+}
+
+#[test]
+fn an_export_into_a_file_or_over_a_folder_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (run, file) = (place("run"), place("file"));
+    let (config, text) = (format!("{FIXTURES}/tiny.toml"), format!("{FIXTURES}/corpus"));
+    let (code, out, err) = dipaco(&["prepare", "--config", &config, "--run", &run, &text]);
+    assert_eq!(code, 0, "{out}{err}");
+    fs::write(&file, "mine").unwrap();
+    // Nothing of the run is trained, so a place that is looked at after the weights is not looked at.
+    for (option, place, remedy) in [
+        ("--out", &file, "is a file\n  try: give a folder"),
+        ("--gguf", &run, "is a folder\n  try: give the name"),
+    ] {
+        for force in [&[][..], &["--force"]] {
+            let words = ["export", "--run", &run, "--path", "0", option, place];
+            let (code, out, err) = dipaco(&[&words[..], force].concat());
+            let said = format!("{option} {place} {remedy}");
+            assert!(code == 2 && err.contains(&said) && !err.contains("--force"), "{out}{err}");
+        }
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"mine");
 }
 
 #[test]

@@ -1,9 +1,37 @@
 //! What `seed` says of a seed that is there.
 #![expect(clippy::unwrap_used, reason = "a test that can't run the binary has failed")]
 
+use std::path::Path;
+use std::process::{Command, Stdio};
+
 mod support;
 
 use support::{FIXTURES, succeeds};
+
+/// Runs `dipaco` in a folder and returns its standard output.
+fn succeeds_in(folder: &Path, words: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dipaco"));
+    command.args(words).current_dir(folder).env("DIPACO_DEVICE", "cpu").stdin(Stdio::null());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_seed_in_a_store_with_a_relative_name_is_there_in_every_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let (around, inside) = (folder.path(), folder.path().join("inside"));
+    std::fs::create_dir(&inside).unwrap();
+    let (config, text) = (format!("{FIXTURES}/tiny.toml"), format!("{FIXTURES}/corpus/pages.txt.gz"));
+    let prepare = ["prepare", "--run", "run", "--config", &config, "--set", "seed_model.steps=4"];
+    succeeds_in(&inside, &[&prepare[..], &["--set", "run.data=text", &text]].concat());
+    let trained = succeeds_in(&inside, &["seed", "--run", "run", "--set", "run.store=weights"]);
+    assert!(trained.starts_with("the seed is done: 4 steps"), "{trained}");
+    let again = succeeds_in(around, &["seed", "--run", "inside/run"]);
+    assert!(again.starts_with("the seed was there already: 4 steps"), "{again}");
+    assert!(inside.join("text").is_dir() && inside.join("weights").is_dir());
+    assert_eq!(std::fs::read_dir(around).unwrap().count(), 1, "no other store is begun");
+}
 
 #[test]
 fn a_seed_that_is_copied_or_there_already_is_reported_as_one_that_was_trained() {

@@ -47,6 +47,13 @@ fn a_mistake_in_a_small_file_is_found_before_weights_are_loaded() {
         assert!(err.contains(named) && !err.contains(no_weights), "{content}: {err}");
         fs::remove_file(&file).unwrap();
     }
+    for key in ["api_keys", "chat_template"] {
+        let setting = format!("serve.{key}=\"{}\"", folder.path().join("none").display());
+        let (err, named) = (serve(&[setting.as_str()]), format!("/none (serve.{key})"));
+        for said in [named.as_str(), "because: No such file", "try: check the name, or make the file"] {
+            assert!(err.contains(said) && !err.contains(no_weights), "{key}: {err}");
+        }
+    }
     // Settings that nothing reads hold nothing up.
     fs::write(imported.join("generation_config.json"), r#"{"temperature": 9}"#).unwrap();
     let err = serve(&["serve.model_sampling=false"]);

@@ -2,7 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't run the binary has failed")]
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
+use std::time::{Duration, SystemTime};
 
 mod support;
 
@@ -36,6 +37,13 @@ fn a_training_says_why_it_stopped_and_a_refused_one_leaves_the_settings() {
     refused(&run, &["--set", "topology.levels.0.modules=3"], "4 shards");
     refused(&run, &["--set", "model.ffn_size=48"], "is not a module file of this model");
 
+    // A training that can't listen has not begun, so the next one needs no `--resume`.
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let joined = UdpSocket::bind("127.0.0.1:0").unwrap();
+    refused(&run, &["--listen", &joined.local_addr().unwrap().to_string()], "choose another port");
+    refused(&run, &["--http", &address], "nobody can watch this process");
+
     let train = ["train", "--run", &run, "--workers", "1", "--stop-at-phase"];
     let out = succeeds(&[&train[..], &["--set", "serve.slots=5"]].concat());
     let why = "\nstopped after round 1, where phase 1 of routing begins: run `dipaco route score` and `dipaco route refit`, \
@@ -46,14 +54,19 @@ fn a_training_says_why_it_stopped_and_a_refused_one_leaves_the_settings() {
 
     let slots = ["--set", "serve.slots=6"];
     refused(&run, &slots, "--resume");
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
     let watched = ["--resume", "--http", &address];
     refused(&run, &[&watched[..], &slots].concat(), "nobody can watch this process");
 
+    // A process that was killed while it wrote scores.
+    let left = folder.path().join("run/routing/scores/.path-000.f32a1B2c3.tmp");
+    fs::create_dir_all(left.parent().unwrap()).unwrap();
+    fs::write(&left, "half").unwrap();
+    let two_hours = Duration::from_secs(2 * 3600);
+    fs::File::open(&left).unwrap().set_modified(SystemTime::now() - two_hours).unwrap();
     for step in ["score", "refit"] {
         succeeds(&["route", step, "--run", &run]);
     }
+    assert!(!left.exists(), "unfinished scores of a process that is gone");
     let out = succeeds(&[&train[..], &["--resume"]].concat());
     let why = "\nthe run is complete: --stop-at-phase found no boundary to stop at: the routers of all phases are fitted\n";
     assert!(out.starts_with("trained 2 of 2 rounds") && out.ends_with(why), "{out}");

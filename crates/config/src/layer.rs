@@ -77,14 +77,23 @@ pub(crate) struct Leaf {
 /// by its elements.
 pub(crate) fn from_file(text: &str, path: &Path) -> Result<Vec<Leaf>, Vec<Problem>> {
     let line_of = |offset: usize| 1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count();
-    let origin = |offset| Origin::File { path: path.to_owned(), line: line_of(offset) };
+    from_toml(text, &|offset| Origin::File { path: path.to_owned(), line: line_of(offset) })
+}
+
+/// The values of a part in TOML that is no file, as [`from_file`] has them.
+pub(crate) fn from_part(text: &str, name: &str) -> Result<Vec<Leaf>, Vec<Problem>> {
+    from_toml(text, &|_| Origin::Part(name.to_owned()))
+}
+
+/// The values of a text in TOML. `origin` is the place of the byte at an offset.
+fn from_toml(text: &str, origin: OriginOf<'_>) -> Result<Vec<Leaf>, Vec<Problem>> {
     let table = DeTable::parse(text).map_err(|error| {
         let place = error.span().map(|span| origin(span.start));
         let message = format!("this is not valid TOML: {}", error.message().trim().replace('\n', ", "));
         vec![Problem { message, origin: place, remedy: None }]
     })?;
     let (mut leaves, mut problems) = (Vec::new(), Vec::new());
-    walk_table(table.get_ref(), &KeyPath::default(), &origin, &mut leaves, &mut problems);
+    walk_table(table.get_ref(), &KeyPath::default(), origin, &mut leaves, &mut problems);
     if problems.is_empty() { Ok(leaves) } else { Err(problems) }
 }
 

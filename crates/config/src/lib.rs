@@ -24,6 +24,7 @@ mod keys;
 mod layer;
 mod load;
 mod origin;
+mod part;
 mod paths_per_round;
 mod pretrained;
 mod resolve;
@@ -38,6 +39,7 @@ pub use error::{ConfigError, Problem};
 pub use keys::{KeyDoc, SECTIONS, key_doc, keys};
 pub use load::{Resolved, Sources};
 pub use origin::Origin;
+pub use part::ConfigPart;
 pub use paths_per_round::PathsPerRound;
 pub use pretrained::Pretrained;
 pub use run_config::{

@@ -47,10 +47,16 @@ impl Pretrained {
         let ours = serde_json::to_value(&self.model).unwrap_or_default();
         let key_of = |leaf: &Leaf| leaf.path.to_string().strip_prefix("model.").map(str::to_owned);
         // A vocabulary of 0 asks for the tokenizer's, which may have fewer entries than the model has rows.
-        leaves.retain(|leaf| key_of(leaf).as_deref() != Some("vocab_size") || leaf.value != 0);
+        let is_size = |leaf: &Leaf| key_of(leaf).as_deref() == Some("vocab_size");
+        let asks = leaves.iter().rev().find(|leaf| is_size(leaf)).is_some_and(|leaf| leaf.value == 0);
+        leaves.retain(|leaf| !is_size(leaf) || !asks);
         let mut problems = Vec::new();
-        for leaf in &*leaves {
+        for (at, leaf) in leaves.iter().enumerate() {
             let Some(key) = key_of(leaf) else { continue };
+            if leaves[at + 1..].iter().any(|later| later.path == leaf.path) {
+                // A later value replaces it.
+                continue;
+            }
             if let Some(has) = self.contradiction(&ours, &key, &leaf.value) {
                 problems.push(Problem {
                     message: format!(

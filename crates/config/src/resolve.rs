@@ -167,9 +167,13 @@ fn incomplete_elements<T: DeserializeOwned>(
 ) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut seen = BTreeSet::new();
-    for leaf in leaves {
+    for (at, leaf) in leaves.iter().enumerate() {
         let Some(end) = leaf.path.0.iter().rposition(|step| matches!(step, Step::Index(_))) else { continue };
         let (list, element) = (&leaf.path.0[..end], KeyPath(leaf.path.0[..=end].to_vec()));
+        // A later part replaces the whole list.
+        if leaves[at + 1..].iter().any(|later| later.path.0 == list && later.value.is_array()) {
+            continue;
+        }
         let Some(value) = get(tree, &element.0).filter(|_| seen.insert(element.to_string())) else {
             continue;
         };

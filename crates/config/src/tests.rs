@@ -166,10 +166,10 @@ fn free_keys_do_not_count_for_the_weights() {
     let default = RunConfig::default();
     for doc in keys().filter(|doc| doc.key.starts_with("train.") || doc.key.starts_with("seed_model.")) {
         // Optimizer, decay, paths of a round and the type of states are not written if they are the default.
-        let other = match default.value(doc.key).unwrap_or_else(|| "default".to_owned()).as_str() {
-            "default" if doc.key.ends_with("paths_per_round") => "2".to_owned(),
-            "default" if doc.key.ends_with("state_dtype") => "bf16".to_owned(),
-            "default" => "muon".to_owned(),
+        let other = match default.value(doc.key).unwrap().as_str() {
+            "not set" if doc.key.ends_with("paths_per_round") => "2".to_owned(),
+            "not set" if doc.key.ends_with("state_dtype") => "bf16".to_owned(),
+            "not set" => "muon".to_owned(),
             "false" => "true".to_owned(),
             "\"continue\"" => "restart".to_owned(),
             "\"same\"" => "any".to_owned(),

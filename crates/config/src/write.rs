@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use crate::keys::{KeyDoc, SECTIONS, keys};
-use crate::{ConfigError, Problem, RunConfig};
+use crate::{Problem, RunConfig};
 
 /// Largest width of a line of comment, in bytes.
 const WIDTH: usize = 100;
@@ -104,7 +104,8 @@ impl RunConfig {
         out
     }
 
-    /// The value of a key as TOML; `not set` for an optional key without value, `None` for an unknown key.
+    /// The value of a key as TOML; `not set` for an optional key without value, `None` for an unknown key and for one with `[]` in
+    /// it.
     #[must_use]
     pub fn value(&self, key: &str) -> Option<String> {
         let tree = tree(self);
@@ -112,8 +113,10 @@ impl RunConfig {
         let value = path.split('.').try_fold(&tree, |value, step| match value {
             Value::Array(array) => step.parse::<usize>().ok().and_then(|index| array.get(index)),
             other => other.get(step),
-        })?;
-        Some(toml_value(value).unwrap_or_else(|| "not set".into()))
+        });
+        // A key without value may be left out of the tree.
+        let known = value.is_some() || (!key.contains("[]") && keys().any(|doc| doc.key == key));
+        known.then(|| value.and_then(toml_value).unwrap_or_else(|| "not set".into()))
     }
 }
 
@@ -210,33 +213,6 @@ fn tree(config: &RunConfig) -> Value {
 
 fn tree_of_default() -> Value {
     tree(&RunConfig::default())
-}
-
-impl RunConfig {
-    /// Reads a configuration in TOML, without environment and overrides. The errors name the file `name`.
-    ///
-    /// # Errors
-    /// When the text is not valid TOML or the values do not pass [`RunConfig::check`].
-    pub fn from_toml(text: &str, name: &std::path::Path) -> Result<Self, ConfigError> {
-        Self::from_toml_with(text, name, None)
-    }
-
-    /// Reads a configuration in TOML as [`RunConfig::from_toml`] does, for a run that begins with a pretrained model.
-    ///
-    /// # Errors
-    /// As [`RunConfig::from_toml`], and when a value contradicts the shape of the model.
-    pub fn from_toml_with(
-        text: &str,
-        name: &std::path::Path,
-        pretrained: Option<&crate::Pretrained>,
-    ) -> Result<Self, ConfigError> {
-        let mut leaves = crate::layer::from_file(text, name).map_err(ConfigError::Problems)?;
-        let problems = pretrained.map_or_else(Vec::new, |model| model.take_precedence(&mut leaves));
-        if !problems.is_empty() {
-            return Err(ConfigError::Problems(problems));
-        }
-        crate::load::resolve_leaves(&leaves).map(|resolved| resolved.config)
-    }
 }
 
 impl Problem {

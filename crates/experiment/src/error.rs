@@ -42,7 +42,7 @@ pub enum ExperimentError {
         path: PathBuf,
         /// Name of the run, with the router and the evaluation if the error concerns one.
         run: String,
-        /// Error of the configuration. Its lines are those of the merged configuration.
+        /// Error of the configuration. Each problem names the part that it is in: a line of the base, or a table of the file.
         #[source]
         source: ConfigError,
     },
@@ -58,9 +58,12 @@ pub enum ExperimentError {
 }
 
 impl ExperimentError {
-    /// Returns whether the error is in the experiment file.
+    /// Returns whether the user's file or its name is the cause.
     #[must_use]
     pub fn is_configuration(&self) -> bool {
-        matches!(self, Self::Toml { .. } | Self::Experiment { .. } | Self::Configuration { .. })
+        matches!(
+            self,
+            Self::Read { .. } | Self::Toml { .. } | Self::Experiment { .. } | Self::Configuration { .. }
+        )
     }
 }

@@ -7,14 +7,13 @@ mod sweeps;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use dipaco_config::{Pretrained, RunConfig};
+use dipaco_config::{ConfigPart, Pretrained, RunConfig};
 use dipaco_topology::Topology;
 use toml::Table;
 
 use crate::cell::{Cell, CellEvaluation, EvaluatedModel};
 use crate::error::ExperimentError;
 use crate::file::{EvaluationEntry, File, Run, Variant};
-use crate::merge::merge;
 
 /// Largest number of cells of an experiment. A larger number is a mistake in the file.
 const MOST_CELLS: usize = 10_000;
@@ -24,7 +23,8 @@ const MOST_CELLS: usize = 10_000;
 pub struct Experiment {
     path: PathBuf,
     file: File,
-    base: Table,
+    /// The base configuration, and that of all runs.
+    common: Vec<ConfigPart>,
     pretrained: Option<Pretrained>,
     /// The values that sweeps have chosen, by run.
     chosen: BTreeMap<String, Table>,
@@ -44,17 +44,16 @@ impl Experiment {
     /// # Errors
     /// As [`Experiment::load`].
     pub fn parse(text: &str, path: &Path) -> Result<Self, ExperimentError> {
-        let file: File = toml::from_str(text).map_err(|source| toml_error(path, source))?;
-        let mut base = match &file.base {
-            Some(name) => {
-                let base = path.parent().unwrap_or(Path::new("")).join(name);
-                read(&base)?.parse::<Table>().map_err(|source| toml_error(&base, source))?
-            }
-            None => Table::new(),
-        };
-        merge(&mut base, &file.configuration);
+        let wrong = |source| ExperimentError::Toml { path: path.to_owned(), source: Box::new(source) };
+        let file: File = toml::from_str(text).map_err(wrong)?;
+        let mut common = Vec::new();
+        if let Some(name) = &file.base {
+            let base = path.parent().unwrap_or(Path::new("")).join(name);
+            common.push(ConfigPart::of_file(read(&base)?, &base));
+        }
+        common.push(ConfigPart::named(file.configuration.to_string(), "[configuration]"));
         let experiment =
-            Self { path: path.to_owned(), file, base, pretrained: None, chosen: BTreeMap::new() };
+            Self { path: path.to_owned(), file, common, pretrained: None, chosen: BTreeMap::new() };
         experiment.check()?;
         Ok(experiment)
     }
@@ -176,8 +175,8 @@ impl Experiment {
         Ok(cells)
     }
 
-    /// Merges the configuration from base, run, router, evaluation and `over`, later values over earlier ones, and sets the
-    /// seed.
+    /// Makes the configuration of base, `[configuration]`, run, router, evaluation and `over`, later values over earlier ones,
+    /// and sets the seed.
     fn config(
         &self,
         run: &Run,
@@ -186,32 +185,23 @@ impl Experiment {
         over: &Table,
         seed: u64,
     ) -> Result<RunConfig, ExperimentError> {
-        let mut table = self.base.clone();
-        merge(&mut table, &run.configuration);
-        if let Some(router) = router {
-            merge(&mut table, &router.configuration);
-        }
-        if let Some(evaluation) = evaluation {
-            merge(&mut table, &evaluation.configuration);
-        }
-        merge(&mut table, over);
-        let mut seeds = Table::new();
-        for section in ["run", "routing"] {
-            // TOML has no integer above 2^63 - 1.
-            let seed = toml::Value::Integer(i64::try_from(seed).unwrap_or(i64::MAX));
-            seeds.insert(section.into(), toml::Value::Table(Table::from_iter([("seed".into(), seed)])));
-        }
-        merge(&mut table, &seeds);
+        let named = |kind: &str, name: &str, table: &Table| {
+            ConfigPart::named(table.to_string(), format!("{kind} `{name}`"))
+        };
+        let mut parts = self.common.clone();
+        parts.push(named("run", &run.name, &run.configuration));
+        parts.extend(router.map(|router| named("router", &router.name, &router.configuration)));
+        parts.extend(evaluation.map(|entry| named("evaluation", &entry.name, &entry.configuration)));
+        parts.push(ConfigPart::named(over.to_string(), "[[sweeps]]"));
+        // TOML has no integer above 2^63 - 1.
+        let seed = i64::try_from(seed).unwrap_or(i64::MAX);
+        parts.push(ConfigPart::named(format!("run.seed = {seed}\nrouting.seed = {seed}\n"), "seeds"));
         let mut names = vec![run.name.as_str()];
         names.extend(router.map(|router| router.name.as_str()));
         names.extend(evaluation.map(|evaluation| evaluation.name.as_str()));
-        RunConfig::from_toml_with(&table.to_string(), &self.path, self.pretrained.as_ref()).map_err(
-            |source| ExperimentError::Configuration {
-                path: self.path.clone(),
-                run: names.join(" · "),
-                source,
-            },
-        )
+        RunConfig::from_parts(&parts, self.pretrained.as_ref()).map_err(|source| {
+            ExperimentError::Configuration { path: self.path.clone(), run: names.join(" · "), source }
+        })
     }
 
     fn check(&self) -> Result<(), ExperimentError> {
@@ -264,10 +254,6 @@ impl Experiment {
 
 fn read(path: &Path) -> Result<String, ExperimentError> {
     std::fs::read_to_string(path).map_err(|source| ExperimentError::Read { path: path.to_owned(), source })
-}
-
-fn toml_error(path: &Path, source: toml::de::Error) -> ExperimentError {
-    ExperimentError::Toml { path: path.to_owned(), source: Box::new(source) }
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ pub enum EngineError {
         expected: &'static str,
     },
     /// The deadline of the request passed.
-    #[error("the request did not finish within its deadline of {} s", deadline.as_secs_f64())]
+    #[error("the request did not finish within its deadline of {} s", (deadline.as_secs_f64() * 1e3).round() / 1e3)]
     Deadline {
         /// Time that the request had, from its arrival.
         deadline: Duration,

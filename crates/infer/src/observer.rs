@@ -19,7 +19,7 @@ pub enum Outcome {
     Deadline,
     /// The engine was shut down.
     ShuttingDown,
-    /// The model failed.
+    /// The model failed, or the engine ended by a bug.
     Error,
 }
 

@@ -202,8 +202,9 @@ impl Shared {
         let ended = std::mem::take(all);
         for (&id, running) in &ended {
             state.scheduler.remove(id);
-            let _ = running.job.send(Err(self.stopped()));
-            self.count(running, Outcome::ShuttingDown);
+            let stopped = self.stopped();
+            self.count(running, outcome(&stopped));
+            let _ = running.job.send(Err(stopped));
         }
         let unwanted = state.take_ended();
         self.changed(&state);
@@ -248,7 +249,7 @@ impl Shared {
         }
     }
 
-    /// Ends a sequence that has left the queue. Its failure ends the other sequences of its submission.
+    /// Ends a sequence that has left the queue. Its failure ends the other sequences of its submission, which count as it does.
     fn end_running(
         &self,
         id: SequenceId,
@@ -269,16 +270,17 @@ impl Shared {
         state.scheduler.remove(id);
         // A caller that went away may have given the reason.
         let reason = state.cancelled.iter().find(|cancelled| cancelled.0 == id).map(|cancelled| cancelled.1);
-        self.count(&running, reason.unwrap_or(outcome));
+        let outcome = reason.unwrap_or(outcome);
+        self.count(&running, outcome);
         let (mut others, mut waiting) = (Vec::new(), Vec::new());
         if end.is_err() {
             let submission = running.job.submission;
             for (id, other) in all.extract_if(.., |_, other| other.job.submission == submission) {
                 state.scheduler.remove(id);
-                self.count(&other, Outcome::Abort);
+                self.count(&other, outcome);
                 others.push(other);
             }
-            waiting = self.abandon_waiting(&mut state, submission);
+            waiting = self.abandon_waiting(&mut state, submission, outcome);
         }
         self.changed(&state);
         drop(state);

@@ -11,7 +11,7 @@ use dipaco_topology::PathId;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::job::Job;
+use crate::job::{Job, outcome};
 use crate::reroute::Moves;
 use crate::route_cache::RouteCache;
 use crate::scheduler::{Chunks, Scheduler, SequenceId};
@@ -192,7 +192,8 @@ impl Shared {
         state = self.lock();
         let waiting: Vec<SequenceId> = state.waiting.keys().copied().collect();
         for id in waiting {
-            self.end_waiting(state, id, Outcome::ShuttingDown, Some(Err(self.stopped())));
+            let stopped = self.stopped();
+            self.end_waiting(state, id, outcome(&stopped), Some(Err(stopped)));
             state = self.lock();
         }
         let ended = state.take_ended();
@@ -212,7 +213,8 @@ impl Shared {
         }
     }
 
-    /// Ends a sequence that has not left the queue. A failure ends the other sequences of its submission.
+    /// Ends a sequence that has not left the queue. A failure ends the other sequences of its submission, which count as it
+    /// does.
     pub(crate) fn end_waiting(
         &self,
         mut state: MutexGuard<'_, SharedState>,
@@ -225,7 +227,7 @@ impl Shared {
         self.observer.finished(&job.summary(outcome));
         let mut others = Vec::new();
         if let Some(Err(_)) = end {
-            others = self.abandon_waiting(&mut state, job.submission);
+            others = self.abandon_waiting(&mut state, job.submission, outcome);
         }
         self.changed(&state);
         drop(state);
@@ -236,13 +238,18 @@ impl Shared {
         }
     }
 
-    /// Ends the sequences of a submission that have not left the queue, after another one failed. Returns them, to be dropped
-    /// outside of the lock: they may hold the last weights of a generation.
-    pub(crate) fn abandon_waiting(&self, state: &mut SharedState, submission: u64) -> Vec<Job> {
+    /// Ends the sequences of a submission that have not left the queue, after another one failed with this outcome. Returns
+    /// them, to be dropped outside of the lock: they may hold the last weights of a generation.
+    pub(crate) fn abandon_waiting(
+        &self,
+        state: &mut SharedState,
+        submission: u64,
+        outcome: Outcome,
+    ) -> Vec<Job> {
         let mut abandoned = Vec::new();
         for (id, job) in state.waiting.extract_if(.., |_, job| job.submission == submission) {
             state.scheduler.remove(id);
-            self.observer.finished(&job.summary(Outcome::Abort));
+            self.observer.finished(&job.summary(outcome));
             abandoned.push(job);
         }
         abandoned

@@ -58,11 +58,7 @@ impl Submission {
         match &received {
             Ok(SequenceEvent { event: GenerationEvent::Finished(_), .. }) => self.unfinished -= 1,
             Ok(_) => {}
-            // Only the deadline and the shutdown are the caller's news to the engine.
-            Err(error) => self.cancel(match outcome(error) {
-                Outcome::Error => Outcome::Abort,
-                outcome => outcome,
-            }),
+            Err(error) => self.cancel(outcome(error)),
         }
         received.map(Some)
     }

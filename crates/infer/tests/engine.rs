@@ -429,7 +429,28 @@ async fn the_first_failure_ends_all_sequences_of_a_submission() {
     assert!(submission.next().await.unwrap().is_none());
     load.wait_for(|load| load.running + load.waiting == 0).await.unwrap();
     let outcomes: Vec<_> = seen.0.lock().unwrap().iter().map(|summary| summary.outcome).collect();
-    assert_eq!(outcomes, [Outcome::Length, Outcome::Error, Outcome::Abort, Outcome::Abort]);
+    assert_eq!(outcomes, [Outcome::Length, Outcome::Error, Outcome::Error, Outcome::Error]);
+}
+
+#[tokio::test]
+async fn all_sequences_that_the_engine_ends_count_under_its_reason() {
+    let (engine, model, seen) = start(2, 8);
+    let mut load = engine.watch_load();
+    let all_ended = |load: &Load| load.running + load.waiting == 0;
+    // Two run and two wait when one of the two fails.
+    model.gate.shut();
+    let long = GenerateRequest { max_tokens: 300, ignore_eos: true, ..ask("a") };
+    let requests = vec![long.clone(), ask("a!"), long.clone(), long];
+    let submission = engine.submit(requests, PATIENCE).unwrap();
+    load.wait_for(|load| load.running > 0).await.unwrap();
+    model.gate.open();
+    load.wait_for(all_ended).await.unwrap();
+    // The caller asks for no event, so the engine finds the deadline.
+    let late = engine.submit(vec![ask("a"); 4], Duration::ZERO).unwrap();
+    load.wait_for(all_ended).await.unwrap();
+    drop((submission, late));
+    let outcomes: Vec<_> = seen.0.lock().unwrap().iter().map(|summary| summary.outcome).collect();
+    assert_eq!(outcomes, [[Outcome::Error; 4], [Outcome::Deadline; 4]].concat());
 }
 
 #[tokio::test]

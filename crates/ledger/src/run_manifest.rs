@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ObjectRef;
 
+mod before_quarantine;
 mod path_record;
 
 pub use path_record::{
@@ -297,10 +298,14 @@ impl TrainingRecord {
         u64::from(self.phase_begin()).saturating_mul(self.inner_steps)
     }
 
-    /// Complete rounds of a path.
+    /// Complete rounds of a path. They go on while it rests or is in quarantine.
     #[must_use]
     pub fn rounds_of(&self, path: &PathRecord) -> u32 {
-        u32::try_from(path.steps / self.inner_steps.max(1)).unwrap_or(u32::MAX)
+        self.rounds_in(path.steps)
+    }
+
+    fn rounds_in(&self, steps: u64) -> u32 {
+        u32::try_from(steps / self.inner_steps.max(1)).unwrap_or(u32::MAX)
     }
 
     /// True if the run is complete. The last lease of a path measures its final weights, so all are merged by then.

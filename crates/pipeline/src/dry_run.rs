@@ -3,6 +3,7 @@
 mod remedies;
 mod rounds;
 mod speed;
+mod whole_memory;
 
 use std::collections::BTreeSet;
 
@@ -19,6 +20,7 @@ use self::remedies::remedies;
 pub use self::rounds::{RoundSpan, TokenCounts};
 use self::rounds::{most, over_rounds, rounds, tokens};
 pub use self::speed::{Measured, Speed, measured};
+pub use self::whole_memory::{TooLargeToTrain, seed_too_large, workers_too_large};
 use crate::error::PipelineError;
 use crate::step_speed::{memory_of_step, shape};
 
@@ -258,6 +260,7 @@ fn memory(config: &RunConfig, topology: &Topology, workers: usize, available: Op
     let fits = available.map(|available| all_workers <= available);
     let remedies = match available {
         Some(available) if all_workers > available => remedies(
+            "train",
             model,
             &shape,
             available,

@@ -74,7 +74,11 @@ pub enum PipelineError {
     #[error("this run has no imported model besides its seed")]
     NotImported,
     /// A step needs a router and shards.
-    #[error("there are no shards in {}: run `dipaco route fit` and `dipaco route assign` with this run first", folder.display())]
+    #[error(
+        "there are no shards in {}: run `dipaco route fit` and `dipaco route assign` with this run first, or for a later phase of \
+         routing `dipaco route refit`",
+        folder.display()
+    )]
     NotRouted {
         /// The folder of the phase of routing.
         folder: PathBuf,

@@ -12,6 +12,7 @@ mod folder;
 mod options;
 mod record;
 
+pub use check::check;
 pub use driver::{ExperimentOutcome, results_file, run};
 pub use folder::ExperimentFolder;
 pub use options::{Cancel, ExperimentOptions};

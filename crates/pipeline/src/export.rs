@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::error::PipelineError;
 use crate::export_error::ExportError;
-pub use crate::export_error::ThereAlready;
+pub use crate::export_error::{ThereAlready, WrongPlace};
 use crate::files;
 use crate::imported_files::{
     CONFIG, CopiedFile, INDEX, LARGEST_INDEX, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS, read_small,
@@ -31,6 +31,21 @@ const ADD_BEGIN_TOKEN: &str = "add_bos_token";
 /// The files of a checkpoint, `config.json` first. An index names further files of weights.
 fn checkpoint_files() -> impl Iterator<Item = &'static str> {
     CopiedFile::ALL.map(CopiedFile::name).into_iter().chain([WEIGHTS, INDEX, CARD_FILE])
+}
+
+/// Checks that a checkpoint does not have the name of a file, and a GGUF file not that of a folder. Nothing can be written over
+/// these.
+///
+/// # Errors
+/// [`WrongPlace`] names the file or the folder.
+pub fn check_places(folder: Option<&Path>, gguf: Option<&Path>) -> Result<(), WrongPlace> {
+    if let Some(file) = folder.filter(|folder| folder.exists() && !folder.is_dir()) {
+        return Err(WrongPlace::File { file: file.to_owned() });
+    }
+    match gguf.filter(|file| file.is_dir()) {
+        Some(folder) => Err(WrongPlace::Folder { folder: folder.to_owned() }),
+        None => Ok(()),
+    }
 }
 
 /// Checks that an export writes over nothing: the folder of a checkpoint has no file that belongs to one, and there is no
@@ -241,6 +256,24 @@ mod tests {
         // There is nothing to remove.
         remove_checkpoint(&folder).unwrap();
         remove_checkpoint(&place.path().join("new")).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_no_place_for_a_checkpoint_and_a_folder_none_for_a_gguf_file() {
+        let place = tempfile::tempdir().unwrap();
+        let (folder, file, new) =
+            (place.path().join("folder"), place.path().join("file"), place.path().join("new"));
+        fs::create_dir(&folder).unwrap();
+        fs::write(&file, "mine").unwrap();
+        for free in [&new, &folder] {
+            check_places(Some(free), Some(&new)).unwrap();
+        }
+        check_places(None, Some(&file)).unwrap();
+        let said = |error: WrongPlace| error.to_string();
+        let error = said(check_places(Some(&file), None).unwrap_err());
+        assert!(error.contains("file is a file: give a folder"), "{error}");
+        let error = said(check_places(Some(&new), Some(&folder)).unwrap_err());
+        assert!(error.contains("folder is a folder: give the name of a file"), "{error}");
     }
 
     #[test]

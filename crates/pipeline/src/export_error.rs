@@ -15,6 +15,23 @@ pub struct ThereAlready {
     pub file: PathBuf,
 }
 
+/// A place that an export can't write to, whatever it may write over.
+#[derive(Debug, Error)]
+pub enum WrongPlace {
+    /// The folder of a checkpoint.
+    #[error("{} is a file: give a folder for the checkpoint", file.display())]
+    File {
+        /// The file in its place.
+        file: PathBuf,
+    },
+    /// The GGUF file.
+    #[error("{} is a folder: give the name of a file for the GGUF file", folder.display())]
+    Folder {
+        /// The folder in its place.
+        folder: PathBuf,
+    },
+}
+
 /// Why a checkpoint can't be replaced, or exported files are not the model that was exported.
 #[derive(Debug, Error)]
 #[non_exhaustive]

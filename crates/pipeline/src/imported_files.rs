@@ -1,10 +1,11 @@
 //! The files of a pretrained model that a run keeps, and that an export writes out again.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use dipaco_files::read_regular;
 use dipaco_model::{ImportError, PretrainedSettings};
+use dipaco_server::ServerError;
 use dipaco_shards::Tokenizer;
 use serde_json::{Map, Value};
 
@@ -324,12 +325,13 @@ pub struct ExportedFiles {
 /// The chat template in a file that a configuration names, in Jinja.
 ///
 /// # Errors
-/// [`PipelineError::Io`] when the file can't be read or is no UTF-8, and [`PretrainedError::TooLarge`] above 1 MiB.
+/// [`ServerError::ChatTemplateFile`] when the file can't be read or is no UTF-8, and [`PretrainedError::TooLarge`] above 1 MiB.
 pub fn chat_template_in(file: &Path) -> Result<String, PipelineError> {
-    let failed = |source| PipelineError::Io { action: "read", path: file.to_owned(), source };
-    let bytes =
-        read_small(file, CHAT_TEMPLATE.largest())?.ok_or_else(|| failed(ErrorKind::NotFound.into()))?;
-    String::from_utf8(bytes).map_err(|error| failed(std::io::Error::new(ErrorKind::InvalidData, error)))
+    let failed = |source| ServerError::ChatTemplateFile { path: file.to_owned(), source };
+    let largest = CHAT_TEMPLATE.largest();
+    let bytes = read_regular(file, largest).map_err(failed)?;
+    let bytes = bytes.ok_or_else(|| PretrainedError::TooLarge { file: file.to_owned(), largest })?;
+    Ok(String::from_utf8(bytes).map_err(|error| failed(io::Error::new(ErrorKind::InvalidData, error)))?)
 }
 
 /// Reads a file of at most `largest` bytes; `None` if it does not exist.

@@ -1,15 +1,22 @@
-//! Objects that a complete run does not need any more.
+//! Objects that a complete run does not need any more, and unfinished files of processes that are gone.
 
 use std::collections::BTreeSet;
 use std::error::Error as _;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use dipaco_store::{RunManifest, RunStore, names};
+use dipaco_config::RunConfig;
+use dipaco_routing::remove_unfinished_scores;
+use dipaco_store::{RunManifest, RunStore, TrainingRecord, names};
 
 use crate::error::PipelineError;
+use crate::run_directory::RunDirectory;
 use crate::store::manifest_in;
 
-/// Deletes the objects of a complete training to which the run does not refer, except for those that a reader has pinned.
+/// Age from which on an unfinished file is a leftover of a process that is gone.
+const LEFTOVER: Duration = Duration::from_secs(3600);
+
+/// Deletes the objects of a complete training to which the run does not refer, except for those that a reader has pinned, and
+/// the unfinished writes of processes that are gone.
 /// Only a coordinator deletes otherwise, and a complete run gets no other one. Its last one may have ended before its
 /// deletions, or readers had pins until then. Changes nothing in the store of an incomplete run. The run needs none of
 /// this, so a failure is only told.
@@ -23,9 +30,18 @@ async fn delete(store: &RunStore) -> Result<(), PipelineError> {
     let Some(RunManifest { training: Some(training), checkpoints, .. }) = manifest_in(store).await? else {
         return Ok(());
     };
-    if !training.finished() || !checkpoints.is_empty() {
+    if !training.finished() {
         return Ok(());
     }
+    let swept = store.sweep(SystemTime::now() - LEFTOVER).await;
+    if checkpoints.is_empty() {
+        delete_unneeded(store, &training).await?;
+    }
+    swept?;
+    Ok(())
+}
+
+async fn delete_unneeded(store: &RunStore, training: &TrainingRecord) -> Result<(), PipelineError> {
     let needed: BTreeSet<&String> = training.objects().map(|object| &object.name).collect();
     // After the manifest: a reader that found its objects in an earlier one has written its pin by now, or looks again.
     let pinned = store.pinned(SystemTime::now()).await?;
@@ -38,15 +54,32 @@ async fn delete(store: &RunStore) -> Result<(), PipelineError> {
     Ok(())
 }
 
+/// Removes the unfinished scores of processes that are gone, in all phases of routing. Nothing reads them, so a failure is only
+/// told.
+pub(crate) fn remove_old_unfinished_scores(run: &RunDirectory, config: &RunConfig) {
+    let before = SystemTime::now() - LEFTOVER;
+    for phase in 0..=config.routing.phases.len() as u32 {
+        match remove_unfinished_scores(&run.routing(phase).scores(), before) {
+            Ok(0) => {}
+            Ok(leftovers) => {
+                tracing::info!(leftovers, phase, "unfinished scores of earlier processes were removed");
+            }
+            Err(error) => {
+                tracing::warn!(%error, source = ?error.source(), "unfinished scores of earlier processes stay");
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, File};
     use std::path::PathBuf;
-    use std::time::Duration;
 
-    use dipaco_config::RunConfig;
     use dipaco_path::DeviceChoice;
+    use dipaco_routing::PhaseConfig;
     use dipaco_store::{
-        FragmentRecord, ManifestSequence, ModuleRecord, ObjectRef, PathRecord, SeedRecord, TrainingRecord,
+        CheckpointRecord, FragmentRecord, ManifestSequence, ModuleRecord, ObjectRef, PathRecord, SeedRecord,
     };
     use dipaco_telemetry::Progress;
     use dipaco_topology::{ModuleId, PathId};
@@ -54,7 +87,6 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::run_directory::RunDirectory;
     use crate::store::open_store;
     use crate::train::{TrainOptions, train};
 
@@ -98,6 +130,44 @@ mod tests {
             let kept: BTreeSet<_> = kept.into_iter().map(name).collect();
             assert_eq!(stored(&store).await, kept);
         }
+    }
+
+    /// Writes an unfinished file of a process that has been gone for a while.
+    fn leave(file: PathBuf) -> PathBuf {
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, "half").unwrap();
+        File::open(&file).unwrap().set_modified(SystemTime::now() - 2 * LEFTOVER).unwrap();
+        file
+    }
+
+    #[tokio::test]
+    async fn a_complete_run_keeps_no_old_unfinished_write_also_beside_checkpoints() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = RunStore::create(&folder.path().to_string_lossy()).unwrap();
+        let (old, new) = (leave(folder.path().join("old#1")), folder.path().join("new#1"));
+        fs::write(&new, "half").unwrap();
+        let object = ObjectRef::of(names::checkpoint(1, 1), b"checkpoint");
+        let mut sequence = ManifestSequence::NONE;
+        for (complete, stays) in [(false, true), (true, false)] {
+            let manifest = RunManifest {
+                training: Some(training(names::weights(MODULE, 0, 1, 0), complete)),
+                checkpoints: vec![CheckpointRecord { round: 1, object: object.clone() }],
+                ..RunManifest::new("run".to_owned())
+            };
+            sequence = store.replace(&manifest, sequence).await.unwrap();
+            delete(&store).await.unwrap();
+            assert_eq!((old.exists(), new.exists()), (stays, true), "complete: {complete}");
+        }
+    }
+
+    #[test]
+    fn old_unfinished_scores_of_all_phases_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (run, mut config) = (RunDirectory::new(folder.path()), RunConfig::default());
+        config.routing.phases.push(PhaseConfig::default());
+        let left = [0, 1].map(|phase| leave(run.routing(phase).scores().join(".path-000.f32a1B2c3.tmp")));
+        remove_old_unfinished_scores(&run, &config);
+        assert!(left.iter().all(|file| !file.exists()));
     }
 
     #[tokio::test]

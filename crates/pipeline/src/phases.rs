@@ -21,6 +21,7 @@ use dipaco_train::{CoordinatorError, LedgerError, Reroute, score_header, small_s
 use crate::device;
 use crate::error::PipelineError;
 use crate::files;
+use crate::leftovers::remove_old_unfinished_scores;
 use crate::limits::raise_open_files;
 use crate::prepared::token_file;
 use crate::route::{assign, origin_of, router, shown, token_vectors, usable_router, with_vectors};
@@ -74,6 +75,7 @@ pub fn score(
         ReaderSize { sequences: config.evaluation.batch_sequences, tokens: config.train.sequence_tokens };
     let routing = run.routing(training.phase);
     let tokens = reserved(run, &routing)?;
+    remove_old_unfinished_scores(run, config);
     let paths: Vec<_> = weights.topology().path_ids().filter(|path| part.deals(path.index())).collect();
     let documents = tokens.documents();
     let task =

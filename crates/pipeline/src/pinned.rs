@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
-use dipaco_store::{KeptVersion, RunManifest, RunStore};
+use dipaco_store::{KeptVersion, Patience, RunManifest, RunStore};
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
@@ -15,6 +15,8 @@ use crate::version::Version;
 
 /// Life of a pin. A reader that is gone keeps its objects for this long.
 const LIFE: Duration = Duration::from_secs(60);
+/// Time for which an ended pin of another reader stays: the clocks of two machines may differ.
+const GRACE: Duration = LIFE;
 /// Time between two attempts to write a pin while the store fails.
 const RETRY: Duration = Duration::from_secs(1);
 /// Longest wait for the removal of pins at the end of a process.
@@ -87,6 +89,7 @@ impl PinnedManifest {
             let Some(again) = store.load::<RunManifest>().await? else { return Ok(None) };
             let kept = weights(&again.manifest, Version::Best);
             if needed.is_subset(&kept) {
+                tokio::spawn(remove_ended(store.clone()));
                 let pin = ReaderPin::hold(store.clone(), reader, needed, true, retry);
                 return Ok(Some(Self {
                     manifest: loaded.manifest,
@@ -160,6 +163,16 @@ impl Drop for Ending {
     }
 }
 
+/// Removes the pins of readers that were killed. Only a training does so otherwise, and a complete run gets none. The reader does
+/// not wait for this, and a failure is no harm to it: perhaps it may not delete what others wrote.
+async fn remove_ended(store: RunStore) {
+    let store = store.with_patience(Patience::default());
+    let long_ago = SystemTime::now().checked_sub(GRACE).unwrap_or(SystemTime::UNIX_EPOCH);
+    if let Err(error) = store.pinned(long_ago).await {
+        tracing::debug!(%error, source = ?error.source(), "pins of readers that are gone stay in the store");
+    }
+}
+
 /// The names of the weights in a manifest that a reader of this version may read: of the seed, and of the current modules. A best
 /// version may be any that the manifest keeps.
 fn weights(manifest: &RunManifest, version: Version) -> BTreeSet<String> {
@@ -228,6 +241,27 @@ mod tests {
         drop(loaded);
         pins_ended().await;
         assert_eq!(pins(&folder), 0);
+    }
+
+    #[tokio::test]
+    async fn a_reader_removes_the_pins_of_readers_that_were_killed() {
+        let (folder, store) = store().await;
+        let now = SystemTime::now();
+        let ends = [("killed", now - 2 * GRACE), ("slow", now - GRACE / 2), ("other", now + LIFE)];
+        for (reader, end) in ends {
+            store.pin(reader, BTreeSet::from([reader.to_owned()]), end).await.unwrap();
+        }
+        let loaded = PinnedManifest::load(&store, Version::Current).await.unwrap().unwrap();
+        assert_eq!(pins(&folder), ends.len() + 1, "the reader has waited for the removal");
+        let removed = async {
+            while pins(&folder) > ends.len() {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(Duration::from_secs(60), removed).await.unwrap();
+        let left = store.pinned(now - GRACE).await.unwrap();
+        assert_eq!(left, ["slow", "other"].map(str::to_owned).into());
+        drop(loaded);
     }
 
     #[tokio::test]

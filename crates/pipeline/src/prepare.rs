@@ -1,5 +1,6 @@
 //! Preparing the text of a run: tokenizer and token files.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -30,12 +31,34 @@ use crate::stores_in_text::refuse_stores;
 /// [`PipelineError::Shards`] when an input does not exist or can't be listed, or no file is left for training, and
 /// [`PipelineError::StoreInText`].
 pub fn check_inputs(inputs: &[PathBuf], validation: &[PathBuf]) -> Result<(), PipelineError> {
-    dipaco_shards::check_inputs(inputs, validation)?;
+    check_inputs_beside(&[], inputs, validation)
+}
+
+/// The same for the text of a run that may not have begun. As soon as it begins, its folders are no text, so an input that is one
+/// of them is refused before.
+///
+/// # Errors
+/// As [`check_inputs`].
+pub fn check_inputs_of(
+    run: &RunDirectory,
+    inputs: &[PathBuf],
+    validation: &[PathBuf],
+) -> Result<(), PipelineError> {
+    check_inputs_beside(&[run.root().to_owned(), run.data()], inputs, validation)
+}
+
+/// Checks inputs of which the files in some folders are no text.
+fn check_inputs_beside(
+    folders: &[PathBuf],
+    inputs: &[PathBuf],
+    validation: &[PathBuf],
+) -> Result<(), PipelineError> {
+    dipaco_shards::check_inputs(inputs, validation, folders)?;
     refuse_stores(inputs, validation)
 }
 
 /// Turns text into the run's tokenizer and token files. Finished work is kept. `inputs` and `validation` are files and
-/// folders; without `validation`, a part of the inputs becomes the validation text. Call [`check_inputs`] before: the manifests
+/// folders; without `validation`, a part of the inputs becomes the validation text. Call [`check_inputs_of`] before: the manifests
 /// of a store among the inputs would be text. Blocks.
 ///
 /// # Errors
@@ -70,23 +93,29 @@ pub fn prepare_part(
     // Labels are looked up in the text again, by a command that may run in another folder.
     let (inputs, validation) = (absolute(inputs)?, absolute(validation)?);
     let (settings, watcher, data) = (run.located(&config.prepare), FileProgress::new(progress), run.data());
-    let prepare = |into: PrepareFolder<'_>| {
-        dipaco_shards::prepare(&settings, &inputs, &validation, work, into, &watcher, cancel)
-    };
     let lent = shows_lent_text(run)?;
     // No tokenizer has an empty hash, so another text is refused before a file changes.
     let known = if lent { Some(String::new()) } else { known_tokenizer(run)? };
     let keep = known.as_deref();
     let keep_end_of_text = keep.and_then(|hash| known_end_of_text(run, hash));
-    match prepare(PrepareFolder { path: &data, keep, keep_end_of_text }) {
+    // The store is read last: a repeated step needs no access to it.
+    let unread = RefCell::new(None);
+    let may_replace: &dyn Fn() -> bool = &|| match tokenizer_in_use(run) {
+        Ok(in_use) => !in_use,
+        Err(error) => {
+            *unread.borrow_mut() = Some(error);
+            false
+        }
+    };
+    let may_replace = (!lent).then_some(may_replace);
+    let into = PrepareFolder { path: &data, keep, keep_end_of_text, may_replace };
+    let prepared = dipaco_shards::prepare(&settings, &inputs, &validation, work, into, &watcher, cancel);
+    if let Some(error) = unread.take() {
+        return Err(error);
+    }
+    match prepared {
         Err(ShardsError::TokenizerInUse { .. }) if lent => {
             Err(ExtendError::LentText { run: run.root().to_owned(), folder: run.data() }.into())
-        }
-        // The store is read last: a repeated step needs no access to it.
-        Err(ShardsError::TokenizerInUse { .. } | ShardsError::EndOfTextInUse { .. })
-            if !tokenizer_in_use(run)? =>
-        {
-            Ok(prepare(PrepareFolder::new(&data))?)
         }
         prepared => Ok(prepared?),
     }
@@ -196,6 +225,28 @@ mod tests {
     use dipaco_shards::TokenFileInfo;
 
     use super::*;
+
+    #[test]
+    fn other_text_of_an_untrained_run_is_prepared_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunDirectory::new(folder.path().join("run"));
+        let mut config = RunConfig::default();
+        (config.prepare.vocab_size, config.prepare.validation_fraction) = (280, 0.2);
+        let prepare = |word: &str| {
+            let line = |i: usize| {
+                let text = format!("A {word} of a {word} and a {word} of document {i}. ").repeat(3);
+                format!("{}\n", serde_json::json!({ "text": text }))
+            };
+            let file = folder.path().join(format!("{word}.jsonl"));
+            std::fs::write(&file, (0..300).map(line).collect::<String>()).unwrap();
+            check_inputs_of(&run, std::slice::from_ref(&file), &[]).unwrap();
+            prepare(&run, &config, &[file], &[], &Progress::hidden(), &AtomicBool::new(false)).unwrap()
+        };
+        let (first, second) = (prepare("story"), prepare("quantity"));
+        assert_ne!(first.tokenizer.hash, second.tokenizer.hash);
+        // The command counts the training of the tokenizer, which replaces the one before.
+        assert!(!second.tokenizer.trained_before && second.seconds >= second.tokenizer.seconds, "{second}");
+    }
 
     #[test]
     fn the_end_of_text_token_to_keep_is_that_of_the_shards_or_else_of_the_text() {

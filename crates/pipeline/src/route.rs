@@ -345,7 +345,7 @@ pub(crate) fn shown<'a>(
     name: &'a str,
     cancel: &'a AtomicBool,
 ) -> impl FnMut(RoutingProgress) -> ControlFlow<()> + 'a {
-    let mut tasks: [Option<Task>; 3] = [None, None, None];
+    let mut tasks: [Option<Task>; 4] = [None, None, None, None];
     let mut show = move |which: usize, name: String, unit: ProgressUnit, done: u64, total: u64| {
         let task = tasks[which].get_or_insert_with(|| {
             let task = progress.task(&name, Some(total), unit);
@@ -366,6 +366,9 @@ pub(crate) fn shown<'a>(
         match step {
             RoutingProgress::Verify { done, total } => {
                 show(0, format!("{name}: check"), ProgressUnit::Bytes, done, total);
+            }
+            RoutingProgress::VerifyShards { done, total } => {
+                show(3, format!("{name}: check of the shards"), ProgressUnit::Bytes, done, total);
             }
             RoutingProgress::Documents { done, total } => show(1, name.to_owned(), documents, done, total),
             RoutingProgress::Shards { done, total } => {

@@ -11,7 +11,7 @@ use dipaco_train::client::{NextIdentity, TokenPlace, TokenSource, is_loopback};
 use dipaco_train::{SynchronizerOptions, SynchronizerSummary};
 use tokio_util::sync::CancellationToken;
 
-use crate::advertised::with_bound_port;
+use crate::advertised::{reached_from_here, with_bound_port};
 use crate::error::PipelineError;
 use crate::limits::raise_open_files;
 use crate::run_directory::RunDirectory;
@@ -95,13 +95,12 @@ pub async fn synchronize(
     });
     let server = Server::bind(listen, &identity, Limits::for_peers(max_workers))?;
     let bound = server.local_addr();
+    let from_here = reached_from_here(bound).to_string();
     let address =
-        advertise.map_or_else(|| bound.to_string(), |address| with_bound_port(&address, bound.port()));
+        advertise.map_or_else(|| from_here.clone(), |address| with_bound_port(&address, bound.port()));
     let here = |address: &String| address.rsplit_once(':').is_some_and(|(host, _)| is_loopback(host));
     let elsewhere = !token.addresses.iter().all(here);
-    if address == bound.to_string()
-        && (listen.ip().is_unspecified() || listen.ip().is_loopback() && elsewhere)
-    {
+    if address == from_here && (listen.ip().is_unspecified() || listen.ip().is_loopback() && elsewhere) {
         tracing::warn!(
             "workers on other machines can't join by {address}: listen on an address of this machine with --listen, and name \
              it with --advertise"

@@ -1,17 +1,17 @@
 //! Training the paths of a run: the coordinator in this process, workers in processes of their own.
 
+mod listening;
+mod settings;
+
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::SystemTime;
 
 use dipaco_config::{RunConfig, TrainConfig};
-use dipaco_monitor::{Monitor, TensorBoard, follow};
-use dipaco_net::{Clock, Limits, RunAuthority, Server};
+use dipaco_net::Clock;
 use dipaco_path::DeviceChoice;
 use dipaco_store::{RunManifest, RunStore, TrainingRecord};
-use dipaco_telemetry::{Events, Progress};
+use dipaco_telemetry::Progress;
 use dipaco_topology::Topology;
 use dipaco_train::{
     CoordinatorError, CoordinatorOptions, CoordinatorSummary, OpenRun, Revocations, coordinate, recover,
@@ -19,23 +19,21 @@ use dipaco_train::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::advertised::with_bound_port;
-use crate::authority::{TOKEN_LIFETIME, authority, renew_tokens, renewals, write_tokens};
+use crate::authority::renewals;
 use crate::error::PipelineError;
-use crate::leftovers::delete_leftovers;
-use crate::limits::raise_open_files;
+use crate::leftovers::{delete_leftovers, remove_old_unfinished_scores};
 use crate::matching_shards::check_training_shards;
 use crate::phases;
-use crate::prepared::tokenizer_file;
 use crate::rollback;
 use crate::run_directory::RunDirectory;
 use crate::run_lock::RunLock;
 use crate::shard_records::shard_records;
-use crate::store::{manifest, manifest_in, open_store_of_long_work};
+use crate::store::{manifest_in, open_store_of_long_work};
 use crate::validation::Validation;
-use crate::vocabulary::with_vocabulary;
-use crate::watch::watch;
 use crate::workers::{WorkerSetup, Workers};
+use listening::Listening;
+
+pub use settings::{Change, changes_of_finished_steps, changes_of_training, check_settings};
 
 /// Settings of a training that do not change its weights.
 #[derive(Clone, Debug)]
@@ -47,8 +45,8 @@ pub struct TrainOptions {
     pub program: PathBuf,
     /// UDP address that the coordinator listens on.
     pub listen: SocketAddr,
-    /// `host:port` by which workers elsewhere reach the coordinator; the listening address when empty. Port 0 stands for
-    /// the port that it listens on.
+    /// `host:port` by which workers elsewhere reach the coordinator. Port 0 stands for the port that it listens on. When
+    /// empty, the listening address, or the loopback in the place of an unspecified one.
     pub advertise: Vec<String>,
     /// Continue a run that has begun.
     pub resume: bool,
@@ -87,27 +85,26 @@ pub async fn train(
     if let Some(summary) = saved.as_ref().map_or(Ok(None), |saved| finished(saved, config))? {
         accept()?;
         delete_leftovers(&store).await;
+        remove_old_unfinished_scores(run, config);
         return Ok(summary);
     }
-    let begins = saved.is_none_or(|saved| saved.training.is_none());
+    let begins = saved.as_ref().is_none_or(|saved| saved.training.is_none());
+    let mut listening = None;
+    if let Some(saved) = saved.filter(|_| begins) {
+        // Before the record of the training: a port in use must not leave a run that has begun.
+        listening = Some(listen_to_begin(run, config, &saved, options).await?);
+    }
     let started = start(run, config, &store, options.resume, progress, &cancel).await?;
     if begins {
         accept()?;
     }
-    raise_open_files();
-    let authority = Arc::new(authority(run, &started.manifest.run, SystemTime::now())?);
-    let server = bind(run, &authority, config.train.max_workers, options.listen)?;
-    let events = Events::create(&run.events())?;
-    let (monitor, watching) = (Monitor::new(&run.events()), CancellationToken::new());
-    // Ends with this function, however it ends.
-    let _watched = watching.clone().drop_guard();
-    if let Some(address) = options.http {
-        watch(address, "training", monitor.clone(), watching.clone()).await?;
-    }
-    let board = options
-        .tensorboard
-        .as_deref()
-        .map(|folder| tokio::spawn(follow(TensorBoard::new(&run.events(), folder), watching.clone())));
+    let listening = match listening {
+        Some(listening) => listening,
+        // A run that goes on is verified first: its workers would wait for the answers of a port that is open.
+        None => Listening::open(run, &started.manifest.run, config, options).await?,
+    };
+    let watching = listening.watching.clone();
+    let board = listening.board(run, options);
     let local = useful_workers(config, options.workers)?;
     let rounds = started.manifest.training.as_ref().map_or(0, TrainingRecord::rounds_done);
     let mut validation = Validation::begin(run, config, &store, rounds)?;
@@ -116,7 +113,8 @@ pub async fn train(
     if !begins {
         accept()?;
     }
-    announce(run, &authority, &server, &options.advertise)?;
+    listening.announce(run, options)?;
+    let Listening { authority, server, events, monitor, watched: _watched, .. } = listening;
     let setup = CoordinatorOptions {
         config: config.clone(),
         store: store.clone(),
@@ -148,8 +146,23 @@ pub async fn train(
         let _ = board.await;
     }
     let summary = result?;
-    conclude(&store, config).await?;
+    conclude(run, &store, config).await?;
     Ok(summary)
+}
+
+/// Opens the ports of a training that begins. A training that can't begin opens none, and leaves no key of the run's authority.
+async fn listen_to_begin(
+    run: &RunDirectory,
+    config: &RunConfig,
+    saved: &RunManifest,
+    options: &TrainOptions,
+) -> Result<Listening, PipelineError> {
+    shard_records(run, saved.phase(), config)?;
+    check_training_shards(run, saved.phase(), config, Some(saved))?;
+    if !saved.seed.as_ref().is_some_and(|seed| seed.finished()) {
+        return Err(CoordinatorError::NoSeed.into());
+    }
+    Listening::open(run, &saved.run, config, options).await
 }
 
 /// Begins the training, or goes on with one that has begun, and warns of its settings.
@@ -213,60 +226,14 @@ fn warn_of_settings(training: Option<&TrainingRecord>, config: &RunConfig) {
 }
 
 /// Deletes what a complete run does not need any more, and warns of rising losses.
-async fn conclude(store: &RunStore, config: &RunConfig) -> Result<(), PipelineError> {
+async fn conclude(run: &RunDirectory, store: &RunStore, config: &RunConfig) -> Result<(), PipelineError> {
     delete_leftovers(store).await;
+    remove_old_unfinished_scores(run, config);
     let training = manifest_in(store).await?.and_then(|manifest| manifest.training);
     if let Some(warning) = training.and_then(|training| rising_losses(&training, config)) {
         tracing::warn!("{warning}");
     }
     Ok(())
-}
-
-/// Checks that a run whose training has begun keeps the settings that its weights depend on. Call it before the
-/// configuration is saved, so that a refused command leaves the saved one. `config` may lack its vocabulary. Without the
-/// tokenizer of a run nothing can be compared, and no command can use its training.
-///
-/// # Errors
-/// [`PipelineError::Coordinator`] when the training began with other settings, [`PipelineError::Model`] when they don't fit
-/// the tokenizer, and [`PipelineError::Store`] when the store can't be read.
-pub async fn check_settings(run: &RunDirectory, config: &RunConfig) -> Result<(), PipelineError> {
-    if tokenizer_file(run).is_none() {
-        return Ok(());
-    }
-    let Some(manifest) = manifest(run).await? else { return Ok(()) };
-    let (Some(start), Some(training)) = (manifest.start_hash(), &manifest.training) else { return Ok(()) };
-    let config = with_vocabulary(run, config)?;
-    if training.origin == training_origin(&config, &start)? {
-        Ok(())
-    } else {
-        Err(CoordinatorError::OtherTraining.into())
-    }
-}
-
-/// The settings of the steps before the training that differ between `saved` and `given`, in a run whose training has
-/// begun: each key with both values. Those of routing may differ while a phase is to come, which then reads them.
-///
-/// # Errors
-/// [`PipelineError::Store`] when the store can't be read.
-pub async fn changes_of_finished_steps(
-    run: &RunDirectory,
-    saved: &RunConfig,
-    given: &RunConfig,
-) -> Result<Vec<(String, String, String)>, PipelineError> {
-    let sections = ["prepare.", "seed_model.", "routing."];
-    let mut changes = saved.differences(given);
-    changes.retain(|(key, ..)| sections.iter().any(|section| key.starts_with(section)));
-    if changes.is_empty() {
-        return Ok(changes);
-    }
-    match manifest(run).await?.and_then(|manifest| manifest.training) {
-        None => changes.clear(),
-        Some(training) if (training.phase as usize) < training.boundaries.len() => {
-            changes.retain(|(key, ..)| !key.starts_with("routing."));
-        }
-        Some(_) => {}
-    }
-    Ok(changes)
 }
 
 /// The summary of a run that is complete under this configuration; `None` when there is something left to train.
@@ -311,42 +278,4 @@ pub fn threads_per_worker(config: &RunConfig, workers: usize) -> usize {
         }
         threads => threads,
     }
-}
-
-/// Binds the coordinator's socket.
-fn bind(
-    run: &RunDirectory,
-    authority: &Arc<RunAuthority>,
-    max_workers: usize,
-    listen: SocketAddr,
-) -> Result<Server, PipelineError> {
-    let now = SystemTime::now();
-    let (directory, source) = (run.clone(), authority.clone());
-    let identity = authority.server(now, TOKEN_LIFETIME)?.renewed_by(Clock::system(), move |now| {
-        // The tokens in the run's folder are as old as the server's certificate.
-        if let Err(error) = renew_tokens(&directory, &source, now) {
-            tracing::warn!(%error, "the join tokens in the run's folder can't be renewed");
-        }
-        source.server(now, TOKEN_LIFETIME)
-    });
-    Ok(Server::bind(listen, &identity, Limits::for_peers(max_workers))?)
-}
-
-/// Writes the tokens of workers and synchronizers, with the coordinator's addresses.
-fn announce(
-    run: &RunDirectory,
-    authority: &RunAuthority,
-    server: &Server,
-    advertise: &[String],
-) -> Result<(), PipelineError> {
-    let address = server.local_addr();
-    let mut addresses: Vec<_> =
-        advertise.iter().map(|advertised| with_bound_port(advertised, address.port())).collect();
-    if addresses.is_empty() {
-        addresses.push(address.to_string());
-    }
-    write_tokens(run, authority, &addresses, SystemTime::now())?;
-    let token = run.join_token();
-    tracing::info!(%address, token = %token.display(), "listening for workers");
-    Ok(())
 }

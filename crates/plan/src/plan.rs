@@ -10,7 +10,7 @@ use crate::time::{PlannedRounds, PlannedSeed, TimePlan, WorkerFleet, over_rounds
 const SEED_SHARE: f64 = 24.0 / 88.0;
 /// Factor between the tokens per parameter of a run and of the law within which its losses are shown without a warning.
 const NEAR: f64 = 1.5;
-/// Outer steps per outer step that the momentum needs to build up, below which a run has few. With a momentum of 0.9 that is 100,
+/// Outer steps for each outer gradient that the momentum sums, below which a run has few. With a momentum of 0.9 that is 100,
 /// about the number of the papers: 128 in arXiv:2311.08105, 427 in arXiv:2403.10616.
 const FEW_ROUNDS: f64 = 10.0;
 /// The outer momentum of the papers.
@@ -226,10 +226,11 @@ impl Plan {
         let momentum = momenta.fold(0.0, f64::max);
         // A momentum below 1 sums the last outer gradients, about as many as this.
         let builds_up = 1.0 / (1.0 - momentum);
-        if setting.paths > 1 && momentum > 0.0 && (rounds as f64) < FEW_ROUNDS * builds_up {
+        let enough = (FEW_ROUNDS * builds_up).round();
+        if setting.paths > 1 && momentum > 0.0 && (rounds as f64) < enough {
             warnings.push(format!(
-                "{rounds} outer steps are few for an outer momentum of {momentum}, which needs about {builds_up:.0} to build up: the \
-                 papers take 128 to 427 with 0.9"
+                "{rounds} outer steps are few for an outer momentum of {momentum}, which sums about the last {builds_up:.0} outer \
+                 gradients: give it at least {enough:.0}, {FEW_ROUNDS:.0} times as many; the papers take 128 to 427 with 0.9"
             ));
         }
         let share = self.training.seed_share;

@@ -7,7 +7,7 @@ use dipaco_infer::{GenerateRequest, SamplingParams};
 use dipaco_model::WeightFormat;
 use dipaco_pipeline::device::TrainDevice;
 use dipaco_pipeline::evaluate::{EvaluatedRun, Subject, evaluate};
-use dipaco_pipeline::export::{Exported, ThereAlready, check_free};
+use dipaco_pipeline::export::{Exported, ThereAlready, check_free, check_places};
 use dipaco_pipeline::{PipelineError, Version, phases, prepared};
 use dipaco_routing::ShardSet;
 use dipaco_telemetry::{EventRecord, EventsError, Progress, read_events};
@@ -255,9 +255,10 @@ impl PyRun {
         }
         let format = gguf.map(weight_format).transpose()?;
         unlocked(py, |_| {
+            let target = Some(out.as_path());
+            let (folder, file) = if format.is_some() { (None, target) } else { (target, None) };
+            check_places(folder, file).map_err(|wrong| Failure::Argument(wrong.to_string()))?;
             if !force {
-                let out = Some(out.as_path());
-                let (folder, file) = if format.is_some() { (None, out) } else { (out, None) };
                 check_free(folder, file).map_err(|ThereAlready { file }| Failure::ThereAlready { file })?;
             }
             let (run, config) = (&session.run.directory, &session.run.config);

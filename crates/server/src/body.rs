@@ -2,12 +2,14 @@
 
 mod held;
 
+use std::error::Error;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use bytes::BytesMut;
 use futures::StreamExt;
 use serde_json::Value;
@@ -94,16 +96,7 @@ pub(crate) async fn json(
     memory: &BodyMemory,
     timeout: Duration,
 ) -> Result<JsonBody, ApiError> {
-    let given =
-        request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
-    let media = given.split(';').next().unwrap_or("").trim();
-    if !media.eq_ignore_ascii_case("application/json") {
-        let message = format!(
-            "the content type is `{media}`: send JSON with the header `Content-Type: application/json`"
-        );
-        let code = Some("unsupported_media_type");
-        return Err(ApiError { code, ..ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message) });
-    }
+    check_type(request.headers())?;
     let mut held = memory.held.body(client);
     let reading = read(request.into_body(), memory.limit, &mut held);
     let body = tokio::time::timeout(timeout, reading).await.map_err(|_| {
@@ -116,6 +109,22 @@ pub(crate) async fn json(
         ApiError { code: Some("invalid_json"), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
     })?;
     Ok(JsonBody { value, memory: held, decoded })
+}
+
+/// Refuses a body whose headers do not say that it is JSON.
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let given = headers.get(header::CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let media = given.as_deref().and_then(|given| given.split(';').next()).unwrap_or("").trim();
+    if media.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let found = match media {
+        "" => "the request has no content type".to_owned(),
+        media => format!("the content type is `{media}`"),
+    };
+    let message = format!("{found}: send JSON with the header `Content-Type: application/json`");
+    let code = Some("unsupported_media_type");
+    Err(ApiError { code, ..ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message) })
 }
 
 /// Counts the values of a body before they are decoded: decoded they take far more memory than their bytes. Returns the most
@@ -150,6 +159,24 @@ fn too_large(limit: usize) -> ApiError {
     ApiError { code: Some("body_too_large"), ..ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message) }
 }
 
+/// The refusal of a body that broke off: its client left, or it has a malformed chunk.
+fn broken(error: &axum::Error) -> ApiError {
+    // hyper gives these two kinds to what a client has sent. All others are of a connection that ended.
+    let ended =
+        |error: &io::Error| !matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData);
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(next) = cause {
+        if next.downcast_ref::<io::Error>().is_some_and(ended) {
+            return ApiError::client_left();
+        }
+        cause = next.source();
+    }
+    ApiError {
+        code: Some("broken_body"),
+        ..ApiError::new(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
+    }
+}
+
 async fn read(body: Body, limit: usize, held: &mut BodyBytes) -> Result<BytesMut, ApiError> {
     if body.size_hint().lower() > limit as u64 {
         return Err(too_large(limit));
@@ -157,10 +184,7 @@ async fn read(body: Body, limit: usize, held: &mut BodyBytes) -> Result<BytesMut
     let mut kept = BytesMut::new();
     let mut frames = body.into_data_stream();
     while let Some(frame) = frames.next().await {
-        let frame = frame.map_err(|error| ApiError {
-            code: Some("broken_body"),
-            ..ApiError::new(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
-        })?;
+        let frame = frame.map_err(|error| broken(&error))?;
         if frame.len() > limit - kept.len() {
             return Err(too_large(limit));
         }

@@ -15,7 +15,6 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use dipaco_infer::{EngineError, GenerateRequest, Submission};
-use dipaco_topology::PathId;
 
 use crate::ServerState;
 use crate::admission::Asked;
@@ -25,10 +24,12 @@ use crate::fields::{BodyShare, Fields};
 use crate::request_id::RequestId;
 
 use answer::Answer;
-pub(crate) use chat::list_of_messages;
+pub(crate) use chat::{MAX_MESSAGES, list_of_messages};
 use choice::{Choice, Ending};
-pub(crate) use request::Prompt;
 use request::{CompletionRequest, DEFAULT_MAX_TOKENS, Form, Truncation};
+pub(crate) use request::{
+    MAX_LOG_PROBS, MAX_N, MAX_STOP_BYTES, MAX_STOPS, MAX_TOKEN_RULES, MAX_TOKENS, Prompt,
+};
 use response::UsageField;
 
 const PATH: HeaderName = HeaderName::from_static("x-dipaco-path");
@@ -96,7 +97,7 @@ async fn respond(
     began: Instant,
 ) -> Result<Response, ApiError> {
     let accepted = accept(&state, &headers, &mut completion, body, began).await?;
-    let Accepted { prompts, choices, submission, seeds } = accepted;
+    let Accepted { prompts, choices, submission, seeds, deadline } = accepted;
     state.metrics.admitted(completion.n);
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let answer = Answer {
@@ -108,6 +109,7 @@ async fn respond(
         choices,
         choices_per_prompt: completion.n,
         submission,
+        deadline,
         log: answer::Log::new(id.as_str().to_owned(), began, std::mem::take(&mut completion.unknown)),
         state,
     };
@@ -129,6 +131,7 @@ struct Accepted {
     submission: Submission,
     /// The seed of all prompts, or one for each of several prompts.
     seeds: Vec<u64>,
+    deadline: Deadline,
 }
 
 /// Checks a completion and gives its sequences to the engine, within the deadline that counts from `began`. Cheap refusals
@@ -163,21 +166,25 @@ async fn accept(
     // The engine admits all sequences of a request or none, so a completion never runs in part.
     let submission = state.engine.submit(requests, left);
     let submission = submission.inspect_err(|_| state.admission.take_back(asked))?;
-    Ok(Accepted { prompts, choices, submission, seeds })
+    Ok(Accepted { prompts, choices, submission, seeds, deadline })
 }
 
-/// Refuses a request with too many choices.
+/// Refuses a request with more choices than a request may have, or than the engine and its queue have places.
 fn check_choices(state: &ServerState, completion: &CompletionRequest, count: usize) -> Result<(), ApiError> {
-    if count > state.config.max_choices {
-        let message = format!(
-            "{} prompts times n = {} is over the limit of {} choices of a request: send fewer prompts at a time",
-            completion.prompts.len(),
-            completion.n,
-            state.config.max_choices
-        );
-        return Err(ApiError::field("prompt", message));
+    let places = state.engine.slots().saturating_add(state.config.queued_requests);
+    let own = (state.config.max_choices, "serve.max_choices");
+    let (limit, setting) = own.min((places, "serve.slots + serve.queued_requests"));
+    if count <= limit {
+        return Ok(());
     }
-    Ok(())
+    let message = format!(
+        "{} prompts times n = {} is over the limit of {limit} choices of a request ({setting}): lower n or send fewer prompts at \
+         a time",
+        completion.prompts.len(),
+        completion.n
+    );
+    let field = if completion.n > 1 { "n" } else { "prompt" };
+    Err(ApiError { code: Some("request_too_large"), ..ApiError::field(field, message) })
 }
 
 /// Refuses a request whose answer would take too much memory.
@@ -298,21 +305,18 @@ fn route_every(state: &ServerState, completion: &CompletionRequest) -> Option<us
 /// The answer as one JSON object.
 async fn whole(mut answer: Answer) -> Result<Response, ApiError> {
     let choices = answer.complete().await?;
-    let body = answer.json(choices, UsageField::Counts(answer.usage()), true)?;
+    let body = answer.json(choices, UsageField::Counts(answer.usage()), true);
+    let body = body.inspect_err(|error| answer.log.failed(error))?;
+    answer.log.begun();
     let mut response = ([(header::CONTENT_TYPE, "application/json")], body).into_response();
     name_paths(&mut response, &answer);
     Ok(response)
 }
 
-/// Writes the path of each prompt into the head of an answer, in the order of the prompts. The place of a path that is not
-/// known stays empty. There is no header while none is known.
+/// Writes the path of each prompt into the head of an answer. There is no header while no path is known.
 fn name_paths(response: &mut Response, answer: &Answer) {
-    if answer.paths().all(|path| path.is_none()) {
-        return;
-    }
-    let shown = |path: Option<PathId>| path.map(|path| path.to_string()).unwrap_or_default();
-    let paths: Vec<String> = answer.paths().map(shown).collect();
-    if let Ok(paths) = HeaderValue::from_str(&paths.join(",")) {
+    let paths = answer.named_paths(usize::MAX).and_then(|paths| HeaderValue::from_str(&paths).ok());
+    if let Some(paths) = paths {
         response.headers_mut().insert(PATH, paths);
     }
 }

@@ -44,12 +44,23 @@ impl Deadline {
         &self,
         part: impl Future<Output = Result<T, ApiError>>,
     ) -> Result<T, ApiError> {
-        let late = || ApiError::from(EngineError::Deadline { deadline: self.time });
         let left = self.left();
         // A timeout lets a part that is ready at once pass, whatever the time.
         if left.is_zero() {
-            return Err(late());
+            return Err(self.passed());
         }
-        tokio::time::timeout(left, part).await.map_err(|_| late())?
+        tokio::time::timeout(left, part).await.map_err(|_| self.passed())?
+    }
+
+    /// The answer to a failure of the engine. The engine knows only the time that was left when the request reached it.
+    pub(crate) fn failure(&self, error: EngineError) -> ApiError {
+        match error {
+            EngineError::Deadline { .. } => self.passed(),
+            error => error.into(),
+        }
+    }
+
+    fn passed(&self) -> ApiError {
+        EngineError::Deadline { deadline: self.time }.into()
     }
 }

@@ -7,6 +7,11 @@ use dipaco_infer::EngineError;
 use dipaco_telemetry::causes;
 use serde_json::{Value, json};
 
+/// Status of a request in the metrics and in the log whose client left before the answer began.
+pub(crate) const LEFT: u16 = 499;
+/// Code of a request whose client left while it sent the body.
+pub(crate) const CLIENT_LEFT: &str = "client_left";
+
 /// An error answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
@@ -38,6 +43,13 @@ impl ApiError {
             code: Some("invalid_value"),
             ..Self::new(StatusCode::BAD_REQUEST, message)
         }
+    }
+
+    /// The end of a request whose client left while it sent the body. Only a client that ends nothing but its sending side
+    /// can see it.
+    pub(crate) fn client_left() -> Self {
+        let message = "the body broke off: the connection ended before the body did";
+        Self { code: Some(CLIENT_LEFT), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
     pub(crate) fn shutting_down() -> Self {

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use crate::error::with_causes;
 use crate::{ApiKeys, ServerError};
 
@@ -16,6 +18,8 @@ pub(crate) struct KeyFile {
     /// `None` for a server without a file.
     path: Option<PathBuf>,
     keys: RwLock<Keys>,
+    /// Ends the pause between two looks at the file.
+    again: Notify,
 }
 
 #[derive(Debug)]
@@ -33,7 +37,7 @@ impl KeyFile {
     pub(crate) fn open(path: Option<&Path>) -> Result<Self, ServerError> {
         let keys = path.map(ApiKeys::load).transpose()?.unwrap_or_default();
         let keys = Keys { fixed: ApiKeys::default(), valid: Arc::new(keys) };
-        Ok(Self { path: path.map(Path::to_owned), keys: RwLock::new(keys) })
+        Ok(Self { path: path.map(Path::to_owned), keys: RwLock::new(keys), again: Notify::new() })
     }
 
     /// Accepts these keys too, whatever the file has later.
@@ -65,17 +69,25 @@ impl KeyFile {
         Ok(changed)
     }
 
-    /// Reads the file again every second and after a SIGHUP. Ends only if there is no file.
+    /// Lets [`Self::follow`] read the file again at once. Returns false if there is no file.
+    pub(crate) fn read_again(&self) -> bool {
+        if self.path.is_none() {
+            return false;
+        }
+        self.again.notify_one();
+        true
+    }
+
+    /// Reads the file again every second, and when it is asked to. Ends only if there is no file.
     pub(crate) async fn follow(self: Arc<Self>) {
         if self.path.is_none() {
             return;
         }
-        let mut hangup = Hangup::new();
         let mut failed = None;
         loop {
             tokio::select! {
                 () = tokio::time::sleep(PERIOD) => {}
-                () = hangup.received() => tracing::info!("SIGHUP: reading the API keys again"),
+                () = self.again.notified() => {}
             }
             let problem = self.look().await;
             if problem != failed
@@ -100,36 +112,6 @@ impl KeyFile {
             Ok(Err(error)) => Some(with_causes(&error)),
             Err(error) => Some(error.to_string()),
         }
-    }
-}
-
-/// The signal SIGHUP. Without a handler it would end the program.
-struct Hangup {
-    #[cfg(unix)]
-    signal: Option<tokio::signal::unix::Signal>,
-}
-
-impl Hangup {
-    #[cfg(unix)]
-    fn new() -> Self {
-        let signal = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup());
-        let signal = signal.inspect_err(|error| tracing::warn!(%error, "SIGHUP can't be received"));
-        Self { signal: signal.ok() }
-    }
-
-    #[cfg(not(unix))]
-    fn new() -> Self {
-        Self {}
-    }
-
-    async fn received(&mut self) {
-        #[cfg(unix)]
-        if let Some(signal) = &mut self.signal
-            && signal.recv().await.is_some()
-        {
-            return;
-        }
-        std::future::pending::<()>().await;
     }
 }
 
@@ -203,5 +185,6 @@ mod tests {
     fn a_server_without_a_file_stays_open() {
         let keys = KeyFile::open(None).unwrap();
         assert!(!keys.refresh().unwrap() && accepted(&keys, "any"));
+        assert!(!keys.read_again(), "there is nothing to read");
     }
 }

@@ -13,6 +13,7 @@ mod auth;
 mod blocking;
 mod body;
 mod chat_template;
+mod client_text;
 mod completions;
 mod cors;
 mod deadline;

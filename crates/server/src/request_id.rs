@@ -9,6 +9,9 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::random::Random;
 
+/// Most characters of an id.
+pub(crate) const MAX_ID: usize = 128;
+
 const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Id of a request: from its body, from its header, or random. Clones share it.
@@ -36,7 +39,7 @@ impl RequestId {
     pub(crate) fn read(&self, fields: &mut Fields) -> Result<(), ApiError> {
         let Some(id) = fields.string("request_id")? else { return Ok(()) };
         if !usable_id(&id) {
-            let message = "request_id must have 1 to 128 visible characters of ASCII";
+            let message = format!("request_id must have 1 to {MAX_ID} visible characters of ASCII");
             return Err(ApiError::field("request_id", message));
         }
         // A request has one body, so there is no other id.
@@ -60,5 +63,5 @@ impl RequestId {
 
 /// Returns whether an id from a client can stand in headers, in bodies and in the log.
 fn usable_id(id: &str) -> bool {
-    !id.is_empty() && id.len() <= 128 && id.bytes().all(|byte| byte.is_ascii_graphic())
+    !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(|byte| byte.is_ascii_graphic())
 }

@@ -12,7 +12,8 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use tracing::Instrument;
 
-use crate::error::{ApiError, Refusal};
+use crate::client_text::shortened;
+use crate::error::{ApiError, CLIENT_LEFT, LEFT, Refusal};
 use crate::request_id::RequestId;
 use crate::unread::{SharedBody, discard};
 use crate::{ServerState, completions, cors, info, models, openapi, route, settings, tokenize};
@@ -97,6 +98,8 @@ async fn common(
     let body = SharedBody::of(&mut request);
 
     let handler = handler(request.uri().path());
+    // The label of an unknown path says nothing about it.
+    let path = (handler == UNKNOWN).then(|| shortened(request.uri().path()));
     let mut counted = Counted::new(&state, method(request.method()), handler);
     let public = handler == "/health";
     let refused = if public { Ok(()) } else { state.keys.keys().check(request.headers()) };
@@ -116,11 +119,14 @@ async fn common(
     {
         let Refusal { param, code } = refusal;
         let (id, status) = (id.as_str(), counted.status);
-        if matches!(status, 500 | 504) {
+        if code == Some(CLIENT_LEFT) {
+            counted.status = LEFT;
+            tracing::debug!(id, handler, status = LEFT, "a client left while it sent its body");
+        } else if matches!(status, 500 | 504) {
             tracing::info!(id, handler, status, code, param, "a request ended with an error");
         } else {
             state.metrics.refused(response.status(), code);
-            tracing::info!(id, handler, status, code, param, "a request was refused");
+            tracing::info!(id, handler, path, status, code, param, "a request was refused");
         }
     }
     if response.status().is_client_error() || response.status().is_server_error() {
@@ -130,7 +136,7 @@ async fn common(
     response
 }
 
-/// Counts a request when it is dropped: with the status of its answer, or with 499 if the client left before the answer.
+/// Counts a request when it is dropped: with the status of its answer, or with [`LEFT`] if the client left before the answer.
 struct Counted<'a> {
     state: &'a ServerState,
     method: &'static str,
@@ -142,7 +148,7 @@ struct Counted<'a> {
 impl<'a> Counted<'a> {
     fn new(state: &'a ServerState, method: &'static str, handler: &'static str) -> Self {
         state.metrics.http_began();
-        Self { state, method, handler, status: 499, began: Instant::now() }
+        Self { state, method, handler, status: LEFT, began: Instant::now() }
     }
 }
 
@@ -152,6 +158,9 @@ impl Drop for Counted<'_> {
         self.state.metrics.http_ended(self.method, self.handler, self.status, took);
     }
 }
+
+/// The metrics label of all unknown paths.
+const UNKNOWN: &str = "other";
 
 /// The metrics label of a URL path. Unknown paths share one label, so clients can't create new metrics.
 fn handler(path: &str) -> &'static str {
@@ -171,7 +180,7 @@ fn handler(path: &str) -> &'static str {
     match path {
         "/health" | "/v1/health" | "/ready" | "/ping" => "/health",
         _ if path.starts_with("/v1/models/") => "/v1/models/{name}",
-        _ => KNOWN.into_iter().find(|known| *known == path).unwrap_or("other"),
+        _ => KNOWN.into_iter().find(|known| *known == path).unwrap_or(UNKNOWN),
     }
 }
 

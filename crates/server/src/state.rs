@@ -35,6 +35,15 @@ pub enum ServerError {
         #[source]
         source: io::Error,
     },
+    /// The file with the chat template can't be read.
+    #[error("can't read the chat template from {} (serve.chat_template)", path.display())]
+    ChatTemplateFile {
+        /// The file.
+        path: PathBuf,
+        /// Error of the file system.
+        #[source]
+        source: io::Error,
+    },
     /// The file with the API keys holds no key.
     #[error("{} (serve.api_keys) holds no key: write one key a line, or remove serve.api_keys to serve without keys", path.display())]
     NoKeys {
@@ -199,6 +208,12 @@ impl ServerState {
     /// Accepts these API keys besides those of the configured file. They stay valid while the server runs.
     pub fn add_keys(&self, keys: &ApiKeys) {
         self.keys.add(keys);
+    }
+
+    /// Lets a running server read its file of API keys again at once, and not only with its next look. Returns false if the
+    /// server has no such file.
+    pub fn read_keys_again(&self) -> bool {
+        self.keys.read_again()
     }
 
     /// Serves chats with this template. Without one, chats are refused. A second template changes nothing.

@@ -88,24 +88,39 @@ fn tokenized(state: &ServerState, prompt: Prompt, strings: bool) -> Result<Token
         Prompt::Text(text) if text == state.codec.info().end_of_text => vec![state.codec.end_of_text()],
         prompt => prompt.tokens(state)?,
     };
-    let (held, limit) = (tokens.len() * (1 + usize::from(strings)), state.config.max_answer_tokens);
-    if held > limit {
-        let message = format!(
-            "the answer would hold {held} tokens and texts of tokens, over the limit of {limit}: send a shorter text"
-        );
-        return Err(ApiError { code: Some("request_too_large"), ..ApiError::field(field, message) });
-    }
+    check_size(state, field, tokens.len() * (1 + usize::from(strings)))?;
     let token_strs = strings.then(|| tokens.iter().map(|&token| state.codec.token_text(token)).collect());
     let max_model_len = state.engine.model().context();
     Ok(Tokenized { count: tokens.len(), max_model_len, tokens, token_strs })
 }
 
-/// The token ids of a request for their text.
-pub(crate) fn ids(fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
-    match fields.take("tokens") {
-        Some(Value::Array(values)) => tokens("tokens", &values),
-        Some(other) => Err(wrong("tokens", &other, "a list of token ids")),
-        None => Err(ApiError::field("tokens", "tokens is missing: give a list of token ids")),
+/// Refuses a request that holds too many tokens and texts of tokens, itself or in its answer. They come from a field.
+fn check_size(state: &ServerState, field: &str, held: usize) -> Result<(), ApiError> {
+    let limit = state.config.max_answer_tokens;
+    if held <= limit {
+        return Ok(());
+    }
+    let message = format!(
+        "the request or its answer holds {held} tokens and texts of tokens, over the limit of {limit}: send less at a time"
+    );
+    Err(ApiError { code: Some("request_too_large"), ..ApiError::field(field, message) })
+}
+
+/// A request for the text of token ids.
+pub(crate) struct DetokenizeRequest {
+    model: Option<String>,
+    ids: Vec<u32>,
+}
+
+impl DetokenizeRequest {
+    pub(crate) fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        let model = fields.string("model")?;
+        let ids = match fields.take("tokens") {
+            Some(Value::Array(values)) => tokens("tokens", &values)?,
+            Some(other) => return Err(wrong("tokens", &other, "a list of token ids")),
+            None => return Err(ApiError::field("tokens", "tokens is missing: give a list of token ids")),
+        };
+        Ok(Self { model, ids })
     }
 }
 
@@ -115,7 +130,11 @@ pub(crate) async fn detokenize(
 ) -> Result<Json<Value>, ApiError> {
     let deadline = Deadline::of(&state, request.headers(), Instant::now())?;
     let mut fields = Fields::read(&state, request).await?;
-    let ids = ids(&mut fields)?;
+    let DetokenizeRequest { model, ids } = DetokenizeRequest::read(&mut fields)?;
+    if let Some(model) = model {
+        state.resolve(&model)?;
+    }
+    check_size(&state, "tokens", ids.len())?;
     // A tokenizer may pass over ids that it does not know.
     let vocab_size = state.engine.model().vocab_size();
     if let Some(&token) = ids.iter().find(|&&id| id as usize >= vocab_size) {

@@ -44,6 +44,11 @@ async fn done(server: &Server) -> (Vec<String>, dipaco_infer::Load) {
     (lines, server.state.engine().load())
 }
 
+/// A bound of a schema on a number of items, properties or characters.
+fn bound(schema: &Value, name: &str) -> Option<usize> {
+    schema[name].as_u64().map(|bound| bound as usize)
+}
+
 /// True if a value fits a schema of `/openapi.json`.
 fn fits(schema: &Value, value: &Value) -> bool {
     if let Some(forms) = schema["anyOf"].as_array() {
@@ -68,17 +73,22 @@ fn fits(schema: &Value, value: &Value) -> bool {
     };
     let kind = &schema["type"];
     let number = value.as_f64().unwrap_or(0.0);
-    let bounded = |length: usize| {
-        let bound = |name: &str| schema[name].as_u64().map(|bound| bound as usize);
-        bound("minItems").is_none_or(|least| length >= least)
-            && bound("maxItems").is_none_or(|most| length <= most)
-    };
+    let at_most = |name: &str, length: usize| bound(schema, name).is_none_or(|most| length <= most);
     let parts = match value {
-        Value::Array(items) => bounded(items.len()) && items.iter().all(|item| fits(&schema["items"], item)),
-        Value::Object(fields) => fields.iter().all(|(name, field)| {
-            let described = [&schema["properties"][name], &schema["additionalProperties"]];
-            described.into_iter().find(|schema| schema.is_object()).is_none_or(|schema| fits(schema, field))
-        }),
+        Value::Array(items) => {
+            at_most("maxItems", items.len())
+                && bound(schema, "minItems").is_none_or(|least| items.len() >= least)
+                && items.iter().all(|item| fits(&schema["items"], item))
+        }
+        Value::Object(fields) => {
+            let field_fits = |(name, field): (&String, &Value)| {
+                let described = [&schema["properties"][name], &schema["additionalProperties"]];
+                let described = described.into_iter().find(|schema| schema.is_object());
+                described.is_none_or(|schema| fits(schema, field))
+            };
+            at_most("maxProperties", fields.len()) && fields.iter().all(field_fits)
+        }
+        Value::String(text) => at_most("maxLength", text.chars().count()),
         _ => true,
     };
     let typed = match kind {
@@ -111,7 +121,27 @@ fn values(schema: &Value) -> Vec<Value> {
     for (name, step) in [("minimum", -1.0), ("maximum", 1.0)] {
         values.extend(schema[name].as_f64().map(|bound| json!(bound + step)));
     }
+    values.extend(too_long(schema));
     values
+}
+
+/// Values of one item, property or character more than a schema or one of its forms allows.
+fn too_long(schema: &Value) -> Vec<Value> {
+    let forms = schema["anyOf"].as_array().map_or(std::slice::from_ref(schema), Vec::as_slice);
+    let of_form = |form: &Value| {
+        let more = |name: &str| bound(form, name).map(|most| most + 1);
+        let item = match form["items"]["type"].as_str() {
+            Some("integer") => json!(1),
+            Some("object") => json!({"role": "user", "content": "a"}),
+            _ => json!("x"),
+        };
+        let list = more("maxItems").map(|length| json!(vec![item; length]));
+        let object = |length: usize| (0..length).map(|id| (id.to_string(), json!(1))).collect();
+        let object = more("maxProperties").map(|length| Value::Object(object(length)));
+        let text = more("maxLength").map(|length| json!("x".repeat(length)));
+        [list, object, text].into_iter().flatten().collect::<Vec<_>>()
+    };
+    forms.iter().flat_map(of_form).collect()
 }
 
 #[tokio::test]
@@ -154,6 +184,28 @@ async fn a_wrong_value_of_any_field_is_named_and_changes_nothing() {
     assert_eq!(answers().await, expected);
 }
 
+/// The limits of lists, objects and texts are in the description, so the test above tries values beyond them.
+#[tokio::test]
+async fn the_limits_of_entries_are_described() {
+    let server = server().await;
+    let document = server.get("/openapi.json").await.json();
+    for (request, field, bounds) in [
+        ("CompletionRequest", "logit_bias", json!({"maxProperties": 1024})),
+        ("CompletionRequest", "stop_token_ids", json!({"maxItems": 1024})),
+        ("CompletionRequest", "stop", json!({"maxLength": 1024, "maxItems": 64})),
+        ("CompletionRequest", "request_id", json!({"maxLength": 128})),
+        ("CompletionRequest", "max_tokens", json!({"maximum": 16_777_215})),
+        ("ChatRequest", "messages", json!({"maxItems": 4096})),
+        ("ChatRequest", "max_completion_tokens", json!({"maximum": 16_777_215})),
+    ] {
+        let schema = &document["components"]["schemas"][request]["properties"][field];
+        let forms = schema["anyOf"].as_array().map_or(std::slice::from_ref(schema), Vec::as_slice);
+        for (name, bound) in bounds.as_object().unwrap() {
+            assert!(forms.iter().any(|form| form[name] == *bound), "{request} {field} {name}: {schema}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn wrong_combinations_and_headers_are_named_and_change_nothing() {
     let server = server().await;
@@ -162,11 +214,12 @@ async fn wrong_combinations_and_headers_are_named_and_change_nothing() {
     for (status, param, route, headers, fields) in [
         (400, "prompt", "/v1/completions", "", json!({"prompt": []})),
         (400, "prompt", "/v1/completions", "", json!({"prompt": ["a", ""]})),
-        (400, "prompt", "/v1/completions", "", json!({"prompt": ["a"], "n": 9})),
+        (400, "n", "/v1/completions", "", json!({"prompt": ["a"], "n": 9})),
+        (400, "prompt", "/v1/completions", "", json!({"prompt": vec!["a"; 9]})),
         (400, "prompt", "/v1/completions", "", json!({"prompt": [257]})),
         (400, "prompt", "/v1/completions", "", json!({"prompt": ids})),
         (400, "prompt", "/v1/completions", "", json!({"prompt": long})),
-        (400, "prompt", "/v1/completions", "", json!({"prompt": ["a", "b", "c"], "n": 3})),
+        (400, "n", "/v1/completions", "", json!({"prompt": ["a", "b", "c"], "n": 3})),
         (400, "max_tokens", "/v1/completions", "", json!({"max_tokens": 399})),
         (400, "max_tokens", "/v1/chat/completions", "", json!({"max_tokens": 399})),
         (400, "stream_options", "/v1/completions", "", json!({"stream_options": {}})),
@@ -201,6 +254,7 @@ async fn wrong_combinations_and_headers_are_named_and_change_nothing() {
         (404, "model", "/v1/chat/completions", "", json!({"model": "tiny/path-4"})),
         (404, "model", "/v1/route", "", json!({"model": "other"})),
         (404, "model", "/tokenize", "", json!({"model": "other"})),
+        (404, "model", "/detokenize", "", json!({"model": "other"})),
         (400, "prompt", "/v1/route", "", json!({"prompt": [257]})),
         (400, "tokens", "/detokenize", "", json!({"tokens": [257]})),
     ] {

@@ -354,6 +354,19 @@ async fn a_full_queue_refuses_before_it_tokenizes() {
 }
 
 #[tokio::test]
+async fn more_choices_than_places_are_refused_with_their_settings() {
+    let config = ServeConfig { slots: 1, queued_requests: 3, ..ServeConfig::default() };
+    let server = Server::start(config).await;
+    for (body, field) in [(json!({"prompt": "a", "n": 5}), "n"), (json!({"prompt": vec!["a"; 5]}), "prompt")]
+    {
+        let (status, message, _, param, code) = server.complete(body).await.error();
+        assert_eq!((status, param, code), (400, json!(field), json!("request_too_large")));
+        assert!(message.contains("limit of 4 choices of a request (serve.slots + serve."), "{message}");
+    }
+    assert_eq!(server.complete(json!({"prompt": "a", "n": 4, "max_tokens": 1})).await.status, 200);
+}
+
+#[tokio::test]
 async fn failures_of_the_model_are_500_or_an_event_and_the_server_goes_on() {
     let server = server().await;
     for prompt in ["a!", "a#"] {

@@ -65,6 +65,28 @@ async fn a_request_that_waits_for_a_worker_ends_at_its_deadline() {
 }
 
 #[tokio::test]
+async fn an_answer_that_is_late_names_the_time_of_the_request_and_counts_all_its_sequences() {
+    let server = Server::start(ServeConfig { slots: 2, ..ServeConfig::default() }).await;
+    let mut load = server.state.engine().watch_load();
+    let headers = format!("{JSON}x-dipaco-timeout: 1.2344\r\n");
+    for (stream, status) in [(false, 504), (true, 200)] {
+        server.model.gate.shut();
+        let body = json!({"prompt": "a", "n": 4, "max_tokens": 300, "ignore_eos": true, "path": 0, "stream": stream});
+        let late = server.send("POST", "/v1/completions", &headers, body.to_string().as_bytes()).await;
+        let text = String::from_utf8(late.body).unwrap();
+        assert_eq!(late.status, status, "{text}");
+        assert!(text.contains("within its deadline of 1.234 s\""), "{text}");
+        server.model.gate.open();
+        load.wait_for(|load| load.running + load.waiting == 0).await.unwrap();
+    }
+    let counts =
+        ["failure_total{model_name=\"tiny\",reason", "success_total{model_name=\"tiny\",finished_reason"];
+    let [late, left] = [(counts[0], "deadline"), (counts[1], "abort")]
+        .map(|(count, reason)| format!("dipaco_request_{count}=\"{reason}\"}}"));
+    assert_eq!((server.metric(&late).await, server.metric(&left).await), (8.0, 0.0));
+}
+
+#[tokio::test]
 async fn a_chat_that_is_refused_is_not_rendered() {
     let config = ServeConfig { slots: 1, max_choices: 8, ..ServeConfig::default() };
     let server = Server::start(config).await;

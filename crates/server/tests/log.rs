@@ -14,7 +14,7 @@ use client::{JSON, Server, head, reply};
 use dipaco_server::{ChatTemplate, EncodeChat, ServeConfig, TemplateTokens};
 use log::Log;
 use serde_json::json;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 #[tokio::test]
 async fn the_log_has_the_time_in_the_queue_and_not_the_time_until_the_path_is_known() {
@@ -114,6 +114,7 @@ async fn every_refused_request_has_one_line_and_counts_once() {
     ] {
         refused.push(ask(address, headers, body).await);
     }
+    refused.push(server.get(&format!("/{}", "x".repeat(70))).await.error());
     refused.push(server.get("/v1/models/%FF").await.error());
     with_template(&server);
     server.model.gate.shut();
@@ -129,19 +130,22 @@ async fn every_refused_request_has_one_line_and_counts_once() {
         let line = format!("dipaco_request_failure_total{{model_name=\"tiny\",reason=\"{reason}\"}}");
         server.metric(&line).await
     };
-    assert_eq!((of("overloaded").await, of("refused").await, of("error").await), (2.0, 10.0, 1.0));
+    assert_eq!((of("overloaded").await, of("refused").await, of("error").await), (2.0, 11.0, 1.0));
     server.state.add_keys(&dipaco_server::ApiKeys::from_text("secret"));
     refused.push(ask("/v1/completions", JSON, "{}".to_owned()).await);
     assert_eq!(server.get("/health").await.status, 200);
 
     let statuses: Vec<u16> = refused.iter().map(|error| error.0).collect();
-    assert_eq!(statuses, [400, 404, 400, 413, 415, 400, 400, 400, 404, 404, 429, 429, 401]);
+    assert_eq!(statuses, [400, 404, 400, 413, 415, 400, 400, 400, 404, 404, 404, 429, 429, 401]);
     let lines = log.lines("a request was refused");
     let found: Vec<_> = lines.iter().map(|line| (&line["status"], &line["code"], &line["param"])).collect();
     let statuses = statuses.iter().map(|&status| json!(status)).collect::<Vec<_>>();
     let expected: Vec<_> =
         refused.iter().zip(&statuses).map(|((_, _, _, param, code), status)| (status, code, param)).collect();
     assert_eq!(found, expected);
+    // The label of unknown paths does not tell them apart.
+    let paths: Vec<_> = lines.iter().filter_map(|line| line["path"].as_str()).collect();
+    assert_eq!(paths, ["/nothing".to_owned(), format!("/{}…", "x".repeat(63))]);
     assert_eq!(log.lines("completion").len(), 2, "the one that ran and the one that failed");
 }
 
@@ -171,6 +175,110 @@ async fn the_reason_of_a_failure_is_in_the_log_with_the_id_of_the_answer() {
     assert!(log.lines("a request was refused").is_empty(), "a failure is no refusal");
     let refused = "dipaco_request_failure_total{model_name=\"tiny\",reason=\"refused\"}";
     assert_eq!(server.metric(refused).await, 0.0);
+}
+
+#[tokio::test]
+async fn the_line_of_many_choices_is_short() {
+    let (log, _guard) = Log::listen();
+    let server = Server::start(ServeConfig::default()).await;
+    // The fake model routes by the first byte, and `z` ends the text at once.
+    let prompts: Vec<&str> = ["a", "b", "z"].into_iter().cycle().take(18).collect();
+    for stream in [false, true] {
+        let body = json!({"prompt": prompts, "n": 3, "max_tokens": 2, "temperature": 0, "stream": stream});
+        assert_eq!(server.complete(body).await.status, 200);
+    }
+    let few = server.complete(json!({"prompt": ["b", "a"], "max_tokens": 1, "temperature": 0})).await;
+    let lines = log.lines("completion");
+    let of = |line: &serde_json::Value| (line["paths"].clone(), line["finish_reasons"].clone());
+    let most = format!("{}1,…", "1,2,2,".repeat(5));
+    let long = (json!(most), json!("length=36 stop=18"));
+    let short = (json!(few.header("x-dipaco-path").unwrap()), json!("length=2"));
+    assert_eq!(lines.iter().map(of).collect::<Vec<_>>(), [long.clone(), long, short]);
+}
+
+#[tokio::test]
+async fn people_see_the_id_of_a_completion_once() {
+    let (log, _guard) = Log::listen_as_people();
+    let server = Server::start(ServeConfig::default()).await;
+    for stream in [false, true] {
+        let body = json!({"prompt": "a", "max_tokens": 1, "stream": stream, "request_id": "mine"});
+        assert_eq!(server.complete(body).await.status, 200);
+    }
+    let text = log.text();
+    let lines: Vec<_> = text.lines().filter(|line| line.contains("completion id=")).collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    for line in lines {
+        assert!(line.contains("request: completion id=\"mine\""), "{line}");
+        assert_eq!(line.matches(" id=").count(), 1, "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_has_the_status_of_the_metric() {
+    let (log, _guard) = Log::listen();
+    let server = Server::start(ServeConfig { slots: 1, ..ServeConfig::default() }).await;
+    let mut load = server.state.engine().watch_load();
+    server.model.gate.shut();
+    let begin = async |id: &str, stream: bool| {
+        let ask = json!({"prompt": "a", "max_tokens": 2, "path": 0, "stream": stream, "request_id": id});
+        server.begin("POST", "/v1/completions", JSON, ask.to_string().as_bytes()).await
+    };
+    let stays = begin("stays", false).await;
+    load.wait_for(|load| load.running == 1).await.unwrap();
+    for (id, stream) in [("whole", false), ("stream", true)] {
+        let mut leaves = begin(id, stream).await;
+        load.wait_for(|load| load.waiting == 1).await.unwrap();
+        if stream {
+            // The path is known, so the answer begins.
+            head(&mut leaves).await;
+        }
+        drop(leaves);
+        load.wait_for(|load| load.waiting == 0).await.unwrap();
+    }
+    server.model.gate.open();
+    assert_eq!(reply(stays).await.status, 200);
+    let lines = log.lines("completion");
+    let found: Vec<_> = lines.iter().map(|line| (&line["id"], &line["outcome"], &line["status"])).collect();
+    let expected = [
+        (json!("whole"), json!("abort"), json!(499)),
+        (json!("stream"), json!("abort"), json!(200)),
+        (json!("stays"), json!("done"), json!(200)),
+    ];
+    assert_eq!(found, expected.each_ref().map(|(id, outcome, status)| (id, outcome, status)));
+    assert_eq!((answers(&server, 499).await, answers(&server, 200).await), (1.0, 2.0));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_within_its_body_is_no_refusal() {
+    let (log, _guard) = Log::listen();
+    let server = Server::start(ServeConfig::default()).await;
+    let send = async |body: &str| {
+        let mut stream = server.open().await;
+        let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{JSON}");
+        stream.write_all((head + body).as_bytes()).await.unwrap();
+        stream
+    };
+    for body in ["content-length: 500\r\n\r\n{\"prompt\":", "transfer-encoding: chunked\r\n\r\n5\r\n{\"pro"] {
+        let mut leaves = send(body).await;
+        leaves.shutdown().await.unwrap();
+        // The server ends the connection when it has counted the request, with an answer or without.
+        let _ = leaves.read_to_end(&mut Vec::new()).await;
+    }
+    assert!(log.lines("a request was refused").is_empty());
+    assert_eq!(answers(&server, 499).await, 2.0);
+    // A chunk without a length is the client's mistake.
+    let malformed = reply(send("transfer-encoding: chunked\r\n\r\nx\r\n").await).await;
+    assert_eq!((malformed.status, malformed.error().4), (400, json!("broken_body")));
+    let lines = log.lines("a request was refused");
+    assert_eq!((lines.len(), &lines[0]["code"]), (1, &json!("broken_body")));
+    let refused = "dipaco_request_failure_total{model_name=\"tiny\",reason=\"refused\"}";
+    assert_eq!((server.metric(refused).await, answers(&server, 400).await), (1.0, 1.0));
+}
+
+/// The number of completions with this status.
+async fn answers(server: &Server, status: u16) -> f64 {
+    let labels = "model_name=\"tiny\",method=\"POST\",handler=\"/v1/completions\"";
+    server.metric(&format!("dipaco_http_requests_total{{{labels},status=\"{status}\"}}")).await
 }
 
 /// Serves chats whose prompt is the text of all messages.

@@ -39,7 +39,7 @@ async fn every_error_has_the_format_of_openai() {
     let long = format!(r#"{{"prompt": "{}"}}"#, "a".repeat(400));
     assert_eq!(post(&long).await.3, json!("prompt"));
     assert_eq!(post(r#"{"prompt": [257]}"#).await.3, json!("prompt"));
-    assert_eq!(post(r#"{"prompt": "a", "n": 9}"#).await.3, json!("prompt"));
+    assert_eq!(post(r#"{"prompt": "a", "n": 9}"#).await.3, json!("n"));
     let (status, message, _, param, code) = post(r#"{"prompt": "a", "model": "gpt-4"}"#).await;
     assert_eq!((status, param, code), (404, json!("model"), json!("model_not_found")));
     assert!(message.contains("`tiny`"), "{message}");
@@ -51,7 +51,8 @@ async fn every_error_has_the_format_of_openai() {
     let (status, message, _, _, code) = post(&big).await;
     assert_eq!((status, code), (413, json!("body_too_large")));
     assert!(message.contains("3000 bytes"), "{message}");
-    assert_eq!(server.send("POST", "/v1/completions", "", b"{}").await.error().0, 415);
+    let (status, message, ..) = server.send("POST", "/v1/completions", "", b"{}").await.error();
+    assert!(status == 415 && message.starts_with("the request has no content type: send JSON"), "{message}");
     let form = "content-type: application/x-www-form-urlencoded\r\n";
     assert_eq!(server.send("POST", "/v1/completions", form, b"{}").await.error().0, 415);
     assert_eq!(server.get("/v1/nothing").await.error().0, 404);
@@ -197,6 +198,11 @@ async fn an_answer_of_too_many_tokens_is_refused() {
         let (status, message, _, param, code) = ask(length, texts).await.error();
         assert_eq!((status, param, code), (400, json!("prompt"), json!("request_too_large")), "{message}");
     }
+    let detokenize =
+        async |length: usize| server.post("/detokenize", &json!({"tokens": vec![97; length]})).await;
+    assert_eq!(detokenize(10).await.status, 200);
+    let (status, message, _, param, code) = detokenize(11).await.error();
+    assert_eq!((status, param, code), (400, json!("tokens"), json!("request_too_large")), "{message}");
 }
 
 #[tokio::test]

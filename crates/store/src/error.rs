@@ -88,7 +88,7 @@ pub enum StoreError {
     },
     /// A referenced object is absent.
     #[error(
-        "object `{object}` is missing in {store}: restore it from a copy of the store, or go back to an earlier round with `dipaco train --resume`"
+        "object `{object}` is missing in {store}: restore it from a copy of the store, or, unless the training is complete, go back to an earlier round with `dipaco train --resume`"
     )]
     Missing {
         /// Name of the object.
@@ -98,7 +98,7 @@ pub enum StoreError {
     },
     /// An object is shorter than its reference.
     #[error(
-        "object `{object}` in {store} is truncated: it has {found} of {expected} bytes; restore it from a copy, or go back to an earlier round with `dipaco train --resume`"
+        "object `{object}` in {store} is truncated: it has {found} of {expected} bytes; restore it from a copy, or, unless the training is complete, go back to an earlier round with `dipaco train --resume`"
     )]
     Cut {
         /// Name of the object.
@@ -112,7 +112,7 @@ pub enum StoreError {
     },
     /// The content of an object does not match its reference.
     #[error(
-        "object `{object}` in {store} is damaged: it has {found_bytes} bytes with BLAKE3 hash {found}, its reference {expected_bytes} bytes with {expected}; restore it from a copy, or go back to an earlier round with `dipaco train --resume`"
+        "object `{object}` in {store} is damaged: it has {found_bytes} bytes with BLAKE3 hash {found}, its reference {expected_bytes} bytes with {expected}; restore it from a copy, or, unless the training is complete, go back to an earlier round with `dipaco train --resume`"
     )]
     Damaged {
         /// Name of the object.

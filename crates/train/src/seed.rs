@@ -102,7 +102,7 @@ pub async fn open_seed(
         // Its origin is that of the other run.
         let settled = !options.restart && (run.manifest.extension.is_some() || is_adopted(seed));
         if !as_is && !settled && seed.origin != origin {
-            return Err(SeedError::OtherSeed);
+            return Err(if is_in_use(&run) { SeedError::OtherSeedInUse } else { SeedError::OtherSeed });
         }
         let complete = if as_is && !settled { steps == 0 } else { seed.finished() };
         if complete {
@@ -126,8 +126,7 @@ pub async fn open_seed(
         }
     }
     let start = start(&options, saved, imported.as_ref()).await?;
-    // The weights of the paths descend from the seed in the store, so this seed must stay.
-    if run.manifest.training.is_some() || run.manifest.extension.is_some() {
+    if is_in_use(&run) {
         return Err(SeedError::SeedInUse);
     }
     let task = progress.task("seed", Some(steps), ProgressUnit::Count("steps"));
@@ -201,6 +200,11 @@ async fn publish(
     Ok(store.put_replacing(&name(&digest.hash), [content]).await?)
 }
 
+/// True if the weights of paths descend from the run's seed, so that it must stay.
+fn is_in_use(run: &OpenRun) -> bool {
+    run.manifest.training.is_some() || run.manifest.extension.is_some()
+}
+
 /// True for a seed that [`adopt_seed`] copied: a seed of this run has its state, or the weights that it was imported from.
 fn is_adopted(seed: &SeedRecord) -> bool {
     seed.state.is_none() && seed.imported.is_none()
@@ -220,7 +224,7 @@ pub async fn adopt_seed(
     let theirs = theirs.filter(SeedRecord::finished).ok_or(SeedError::NoSeed)?;
     let own = run.manifest.seed.as_ref();
     if own.is_some_and(|own| own.weights.hash != theirs.weights.hash) {
-        return Err(SeedError::OtherSeed);
+        return Err(if is_in_use(&run) { SeedError::SeedInUse } else { SeedError::OtherSeed });
     }
     let bytes = source.get(&theirs.weights).await?;
     // Decoded only to check that the seed has the shape of this run's model. The settings may differ from those of the first time.

@@ -1,3 +1,4 @@
+mod damaged;
 mod parts;
 
 use std::collections::BTreeMap;

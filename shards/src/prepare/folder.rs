@@ -1,12 +1,13 @@
 //! The folder of a preparation's outputs.
 
+use std::fmt::{Debug, Formatter};
 use std::path::Path;
 
 use super::TOKENIZER;
 use crate::{ShardsError, Tokenizer};
 
 /// The folder that a preparation writes, and the tokenizer and the end-of-text token that must stay in it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct PrepareFolder<'a> {
     /// The folder. It need not exist.
     pub path: &'a Path,
@@ -16,17 +17,39 @@ pub struct PrepareFolder<'a> {
     /// The end-of-text token that this model was trained with. It counts only together with [`Self::keep`], because the
     /// number belongs to one tokenizer. `None` lets the settings decide.
     pub keep_end_of_text: Option<u32>,
+    /// Asked when the text gives another tokenizer or end-of-text token than the one to keep: true if this one may be replaced all
+    /// the same. No other preparation asks. `None` refuses the text.
+    pub may_replace: Option<&'a dyn Fn() -> bool>,
+}
+
+impl Debug for PrepareFolder<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PrepareFolder")
+            .field("path", &self.path)
+            .field("keep", &self.keep)
+            .field("keep_end_of_text", &self.keep_end_of_text)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a> PrepareFolder<'a> {
     /// A folder whose tokenizer and end-of-text token may be replaced.
     #[must_use]
     pub fn new(path: &'a Path) -> Self {
-        Self { path, keep: None, keep_end_of_text: None }
+        Self { path, keep: None, keep_end_of_text: None, may_replace: None }
     }
 
     /// Checks that a tokenizer and its end-of-text token may be those of this folder.
     pub(super) fn check(&self, tokenizer: &Tokenizer) -> Result<(), ShardsError> {
+        let refused = self.check_kept(tokenizer);
+        if refused.is_err() && self.may_replace.is_some_and(|may_replace| may_replace()) {
+            return Ok(());
+        }
+        refused
+    }
+
+    /// Checks that a tokenizer and its end-of-text token are the ones to keep.
+    fn check_kept(&self, tokenizer: &Tokenizer) -> Result<(), ShardsError> {
         let Some(kept) = self.keep else { return Ok(()) };
         if kept != tokenizer.hash() {
             let path = self.path.join(TOKENIZER);

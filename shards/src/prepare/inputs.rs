@@ -1,6 +1,6 @@
 //! Input files of a preparation.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::names;
 use crate::readers::{InputList, Listing};
@@ -16,11 +16,11 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    /// Lists the inputs without the directory of the outputs, whose real path is `outputs`.
+    /// Lists the inputs without the directories of the outputs, whose real paths are `outputs`.
     pub(super) fn list(
         train: &[PathBuf],
         validation: &[PathBuf],
-        outputs: Option<&Path>,
+        outputs: &[PathBuf],
     ) -> Result<Self, ShardsError> {
         let own = if validation.is_empty() { None } else { Some(list_some(validation, outputs)?) };
         let mut main = list_some(train, outputs)?;
@@ -52,7 +52,7 @@ impl Inputs {
     }
 }
 
-fn list_some(inputs: &[PathBuf], outputs: Option<&Path>) -> Result<Listing, ShardsError> {
+fn list_some(inputs: &[PathBuf], outputs: &[PathBuf]) -> Result<Listing, ShardsError> {
     let listing = Listing::of(inputs, outputs)?;
     if !listing.is_empty() {
         return Ok(listing);

@@ -43,7 +43,10 @@ pub struct TokenizerReport {
     pub end_of_text: Option<String>,
     /// Bytes of text that it was trained on; 0 if it was given.
     pub trained_on_bytes: u64,
-    /// Seconds to train or load it.
+    /// True if an earlier call trained it. False in a report of an earlier program.
+    #[serde(default)]
+    pub trained_before: bool,
+    /// Seconds to train it, or to load a given one.
     pub seconds: f64,
 }
 
@@ -161,6 +164,11 @@ impl PrepareReport {
     }
 
     pub(super) fn no_documents(&self, inputs: &[PathBuf]) -> ShardsError {
+        ShardsError::NoDocuments { inputs: names(inputs), reasons: self.left_out().join("; ") }
+    }
+
+    /// Text that gave no document: the first damaged files, and each reason of refused text and skipped files.
+    pub(super) fn left_out(&self) -> Vec<String> {
         let mut reasons: Vec<String> = self
             .damaged()
             .take(3)
@@ -170,7 +178,18 @@ impl PrepareReport {
         reasons.extend(
             self.skipped_files.iter().map(|(reason, count)| format!("{count} files skipped: {reason}")),
         );
-        ShardsError::NoDocuments { inputs: names(inputs), reasons: reasons.join("; ") }
+        reasons
+    }
+
+    /// The seconds of the call and of its tokenizer, in words. Those of a tokenizer that an earlier call trained are none of this
+    /// call.
+    fn times(&self) -> String {
+        let TokenizerReport { trained_before, seconds, .. } = &self.tokenizer;
+        if *trained_before {
+            format!("{:.1} s; tokenizer trained before, in {seconds:.1} s", self.seconds)
+        } else {
+            format!("{:.1} s, of which tokenizer {seconds:.1} s", self.seconds)
+        }
     }
 }
 
@@ -218,9 +237,8 @@ impl Display for PrepareReport {
         let seconds = self.tokenising_seconds.max(1e-9);
         write!(
             f,
-            "time        {:.1} s, of which tokenizer {:.1} s; {:.0} documents/s, {:.1} MB of text/s",
-            self.seconds,
-            self.tokenizer.seconds,
+            "time        {}; {:.0} documents/s, {:.1} MB of text/s",
+            self.times(),
             documents as f64 / seconds,
             text / seconds,
         )

@@ -44,6 +44,7 @@ pub(super) fn tokenizer(
         vocab_size: tokenizer.vocab_size(),
         end_of_text: Some(tokenizer.end_of_text_text()),
         trained_on_bytes,
+        trained_before: false,
         seconds,
     };
     if let Some(path) = &config.tokenizer {
@@ -54,7 +55,7 @@ pub(super) fn tokenizer(
     let (file, key) = (folder.join(TOKENIZER), key(config, inputs));
     if let Some((tokenizer, record)) = trained(&key, folder) {
         let report = of(&tokenizer, record.trained_on_bytes, record.seconds);
-        return Ok((tokenizer, report));
+        return Ok((tokenizer, TokenizerReport { trained_before: true, ..report }));
     }
     if let Some(part) = part {
         let other = file.exists() && folder.join(RECORD).exists();

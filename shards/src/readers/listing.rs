@@ -13,7 +13,7 @@ use crate::ShardsError;
 /// # Errors
 /// An input does not exist or is a pipe, a socket or a device, a directory cannot be read, or a name is not UTF-8.
 pub fn list_inputs(inputs: &[PathBuf]) -> Result<InputList, ShardsError> {
-    Ok(Listing::of(inputs, None)?.into_list())
+    Ok(Listing::of(inputs, &[])?.into_list())
 }
 
 /// The files of inputs, each once.
@@ -36,11 +36,11 @@ struct Found {
 }
 
 impl Listing {
-    /// Finds the files of `inputs`. The directory with the real path `outputs` counts as one with the files of a run.
+    /// Finds the files of `inputs`. A directory with one of the real paths `outputs` counts as one with the files of a run.
     ///
     /// # Errors
     /// As [`list_inputs`].
-    pub(crate) fn of(inputs: &[PathBuf], outputs: Option<&Path>) -> Result<Self, ShardsError> {
+    pub(crate) fn of(inputs: &[PathBuf], outputs: &[PathBuf]) -> Result<Self, ShardsError> {
         let mut listing = Self::default();
         let mut directories = Vec::new();
         for input in inputs {
@@ -66,7 +66,7 @@ impl Listing {
     fn add_directories(
         &mut self,
         mut directories: Vec<(PathBuf, PathBuf)>,
-        outputs: Option<&Path>,
+        outputs: &[PathBuf],
     ) -> Result<(), ShardsError> {
         // Of several names of a directory the first one counts, whatever the order of the inputs.
         directories.sort();
@@ -76,7 +76,7 @@ impl Listing {
             if !seen.insert(real.clone()) {
                 continue;
             }
-            if outputs == Some(real.as_path()) || run_files::are_in(&directory) {
+            if outputs.contains(&real) || run_files::are_in(&directory) {
                 self.skip(Skipped::RunFiles);
                 self.runs.insert(directory);
                 continue;

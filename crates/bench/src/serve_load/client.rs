@@ -34,6 +34,8 @@ pub(super) enum LoadOutcome {
         /// Time until the end of the answer.
         took: Duration,
     },
+    /// The server refused the request with another status from 400 to 499, which it would do again.
+    Invalid(String),
     /// Anything else, with the reason.
     Failed(String),
 }
@@ -158,7 +160,9 @@ async fn read(response: Response<Incoming>, began: Instant) -> Result<LoadOutcom
     }
     if status != StatusCode::OK {
         let code = error_code(body).await.map(|code| format!(" ({code})")).unwrap_or_default();
-        return Ok(LoadOutcome::Failed(format!("status {}{code}", status.as_u16())));
+        let why = format!("status {}{code}", status.as_u16());
+        let outcome = if status.is_client_error() { LoadOutcome::Invalid } else { LoadOutcome::Failed };
+        return Ok(outcome(why));
     }
     let mut stream = Stream::new(began);
     let mut rest = BytesMut::new();

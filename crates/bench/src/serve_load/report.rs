@@ -7,7 +7,11 @@ use serde::Serialize;
 
 use super::client::{Completed, LoadOutcome};
 use super::{Arrivals, ServeLoadOptions};
+use crate::BenchError;
 use crate::percentiles::Percentiles;
+
+/// Most reasons that an error names.
+const SHOWN_REASONS: usize = 4;
 
 /// Latencies that a useful answer may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -65,6 +69,9 @@ pub struct ServeLoadReport {
     pub refused: usize,
     /// Other requests, by reason.
     pub failures: BTreeMap<String, usize>,
+    /// Those of them that the server refused as invalid, by reason.
+    #[serde(skip)]
+    pub invalid: BTreeMap<String, usize>,
     /// Tokens of the prompts of completed requests.
     pub prompt_tokens: u64,
     /// Generated tokens of completed requests.
@@ -91,11 +98,15 @@ impl ServeLoadReport {
     pub(super) fn new(options: &ServeLoadOptions, exchanges: &[LoadOutcome], took: Duration) -> Self {
         let mut completed = Vec::new();
         let mut refusals = Vec::new();
-        let mut failures = BTreeMap::new();
+        let (mut failures, mut invalid) = (BTreeMap::new(), BTreeMap::new());
         for exchange in exchanges {
             match exchange {
                 LoadOutcome::Completed(found) => completed.push(found),
                 LoadOutcome::Refused { took } => refusals.push(milliseconds(*took)),
+                LoadOutcome::Invalid(why) => {
+                    *failures.entry(why.clone()).or_insert(0) += 1;
+                    *invalid.entry(why.clone()).or_insert(0) += 1;
+                }
                 LoadOutcome::Failed(why) => *failures.entry(why.clone()).or_insert(0) += 1,
             }
         }
@@ -121,6 +132,7 @@ impl ServeLoadReport {
             completed: completed.len(),
             refused: refusals.len(),
             failures,
+            invalid,
             prompt_tokens: sum(&|found| found.prompt_tokens),
             generated_tokens,
             requests_per_s: completed.len() as f64 / seconds,
@@ -141,6 +153,20 @@ impl ServeLoadReport {
                 share: good / exchanges.len().max(1) as f64,
             },
         }
+    }
+
+    /// Checks that the server refused no request as invalid: such a measurement is not the one that was asked for.
+    ///
+    /// # Errors
+    /// [`BenchError::Invalid`] with the reasons.
+    pub fn check(&self) -> Result<(), BenchError> {
+        let refused: usize = self.invalid.values().sum();
+        if refused == 0 {
+            return Ok(());
+        }
+        let of = self.completed + self.refused + self.failures.values().sum::<usize>();
+        let why = self.invalid.keys().take(SHOWN_REASONS).cloned().collect::<Vec<_>>().join(", ");
+        Err(BenchError::Invalid { refused, of, why })
     }
 }
 
@@ -190,6 +216,7 @@ mod tests {
             LoadOutcome::Failed("status 500".into()),
         ];
         let report = ServeLoadReport::new(&options, &exchanges, Duration::from_secs(2));
+        report.check().unwrap();
         assert_eq!((report.completed, report.refused, report.failures["status 500"]), (3, 1, 1));
         assert_eq!((report.goodput.requests_per_s, report.goodput.share), (0.5, 0.2));
         assert_eq!((report.generated_tokens, report.tokens_per_s), (9, 4.5));
@@ -197,5 +224,13 @@ mod tests {
             (report.refusal_ms.p99, report.first_token_ms.p50, report.inter_token_ms.most),
             (2.0, 50.0, 11.0)
         );
+        let invalid = ["status 404 (path_not_found)", "status 400", "status 400"];
+        let invalid = invalid.map(|why| LoadOutcome::Invalid(why.into()));
+        let exchanges: Vec<_> = exchanges.into_iter().chain(invalid).collect();
+        let report = ServeLoadReport::new(&options, &exchanges, Duration::from_secs(2));
+        assert_eq!((report.failures["status 500"], report.failures["status 400"]), (1, 2));
+        let error = report.check().unwrap_err().to_string();
+        let said = "3 of 8 requests were refused as invalid: status 400, status 404 (path_not_found); ";
+        assert!(error.starts_with(said), "{error}");
     }
 }

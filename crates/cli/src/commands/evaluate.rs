@@ -68,9 +68,9 @@ pub(crate) struct EvaluateOptions {
     #[arg(long, value_name = "W", conflicts_with_all = ["paths", "seed"], value_parser = clap::value_parser!(u32).range(1..))]
     reroute: Vec<u32>,
     /// Router of --reroute: "transformer", which `dipaco route fit-transformer` fits, or "features", the run's own router on
-    /// the last tokens before each choice; may be repeated. The default is evaluation.reroute_by.
-    // clap lets a missing --reroute pass where it would be a conflict, so this has the same conflicts.
-    #[arg(long, value_name = "NAME", requires = "reroute", conflicts_with_all = ["paths", "seed"], value_parser = reroute_by)]
+    /// the last tokens before each choice; may be repeated. The default is evaluation.reroute_by. It needs --reroute or
+    /// evaluation.reroute_tokens.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "seed"], value_parser = reroute_by)]
     reroute_by: Vec<RerouteBy>,
     /// Also evaluate the weighted mean of the K best paths of each sequence (c-BTM). It costs as much as K paths; may be
     /// repeated.
@@ -78,7 +78,7 @@ pub(crate) struct EvaluateOptions {
     ensemble: Vec<u32>,
     /// Temperature of the router's squared distances in an ensemble. A discriminative router gives probabilities and needs
     /// none.
-    // The same holds for a missing --ensemble.
+    // clap lets a missing --ensemble pass where it would be a conflict, so this has the same conflicts.
     #[arg(long, value_name = "T", default_value_t = ENSEMBLE_TEMPERATURE, requires = "ensemble", conflicts_with_all = ["paths", "seed"], value_parser = positive)]
     ensemble_temperature: f64,
     /// Also evaluate each document by the path with the lowest loss on it. The choice is made after reading the document, so
@@ -158,6 +158,7 @@ fn evaluate_models(
     comparison: &mut Comparison,
 ) -> Result<(), CliError> {
     let (run, config) = options.run.open_existing()?;
+    options.check_reroute(&config.evaluation)?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let mut config = vocabulary::with_vocabulary(&run, &config)?;
     if let Some(candidates) = options.rank {
@@ -244,6 +245,17 @@ impl EvaluateOptions {
         Err(CliError::Usage {
             message: format!("--ensemble {most}: this run has {paths} {noun}"),
             remedy: format!("give at most {paths}"),
+        })
+    }
+
+    /// Refuses a router of --reroute-by that would choose no path.
+    fn check_reroute(&self, config: &EvaluationConfig) -> Result<(), CliError> {
+        if self.reroute_by.is_empty() || !self.reroute.is_empty() || config.reroute_tokens > 0 {
+            return Ok(());
+        }
+        Err(CliError::Usage {
+            message: "--reroute-by: evaluation.reroute_tokens is 0, so no path is chosen anew".into(),
+            remedy: "give --reroute W, the number of tokens between two choices, too".into(),
         })
     }
 

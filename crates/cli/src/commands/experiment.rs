@@ -1,7 +1,7 @@
 //! `dipaco experiment`: trains and evaluates the cells of experiment files, and prints their tables.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use dipaco_experiment::{Cell, Experiment, ExperimentTable, Results, Selection, Sweep};
@@ -120,6 +120,7 @@ fn run_all(options: &RunExperiment, progress: &Progress) -> Result<(), CliError>
             experiment = experiment.beginning_with(model.pretrained());
         }
         let selection = selection(&experiment, options)?;
+        experiment::check(&experiment, &selection, model.is_some())?;
         experiments.push((experiment, selection));
     }
     if options.dry_run {
@@ -275,13 +276,30 @@ fn show(options: &TableOptions) -> Result<(), CliError> {
     let mut tables = Vec::new();
     for file in &options.files {
         let results = if file.extension().is_some_and(|ending| ending == "toml") {
-            results_file(&options.out, Experiment::load(file)?.name())
+            results_of(file, &options.out)?
         } else {
             file.clone()
         };
         tables.push(ExperimentTable::of(&Results::load(&results)?));
     }
     print_tables(&tables, options.json)
+}
+
+/// The results of the experiment in `file`, which `dipaco experiment run` has put into the folder `out`.
+fn results_of(file: &Path, out: &Path) -> Result<PathBuf, CliError> {
+    let experiment = Experiment::load(file)?;
+    let results = results_file(out, experiment.name());
+    // Any other reason why they can't be read is told when they are read.
+    if !matches!(results.try_exists(), Ok(false)) {
+        return Ok(results);
+    }
+    Err(CliError::Usage {
+        message: format!("experiment {} has no results in {} yet", experiment.name(), out.display()),
+        remedy: format!(
+            "run `dipaco experiment run {}` first, or name its folder with --out",
+            file.display()
+        ),
+    })
 }
 
 fn print_tables(tables: &[ExperimentTable], json: bool) -> Result<(), CliError> {

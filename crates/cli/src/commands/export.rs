@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args, ValueEnum};
 use dipaco_model::WeightFormat;
-use dipaco_pipeline::export::{Exported, ThereAlready, check_free};
+use dipaco_pipeline::export::{Exported, ThereAlready, WrongPlace, check_free, check_places};
 use dipaco_topology::PathId;
 use serde::Serialize;
 
@@ -110,18 +110,33 @@ struct Logits {
     same_tokens: usize,
 }
 
+/// Refuses what can't be written, or would write over something without `--force`.
+fn check_targets(options: &ExportOptions) -> Result<(), CliError> {
+    let (folder, gguf) = (options.out.as_deref(), options.gguf.as_deref());
+    check_places(folder, gguf).map_err(|wrong| match wrong {
+        WrongPlace::File { file } => CliError::Usage {
+            message: format!("--out {} is a file", file.display()),
+            remedy: "give a folder".into(),
+        },
+        WrongPlace::Folder { folder } => CliError::Usage {
+            message: format!("--gguf {} is a folder", folder.display()),
+            remedy: "give the name of a file".into(),
+        },
+    })?;
+    if options.force {
+        return Ok(());
+    }
+    check_free(folder, gguf).map_err(|ThereAlready { file }| CliError::Usage {
+        message: format!("{} is there already", file.display()),
+        remedy: "give another name, or add --force to write over it".into(),
+    })
+}
+
 pub(crate) fn run(options: &ExportOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open_existing()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
-    if !options.force {
-        check_free(options.out.as_deref(), options.gguf.as_deref()).map_err(|ThereAlready { file }| {
-            CliError::Usage {
-                message: format!("{} is there already", file.display()),
-                remedy: "give another name, or add --force to write over it".into(),
-            }
-        })?;
-    }
+    check_targets(options)?;
     let version = if options.early_stopping { Version::Best } else { Version::Current };
     let path = options.path;
     let shown = path.map_or_else(|| "the seed".into(), |path| format!("path {path}"));

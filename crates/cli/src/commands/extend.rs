@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_pipeline::PipelineError;
-use dipaco_pipeline::RunDirectory;
 use dipaco_pipeline::extend::{Extended, PathChange, extend};
+use dipaco_pipeline::{PipelineError, Run, RunDirectory};
 use dipaco_telemetry::{Align, Progress, Table};
 use dipaco_topology::{AddedPaths, PathId};
 
 use crate::error::CliError;
-use crate::run_options::RunOptions;
+use crate::run_options::{RunOptions, with_lasting_changes};
 use crate::{output, runtime};
 
 pub(crate) const EXAMPLES: &str = "\
@@ -39,13 +38,14 @@ pub(crate) struct ExtendOptions {
     /// Give new paths modules of their own in this level only; may be repeated. In the other levels they share the modules
     /// of the paths that they are copies of. A frozen level that is named here trains. The default is
     /// all levels that topology.levels does not freeze.
-    #[arg(long, value_name = "LEVEL", requires = "add")]
+    // clap lets a missing --add pass beside --remove, which conflicts with it, so these conflict with --remove themselves.
+    #[arg(long, value_name = "LEVEL", requires = "add", conflicts_with = "remove")]
     level: Vec<usize>,
     /// Give all new paths one common module in each --level, instead of one each.
-    #[arg(long, requires = "level")]
+    #[arg(long, requires = "level", conflicts_with = "remove")]
     share: bool,
     /// Train all modules and paths, but for frozen levels. Otherwise everything but the new modules keeps its bits.
-    #[arg(long, requires = "add")]
+    #[arg(long, requires = "add", conflicts_with = "remove")]
     train_all: bool,
     /// Leave out this path and the modules that only it uses; may be repeated. The other paths get new numbers.
     #[arg(long, value_name = "PATH", conflicts_with = "add")]
@@ -69,7 +69,8 @@ pub(crate) fn run(options: &ExtendOptions, progress: &Progress) -> Result<(), Cl
         config: Some(file),
         overrides: options.overrides.clone(),
     };
-    let (_, config) = source.open()?;
+    let finished = Run::open(&options.from)?.config;
+    let config = with_lasting_changes(&RunDirectory::new(&options.run), source.open()?.1, &finished)?;
     let change = if options.remove.is_empty() {
         PathChange::Add(AddedPaths {
             like: options.add.clone(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use dipaco_shards::{C4Split, FetchConfig, FetchedFile, fetch_c4};
+use dipaco_shards::{C4Split, FetchConfig, FetchedFile, ShardsError, fetch_c4};
 use dipaco_telemetry::{Progress, human};
 
 use crate::error::CliError;
@@ -57,7 +57,6 @@ impl FromStr for Files {
 }
 
 pub(crate) fn run(options: &FetchOptions, progress: &Progress) -> Result<(), CliError> {
-    let interrupt = Interrupt::listen()?;
     let default = FetchConfig::default();
     let config = FetchConfig {
         base_url: options.url.clone().unwrap_or(default.base_url.clone()),
@@ -67,6 +66,8 @@ pub(crate) fn run(options: &FetchOptions, progress: &Progress) -> Result<(), Cli
         retries: options.retries,
         ..default
     };
+    config.check().map_err(refused)?;
+    let interrupt = Interrupt::listen()?;
     let shown = FileProgress::new(progress);
     // The pause between two attempts. Ctrl-C takes effect after it.
     let pause = |time| std::thread::sleep(time);
@@ -79,5 +80,15 @@ pub(crate) fn run(options: &FetchOptions, progress: &Progress) -> Result<(), Cli
             format!("{}  {}  {how}\n", file.path.display(), human::bytes(file.bytes))
         };
         output::print(&report.files.iter().map(text).collect::<String>())
+    }
+}
+
+/// The usage error of options that can't be used.
+fn refused(error: ShardsError) -> CliError {
+    match error {
+        ShardsError::Value { key, value, reason } => {
+            CliError::Usage { message: format!("--{key} {value} can't be used"), remedy: reason.to_owned() }
+        }
+        other => other.into(),
     }
 }

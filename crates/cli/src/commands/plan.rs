@@ -40,7 +40,7 @@ pub(crate) struct PlanOptions {
     #[command(flatten)]
     run: RunOptions,
     /// Training tokens of the corpus; the default is the number in the run's prepared text.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     corpus_tokens: Option<u64>,
     /// Number of workers.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

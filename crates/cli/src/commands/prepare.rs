@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use dipaco_pipeline::prepare::{check_inputs, prepare_part};
+use dipaco_pipeline::prepare::{check_inputs_of, prepare_part};
 use dipaco_shards::{PrepareWork, WorkPart};
 use dipaco_telemetry::Progress;
 
@@ -58,8 +58,8 @@ impl PrepareOptions {
 
 pub(crate) fn run(options: &PrepareOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
-    // A mistyped name of a file, or a store in the text, leaves no run behind.
-    check_inputs(&options.inputs, &options.validation)?;
+    // A mistyped name of a file, a store in the text, or text in the run's own folder leaves no run behind.
+    check_inputs_of(&options.run.open()?.0, &options.inputs, &options.validation)?;
     let unsaved = options.run.open_to_begin()?;
     let run = &unsaved.run;
     let prepared = prepare_part(

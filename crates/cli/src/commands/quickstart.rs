@@ -28,7 +28,7 @@ use crate::{commands, output, runtime};
 use dense::DenseRun;
 use dipaco_pipeline::evaluate::{EvaluatedRun, Subject, check_validation_text, evaluate};
 use dipaco_pipeline::import::PretrainedModel;
-use dipaco_pipeline::prepare::check_inputs;
+use dipaco_pipeline::prepare::check_inputs_of;
 use dipaco_pipeline::train::{TrainOptions, train};
 use dipaco_pipeline::{RunDirectory, save_config};
 use dipaco_pipeline::{Version, Weights};
@@ -97,14 +97,14 @@ pub(crate) fn run(options: &QuickstartOptions, progress: &Progress) -> Result<()
 fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) -> Result<(), CliError> {
     let begun = Instant::now();
     // Before a model is downloaded: without text there is nothing to do.
+    let default = if options.from.is_some() { "runs/quickstart-from" } else { "runs/quickstart" };
+    let root = options.run.clone().unwrap_or_else(|| PathBuf::from(default));
     let text = if options.data.is_empty() {
         crate_text::files()?
     } else {
-        check_inputs(&options.data, &options.validation)?;
+        check_inputs_of(&RunDirectory::new(&root), &options.data, &options.validation)?;
         options.data.clone()
     };
-    let default = if options.from.is_some() { "runs/quickstart-from" } else { "runs/quickstart" };
-    let root = options.run.clone().unwrap_or_else(|| PathBuf::from(default));
     let models = root.parent().unwrap_or(&root).join("models");
     let open = |source: &String| {
         pretrained::open(source, &models, options.smollm2_url.as_deref(), progress, &interrupt)
@@ -122,6 +122,7 @@ fn go(options: &QuickstartOptions, progress: &Progress, interrupt: Interrupt) ->
     // Not before the text is accepted: its share of validation text is no setting of the user's.
     let mut unsaved = unsaved.begun()?;
     quickstart.config = vocabulary::with_vocabulary(&quickstart.run, &quickstart.config)?;
+    unsaved.check_worker_memory(&quickstart.config, options.workers.max(1), options.device.choice())?;
     quickstart.seed_and_route(&mut unsaved)?;
     unsaved.save()?;
     quickstart.train(options.workers)?;
@@ -233,6 +234,9 @@ impl Quickstart<'_> {
         self.say(&format!("{what}, the dense path that every path starts from: {steps} steps"))?;
         let flag = self.interrupt.flag();
         let how = dipaco_pipeline::seed::SeedHow { restart: false, device: self.device.open()? };
+        if how.device.is_cpu() {
+            unsaved.check_seed_memory(&self.config, false)?;
+        }
         let summary = runtime::run(async {
             let (run, config, begins) = (&self.run, &self.config, || unsaved.accept());
             Ok(dipaco_pipeline::seed::seed(run, config, how, self.progress, flag, begins).await?)

@@ -165,6 +165,18 @@ fn on_weights<T: Send + 'static>(
     }))
 }
 
+/// Refuses a phase of routing that the run does not have.
+fn check_phase(phase: u32, config: &RunConfig) -> Result<(), CliError> {
+    let last = config.routing.phases.len();
+    if phase as usize <= last {
+        return Ok(());
+    }
+    Err(CliError::Usage {
+        message: format!("there is no phase {phase}: this run has phases 0 to {last}"),
+        remedy: "name one of them with --phase".into(),
+    })
+}
+
 fn features(options: &FeaturesOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let (flag, progress, part) = (interrupt.flag(), progress.clone(), options.part.unwrap_or_default());
@@ -203,6 +215,7 @@ fn fit(options: &FitOptions, progress: &Progress) -> Result<(), CliError> {
 fn assign(options: &AssignOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
     let opened = options.run.open_unsaved()?;
+    check_phase(options.phase, &opened.1)?;
     let (flag, progress, phase) = (interrupt.flag(), progress.clone(), options.phase);
     let device = options.device.choice();
     if let Some(part) = options.part {

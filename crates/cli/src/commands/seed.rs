@@ -14,7 +14,7 @@ use dipaco_train::SeedSummary;
 use crate::device::DeviceOptions;
 use crate::error::CliError;
 use crate::interrupt::Interrupt;
-use crate::run_options::{RunOptions, UnsavedRun};
+use crate::run_options::{RunOptions, UnsavedRun, check_changed};
 use crate::{output, runtime};
 
 pub(crate) const EXAMPLES: &str = "\
@@ -66,6 +66,9 @@ pub(crate) fn run(options: &SeedArguments, progress: &Progress) -> Result<(), Cl
     // An import that replaced another seed has started over already.
     let restart = options.restart && !new;
     let how = dipaco_pipeline::seed::SeedHow { restart, device: options.device.open()? };
+    if how.device.is_cpu() {
+        unsaved.check_seed_memory(&config, restart)?;
+    }
     let run = unsaved.run.clone();
     let summary = runtime::run(async {
         let begins = || unsaved.accept();
@@ -127,6 +130,7 @@ fn import(options: &SeedArguments, path: &Path) -> Result<Option<Begun>, CliErro
     let model = PretrainedModel::open(path)?;
     let (run, config) = options.run.open_with(Some(&model.pretrained()))?;
     let mut unsaved = UnsavedRun::new(run, config)?;
+    check_changed(&unsaved.run, &unsaved.config)?;
     let imported = runtime::run(async {
         let (run, config) = (&unsaved.run, &unsaved.config);
         Ok(dipaco_pipeline::import::import(run, config, &model, options.restart).await?)

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use clap::Args;
+use clap::builder::BoolishValueParser;
 use dipaco_config::RunConfig;
 use dipaco_server::{
     ApiKeys, ChatTemplate, EncodeChat, LoadProgress, SamplingDefaults, ServerState, serve, serve_metrics,
@@ -15,6 +16,8 @@ use dipaco_telemetry::Progress;
 use tokio::net::TcpListener;
 
 use crate::error::CliError;
+use crate::hangup::Hangup;
+use crate::http_address::http_address;
 use crate::interrupt::Interrupt;
 use crate::run_options::RunOptions;
 use crate::runtime;
@@ -37,16 +40,17 @@ Examples:
 pub(crate) struct ServeOptions {
     #[command(flatten)]
     run: RunOptions,
-    /// Address to listen on; the default is serve.address of the configuration.
-    #[arg(long, env = "DIPACO_ADDRESS", value_name = "ADDRESS")]
+    /// Address to listen on; a port alone is of 127.0.0.1. The default is serve.address of the configuration.
+    #[arg(long, env = "DIPACO_ADDRESS", value_name = "[ADDRESS:]PORT", value_parser = http_address)]
     address: Option<SocketAddr>,
     /// Use the version of each path with the lowest loss on its held-out documents, instead of the last version.
-    #[arg(long, env = "DIPACO_EARLY_STOPPING")]
+    #[arg(long, env = "DIPACO_EARLY_STOPPING", value_parser = BoolishValueParser::new())]
     early_stopping: bool,
 }
 
 pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), CliError> {
     let interrupt = Interrupt::listen()?;
+    let hangup = Hangup::listen()?;
     let (run, config) = options.run.open_existing()?;
     dipaco_pipeline::route::check_tokenizer(&run)?;
     let config = vocabulary::with_vocabulary(&run, &config)?;
@@ -83,6 +87,7 @@ pub(crate) fn run(options: &ServeOptions, progress: &Progress) -> Result<(), Cli
         let state = opened.ok_or(CliError::Interrupted)??;
         state.add_keys(&keys);
         files.give_to(&state);
+        hangup.serve(&state);
         progress.line(&format!("serving {} at http://{bound}", config.run.name));
         let Some(metrics) = metrics else { return Ok(serve(listener, state, token).await?) };
         if let Ok(bound) = metrics.local_addr() {

@@ -39,7 +39,7 @@ pub(crate) enum SimulateCommand {
 pub(crate) fn run(command: &SimulateCommand, progress: &Progress) -> Result<(), CliError> {
     match command {
         SimulateCommand::Bandwidth(options) => bandwidth::run(options),
-        SimulateCommand::Goodput(options) => goodput::run(options),
+        SimulateCommand::Goodput(options) => goodput::run(options, progress),
         SimulateCommand::Speeds(options) => speeds::run(options),
         SimulateCommand::Serve(options) => serve::run(options),
         SimulateCommand::Chaos(options) => chaos::run(options, progress),

@@ -103,7 +103,9 @@ pub(crate) fn run(options: &StatusOptions) -> Result<(), CliError> {
     }
     let history = history(&run)?;
     if options.json {
-        let progress = manifest.training.as_ref().map(|training| ShownProgress::new(training, &history));
+        let kept = config.topology.kept_paths;
+        let progress = manifest.training.as_ref();
+        let progress = progress.map(|training| ShownProgress::new(training, kept, &history));
         return output::print_json(&Report { manifest: Some(&manifest), progress });
     }
     // Reasons of a quarantine come from workers.
@@ -148,28 +150,9 @@ fn describe(history: &RunHistory, config: &RunConfig, manifest: &RunManifest) ->
             let (phase, last) = (training.phase, training.boundaries.len());
             text += &format!("routing: phase {phase} of 0 to {last}, up to round {}\n", training.phase_end());
         }
-        text += &ShownProgress::new(training, history).to_string();
+        text += &ShownProgress::new(training, config.topology.kept_paths, history).to_string();
         text += &numerics(history, training);
-        let right = Align::Right;
-        let mut table = Table::new(&[
-            ("path", right),
-            ("rounds", right),
-            ("documents", right),
-            ("tokens", right),
-            ("best held-out loss", right),
-            ("at round", right),
-        ]);
-        for (number, (path, shard)) in training.paths.iter().zip(&training.shards).enumerate() {
-            table.row([
-                number.to_string(),
-                training.rounds_of(path).to_string(),
-                human::integer(shard.documents),
-                human::integer(shard.tokens),
-                path.best.as_ref().map_or_else(|| "–".to_owned(), |best| format!("{:.4}", best.loss)),
-                path.best.as_ref().map_or_else(|| "–".to_owned(), |best| best.round.to_string()),
-            ]);
-        }
-        text += &table.to_string();
+        text += &paths(training, config.topology.kept_paths).to_string();
         let rounds = training.phase_begin()..training.phase_end();
         let small = dipaco_train::small_shards(&training.shards, config, rounds);
         for warning in small.into_iter().chain(dipaco_train::rising_losses(training, config)) {
@@ -177,6 +160,39 @@ fn describe(history: &RunHistory, config: &RunConfig, manifest: &RunManifest) ->
         }
     }
     text
+}
+
+/// A table of the paths. The first `kept_paths` are kept.
+fn paths(training: &TrainingRecord, kept_paths: u32) -> Table {
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("path", right),
+        ("rounds", right),
+        ("documents", right),
+        ("tokens", right),
+        ("best held-out loss", right),
+        ("at round", right),
+    ]);
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+    for (number, (path, shard)) in (0u32..).zip(training.paths.iter().zip(&training.shards)) {
+        let rounds = training.rounds_before_quarantine(path);
+        let rounds = match &path.quarantine {
+            _ if number < kept_paths => "kept".to_owned(),
+            Some(_) => format!("{rounds}, then quarantine"),
+            None => rounds.to_string(),
+        };
+        // A run in which nobody trains began without shards.
+        let shard = Some(shard).filter(|shard| !shard.file.is_empty());
+        table.row([
+            number.to_string(),
+            rounds,
+            or_dash(shard.map(|shard| human::integer(shard.documents))),
+            or_dash(shard.map(|shard| human::integer(shard.tokens))),
+            or_dash(path.best.as_ref().map(|best| format!("{:.4}", best.loss))),
+            or_dash(path.best.as_ref().map(|best| best.round.to_string())),
+        ]);
+    }
+    table
 }
 
 #[cfg(test)]
@@ -226,7 +242,7 @@ mod tests {
             reason: "its training diverged after inner step 43".into(),
             back_to: Some(2),
         };
-        let left_out = PathRecord { quarantine: Some(record.clone()), ..PathRecord::default() };
+        let left_out = PathRecord { steps: 90, quarantine: Some(record.clone()), ..PathRecord::default() };
         let training = training(vec![PathRecord::default(), left_out], &shard(1, 2));
         let checkpoint = CheckpointRecord { round: 2, object: ObjectRef::of("checkpoints/2-1", b"") };
         let manifest = RunManifest {
@@ -236,7 +252,24 @@ mod tests {
         };
         let text = describe(&RunHistory::default(), &RunConfig::default(), &manifest);
         let lines: Vec<_> = text.lines().filter(|line| line.contains("quarantine")).collect();
-        let [line] = lines.as_slice() else { panic!("{text}") };
+        let [line, row] = lines.as_slice() else { panic!("{text}") };
         assert_eq!(format!("{line}\n"), quarantine::describe(1, &record, &manifest.checkpoints));
+        // Its steps go on to the end, but nobody took them.
+        assert!(row.trim_start().starts_with("1  4, then quarantine  "), "{text}");
+    }
+
+    #[test]
+    fn kept_paths_have_no_rounds_of_their_own_and_text_that_is_not_known_has_no_size() {
+        let none = ShardRecord { file: String::new(), hash: String::new(), documents: 0, tokens: 0 };
+        let path = PathRecord { steps: 90, measured: true, ..PathRecord::default() };
+        let rows = |kept, shard: &ShardRecord| {
+            let table = paths(&training(vec![path.clone(); 2], shard), kept).to_string();
+            let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            table.lines().map(cells).filter(|cells| cells[0] == "0" || cells[0] == "1").collect::<Vec<_>>()
+        };
+        assert_eq!(rows(2, &none), [["0", "kept", "–", "–", "–", "–"], ["1", "kept", "–", "–", "–", "–"]]);
+        // A kept path of a run in which others train has a shard.
+        let known = shard(3, 40);
+        assert_eq!(rows(1, &known), [["0", "kept", "3", "40", "–", "–"], ["1", "9", "3", "40", "–", "–"]]);
     }
 }

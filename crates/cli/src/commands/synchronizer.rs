@@ -40,7 +40,7 @@ pub(crate) struct SynchronizerArguments {
     #[arg(long, env = "DIPACO_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDRESS")]
     listen: SocketAddr,
     /// Address by which workers reach it, host:port, where port 0 stands for the port that it listens on; the default is
-    /// the listening address.
+    /// the listening address, or the loopback in the place of `0.0.0.0` and `[::]`.
     #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT", value_parser = host_port)]
     advertise: Option<String>,
     /// Name, unique in the run; the default is `synchronizer-`, the machine's name and the process number.

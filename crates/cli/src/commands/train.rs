@@ -24,11 +24,35 @@ Examples:
   dipaco train --run runs/tiny --workers 2             coordinator here, two worker processes on this machine
   dipaco train --run runs/tiny --resume                continue after an interruption
   dipaco train --run runs/tiny --http 9440             watch it at http://127.0.0.1:9440/
+  dipaco train --run runs/tiny --listen 0.0.0.0:7440 --advertise host.example:7440
+                                                       the same with more workers on other machines
   dipaco train --config my.toml --dry-run              sizes, memory, traffic and speed, before anything is started";
 pub(crate) const COORDINATOR_EXAMPLES: &str = "\
 Examples:
   dipaco coordinator --run runs/big --listen 0.0.0.0:7440 --advertise host.example:7440
   dipaco worker --join join.token                      on each other machine, with the file runs/big/secrets/join.token";
+
+/// The addresses in the tokens of workers.
+#[derive(Clone, Debug, Args)]
+struct AdvertiseOptions {
+    /// Address by which workers on other machines reach this one, host:port; may be repeated. Port 0 stands for the port that
+    /// it listens on. The default is the listening address, or the loopback in the place of `0.0.0.0` and `[::]`.
+    #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT", value_delimiter = ',', value_parser = host_port)]
+    advertise: Vec<String>,
+}
+
+impl AdvertiseOptions {
+    /// The addresses for a coordinator that listens on `listen`. Warns if the tokens have none for workers elsewhere.
+    fn addresses(&self, listen: SocketAddr) -> Vec<String> {
+        if self.advertise.is_empty() && listen.ip().is_unspecified() {
+            tracing::warn!(
+                "only workers on this machine can join, because {listen} names no machine: give the address of this machine \
+                 with --advertise"
+            );
+        }
+        self.advertise.clone()
+    }
+}
 
 /// The options to watch a training.
 #[derive(Clone, Debug, Args)]
@@ -52,9 +76,11 @@ pub(crate) struct TrainArguments {
     /// many workers, each worker keeps to the processors of its node.
     #[arg(short, long, env = "DIPACO_WORKERS", value_name = "N")]
     workers: Option<usize>,
-    /// UDP address to listen on. Workers on other machines may join too.
+    /// UDP address to listen on. Workers on other machines may join too, if they reach it: see --advertise.
     #[arg(long, env = "DIPACO_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDRESS")]
     listen: SocketAddr,
+    #[command(flatten)]
+    advertise: AdvertiseOptions,
     #[command(flatten)]
     watch: WatchOptions,
     /// Continue a run that has begun.
@@ -83,10 +109,8 @@ pub(crate) struct CoordinatorArguments {
     /// UDP address to listen on.
     #[arg(long, env = "DIPACO_LISTEN", default_value = "0.0.0.0:7440", value_name = "ADDRESS")]
     listen: SocketAddr,
-    /// Address by which workers reach this machine, host:port; may be repeated. Port 0 stands for the port that it listens
-    /// on. The default is the listening address.
-    #[arg(long, env = "DIPACO_ADVERTISE", value_name = "HOST:PORT", value_delimiter = ',', value_parser = host_port)]
-    advertise: Vec<String>,
+    #[command(flatten)]
+    advertise: AdvertiseOptions,
     #[command(flatten)]
     watch: WatchOptions,
     /// Continue a run that has begun.
@@ -121,7 +145,7 @@ pub(crate) fn run(options: &TrainArguments, progress: &Progress) -> Result<(), C
         workers,
         program: runtime::program()?,
         listen: options.listen,
-        advertise: Vec::new(),
+        advertise: options.advertise.addresses(options.listen),
         resume: options.resume,
         stop_at_phase: options.stop_at_phase,
         device: options.device.choice(),
@@ -133,17 +157,11 @@ pub(crate) fn run(options: &TrainArguments, progress: &Progress) -> Result<(), C
 
 pub(crate) fn run_coordinator(options: &CoordinatorArguments, progress: &Progress) -> Result<(), CliError> {
     memory::keep_freed();
-    if options.advertise.is_empty() && options.listen.ip().is_unspecified() {
-        tracing::warn!(
-            "workers on other machines can't join by {}: give the address of this machine with --advertise",
-            options.listen
-        );
-    }
     let how = TrainOptions {
         workers: 0,
         program: runtime::program()?,
         listen: options.listen,
-        advertise: options.advertise.clone(),
+        advertise: options.advertise.addresses(options.listen),
         resume: options.resume,
         stop_at_phase: options.stop_at_phase,
         device: DeviceChoice::default(),
@@ -159,6 +177,7 @@ fn lead(run: &RunOptions, how: &TrainOptions, json: bool, progress: &Progress) -
     unsaved.check_finished_steps()?;
     let run = &unsaved.run;
     dipaco_pipeline::route::check_tokenizer(run)?;
+    unsaved.check_worker_memory(&config, how.workers, how.device)?;
     let accept = || unsaved.save();
     let summary =
         runtime::run(async { Ok(train(run, &config, how, progress, interrupt.token(), accept).await?) })?;

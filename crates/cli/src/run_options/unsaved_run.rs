@@ -1,5 +1,8 @@
 //! A run whose settings a command has not saved yet.
 
+mod places;
+mod whole_memory;
+
 use std::io;
 
 use dipaco_config::RunConfig;
@@ -8,22 +11,24 @@ use dipaco_pipeline::{PipelineError, RunDirectory, save_config};
 
 use crate::error::CliError;
 use crate::runtime;
+pub(crate) use places::with_lasting_changes;
+use places::with_lasting_names;
 
 /// A run with settings that are not saved yet. A command saves them when its own work has accepted them. Saved before, settings
 /// that are refused would have the next command refused too, although its user changed nothing.
 pub(crate) struct UnsavedRun {
     /// The run.
     pub(crate) run: RunDirectory,
-    /// The settings, without the vocabulary of the run's tokenizer.
+    /// The settings, without the vocabulary of the run's tokenizer. The places that they name are found from every folder.
     pub(crate) config: RunConfig,
     /// The saved configuration when the command began; `None` in a run that begins.
-    before: Option<String>,
+    pub(super) before: Option<String>,
 }
 
 impl UnsavedRun {
     /// A run as it is now, with the settings of a command.
     pub(crate) fn new(run: RunDirectory, config: RunConfig) -> Result<Self, PipelineError> {
-        let before = saved(&run)?;
+        let (before, config) = (saved(&run)?, with_lasting_names(&run, config)?);
         Ok(Self { run, config, before })
     }
 
@@ -38,9 +43,7 @@ impl UnsavedRun {
     /// Checks that a training that goes on keeps the saved settings of the steps before it. With other settings saved, a
     /// repeated step would be refused.
     pub(crate) fn check_finished_steps(&self) -> Result<(), CliError> {
-        // Nothing is lost of a configuration that this program can't read.
-        let read = |text: &String| RunConfig::from_toml(text, &self.run.config()).ok();
-        let Some(before) = self.before.as_ref().and_then(read) else { return Ok(()) };
+        let Some(before) = self.before.as_ref().and_then(|text| self.read(text)) else { return Ok(()) };
         let changes =
             runtime::run(async { Ok(changes_of_finished_steps(&self.run, &before, &self.config).await?) })?;
         if changes.is_empty() {
@@ -59,6 +62,13 @@ impl UnsavedRun {
         })
     }
 
+    /// A saved configuration of the run, with names as this one has them. Nothing is lost of a configuration that this program can't
+    /// read.
+    fn read(&self, text: &str) -> Option<RunConfig> {
+        let config = RunConfig::from_toml(text, &self.run.config()).ok()?;
+        with_lasting_names(&self.run, config).ok()
+    }
+
     /// Saves the settings before the work is done. Call it when nothing refuses them any more: a command that is killed while it works
     /// then continues with them.
     pub(crate) fn accept(&mut self) -> Result<(), PipelineError> {
@@ -75,8 +85,7 @@ impl UnsavedRun {
             return save_config(&self.run, &self.config);
         }
         // Another part of the same work may have saved them, and a command without settings of its own has none to save.
-        let is_known =
-            |text: &String| RunConfig::from_toml(text, &file).is_ok_and(|known| known == self.config);
+        let is_known = |text: &String| self.read(text).is_some_and(|known| known == self.config);
         if !now.iter().chain(&self.before).any(is_known) {
             tracing::warn!(
                 "{} was changed while this command worked, so its settings are not saved: repeat the command, which keeps its \

@@ -13,7 +13,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "prepare.tokenizer",
         "path",
         "A `tokenizer.json` to use instead of training a tokenizer. The one of an imported model or an extended run has a name \
-         relative to the run's folder.",
+         relative to the run's folder. Every other relative path is saved as an absolute one.",
     ),
     key(
         "prepare.end_of_text",

@@ -23,7 +23,7 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "routing.labels",
         "file",
         "Label file for the kind \"labels\": a JSON object with `url` and `domain` on each line, as for `evaluate --labels`. It \
-         must label every document of the run.",
+         must label every document of the run. A relative path is saved as an absolute one.",
     ),
     key(
         "routing.features",

@@ -20,15 +20,15 @@ pub(super) const KEYS: &[KeyDoc] = &[
         "run.data",
         "path",
         "Folder of the prepared text. When it is not set, `data` in the run's directory. Runs that are to be compared share \
-         one folder.",
+         one folder. A relative path is relative to the folder in which the command runs. It is saved as an absolute one.",
     ),
     free(
         "run.store",
         "address",
         "Where the run keeps weights and manifests: a folder, or `s3://BUCKET/PATH`, `az://CONTAINER/PATH` or \
-         `gs://BUCKET/PATH`. When it is not set, `store` in the run's directory. Each run needs an address of its own. \
-         Credentials come from the environment and never stand in the address. The cells of an experiment keep their own \
-         folders.",
+         `gs://BUCKET/PATH`. When it is not set, `store` in the run's directory. Each run needs an address of its own. A \
+         relative path of a folder is saved as an absolute one. Credentials come from the environment and never stand in the \
+         address. The cells of an experiment keep their own folders.",
     ),
     free(
         "run.links",

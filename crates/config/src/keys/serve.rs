@@ -6,8 +6,8 @@ pub(super) const KEYS: &[KeyDoc] = &[
     free(
         "serve.address",
         "address:port",
-        "Address that the server listens on. Other machines can't reach 127.0.0.1. All machines can reach 0.0.0.0: set \
-         `serve.api_keys` with it.",
+        "Address that the server listens on: an IP address and a port, not the name of a host. Other machines can't reach \
+         127.0.0.1. All machines can reach 0.0.0.0: set `serve.api_keys` with it.",
     ),
     free(
         "serve.metrics_address",

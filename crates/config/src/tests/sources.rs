@@ -169,3 +169,29 @@ fn a_pretrained_model_brings_its_rates_and_outer_step_and_the_user_may_choose_ot
     let random = set(&[]).unwrap().config;
     assert!(random.seed_model.adamw.learning_rate > 1e-4 && random.train.adamw.learning_rate > 1e-4);
 }
+
+#[test]
+fn later_parts_win_and_each_problem_names_its_part() {
+    let base = ConfigPart::of_file("[train]\nrounds = 5\nbatch = 5\n", Path::new("base.toml"));
+    let part = |text: &str, name: &str| ConfigPart::named(text, name);
+    let levels = "topology.levels = [{ modules = 1, blocks = \"0..4\", embedding = true, head = true }]";
+    let parts = [base.clone(), part("train.batch = 6", "run `a`"), part(levels, "run `b`")];
+    let config = RunConfig::from_parts(&parts, None).unwrap();
+    assert_eq!((config.train.rounds, config.train.batch, config.topology.levels.len()), (5, 6, 1));
+
+    let wrong =
+        [base, part("train.batch = 6\ntrain.rouns = 3", "run `a`"), part("train.batch = -1", "run `b`")];
+    let message = RunConfig::from_parts(&wrong, None).unwrap_err().to_string();
+    for says in [
+        "run `a`: unknown key `train.rouns` (did you mean `train.rounds`?)",
+        "run `b`: train.batch: expected a whole number from 0, found the number -1",
+    ] {
+        assert!(message.contains(says), "{message}");
+    }
+    let base = ConfigPart::of_file("[train]\n\nrouns = 5\n", Path::new("base.toml"));
+    let message = RunConfig::from_parts(&[base], None).unwrap_err().to_string();
+    assert!(message.starts_with("base.toml:3: unknown key `train.rouns`"), "{message}");
+    // A value out of range has its place, too.
+    let message = RunConfig::from_parts(&[part("train.batch = 0", "router `r`")], None).unwrap_err();
+    assert!(message.to_string().contains("router `r`: train.batch"), "{message}");
+}

@@ -115,6 +115,25 @@ fn rescaling_is_an_exponent_or_a_name() {
 }
 
 #[test]
+fn an_optional_key_without_value_is_not_set() {
+    let default = RunConfig::default();
+    for key in [
+        "model.kv_heads",
+        "seed_model.optimizer",
+        "seed_model.schedule.decay_fraction",
+        "topology.paths",
+        "routing.labels",
+    ] {
+        assert_eq!(default.value(key).as_deref(), Some("not set"), "{key}");
+    }
+    assert_eq!(set(&["model.kv_heads=2"]).unwrap().config.value("model.kv_heads").as_deref(), Some("2"));
+    assert_eq!(default.value("topology.levels[0].modules").as_deref(), Some("2"));
+    for key in ["topology.levels[].modules", "topology.levels[9].modules", "train.rouns"] {
+        assert_eq!(default.value(key), None, "{key}");
+    }
+}
+
+#[test]
 fn features_can_come_from_an_untrained_seed_and_from_a_lower_block() {
     let seed = "routing.features=seed";
     assert!(set(&["seed_model.steps=0", "routing.feature_blocks=0", seed]).is_ok());

@@ -150,7 +150,19 @@ fn a_pretrained_model_gives_all_runs_the_shape_of_their_paths() {
 #[test]
 fn an_error_names_its_place() {
     let broken = [
-        (TWO.replace("rounds = 3", "ronds = 3"), "unknown key `train.ronds`"),
+        (
+            TWO.replace("rounds = 3", "ronds = 3"),
+            "run `dense`: its configuration can't be used [configuration]: unknown key",
+        ),
+        (TWO.replace("train.inner_steps = 7", "train.inner = 7"), "run `2x2`: unknown key `train.inner`"),
+        (
+            TWO.replace("routing.restarts = 2", "routing.restart = 2"),
+            "run `2x2 · two starts · once`: its configuration can't be used router `two starts`: unknown key",
+        ),
+        (
+            TWO.replace("batch_sequences = 4", "batch = 4"),
+            "evaluation `best`: unknown key `evaluation.batch`",
+        ),
         (TWO.replace("seeds = [1, 2]", "seed = [1, 2]"), "unknown field `seed`"),
         (TWO.replace("seeds = [1, 2]", "seeds = []"), "at least one run and one seed"),
         (TWO.replace("\"2x2\"", "\"dense\""), "two runs have the name `dense`"),

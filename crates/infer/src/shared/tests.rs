@@ -1,4 +1,4 @@
-//! What an engine without threads drops outside of its lock.
+//! What an engine without threads counts, and what it drops outside of its lock.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -12,8 +12,8 @@ use crate::model::Held;
 use crate::running::Running;
 use crate::scheduler::{Arrival, Limits};
 use crate::{
-    BoxError, Dtype, Executor, ModuleMemory, NoObserver, PathVersion, ServedPath, Submission, TextStream,
-    TokenizerInfo,
+    BoxError, Dtype, Executor, ModuleMemory, NoObserver, PathVersion, RequestSummary, ServedPath,
+    StepSummary, Submission, TextStream, TokenizerInfo,
 };
 
 /// A model, its weights and a tokenizer that nobody asks anything.
@@ -133,7 +133,23 @@ impl Drop for Witness {
     }
 }
 
+/// The outcomes of the sequences that ended.
+#[derive(Default)]
+struct Outcomes(Mutex<Vec<Outcome>>);
+
+impl Observer for Outcomes {
+    fn token(&self, _: Duration) {}
+    fn step(&self, _: &StepSummary) {}
+    fn finished(&self, summary: &RequestSummary) {
+        self.0.lock().unwrap().push(summary.outcome);
+    }
+}
+
 fn engine() -> Arc<Shared> {
+    observed(Arc::new(NoObserver))
+}
+
+fn observed(observer: Arc<dyn Observer>) -> Arc<Shared> {
     let scheduler = Scheduler::new(Limits {
         sequences: 1,
         step_tokens: 1,
@@ -147,7 +163,7 @@ fn engine() -> Arc<Shared> {
     Arc::new(Shared {
         model: Arc::new(Unasked),
         codec: Arc::new(Unasked),
-        observer: Arc::new(NoObserver),
+        observer,
         abort: CancellationToken::new(),
         ended: OnceLock::new(),
         broken: CancellationToken::new(),
@@ -274,4 +290,43 @@ fn callers_that_go_away_leave_the_queue_of_the_loader_at_once_and_the_last_one_e
         (shared.lock().unloaded.len(), unwanted.load(Ordering::Relaxed))
     });
     assert_eq!(left, [(1, false), (0, true)]);
+}
+
+#[test]
+fn all_sequences_that_wait_when_the_engine_ends_count_under_the_reason() {
+    for (thread, outcome) in [(None, Outcome::ShuttingDown), (Some("dipaco-router"), Outcome::Error)] {
+        let seen = Arc::new(Outcomes::default());
+        let shared = observed(seen.clone());
+        for _ in 0..2 {
+            let id = admitted(&shared);
+            shared.lock().waiting.insert(id, job());
+        }
+        if let Some(thread) = thread {
+            shared.ended.set(thread).unwrap();
+        }
+        shared.stop();
+        assert_eq!(*seen.0.lock().unwrap(), [outcome; 2], "{thread:?}");
+    }
+}
+
+/// A failure in the queue leaves the sequences that run to the caller.
+#[tokio::test]
+async fn a_caller_that_learns_of_a_failure_ends_what_runs_under_its_reason() {
+    let shared = engine();
+    let (events, receiver) = tokio::sync::mpsc::channel(1);
+    let (waiting, running) = (admitted(&shared), admitted(&shared));
+    shared.lock().waiting.insert(waiting, Job { events, ..job() });
+    let mut submission = Submission {
+        events: receiver,
+        arrived: Instant::now(),
+        deadline: Duration::from_secs(600),
+        unfinished: 2,
+        sequences: vec![waiting, running],
+        fingerprint: "".into(),
+        shared: Arc::clone(&shared),
+    };
+    let failed = EngineError::Panicked { message: "the router panicked".to_owned() };
+    shared.end_waiting(shared.lock(), waiting, Outcome::Error, Some(Err(failed)));
+    assert!(matches!(submission.next().await, Err(EngineError::Panicked { .. })));
+    assert_eq!(shared.lock().cancelled, [waiting, running].map(|id| (id, Outcome::Error)));
 }

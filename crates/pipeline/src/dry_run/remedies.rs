@@ -18,8 +18,10 @@ pub struct Remedy {
 }
 
 /// Settings that need less memory: each by itself, and all together if none is enough. `needs` computes the memory of
-/// all workers. `alone` is the memory of one worker, if there are more.
+/// all workers. `alone` is the memory of one worker, if there are more. The configuration has the settings of the step in
+/// `section`.
 pub(super) fn remedies(
+    section: &str,
     model: &ModelConfig,
     shape: &StepShape,
     available: u64,
@@ -36,11 +38,11 @@ pub(super) fn remedies(
             .filter(|part| shape.batch.is_multiple_of(*part));
         let with = |micro_batch| StepShape { micro_batch, ..*shape };
         let part = divisors.clone().find(|&part| needs(model, &with(part)) <= available).unwrap_or(1);
-        changes.push((format!("train.micro_batch={part}"), model.clone(), with(part)));
+        changes.push((format!("{section}.micro_batch={part}"), model.clone(), with(part)));
     }
     if !shape.activation_checkpointing {
         let with = StepShape { activation_checkpointing: true, ..*shape };
-        changes.push(("train.activation_checkpointing=true".to_owned(), model.clone(), with));
+        changes.push((format!("{section}.activation_checkpointing=true"), model.clone(), with));
     }
     if model.dtype == Dtype::F32 {
         let with = ModelConfig { dtype: Dtype::Bf16, ..model.clone() };

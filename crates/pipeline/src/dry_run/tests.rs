@@ -162,3 +162,37 @@ fn what_does_not_fit_has_remedies_that_lower_it() {
     let plan = DryRun::new(&config(), String::new(), 2, 1, Some(1 << 40)).unwrap();
     assert_eq!((plan.memory.fits, plan.memory.remedies.len()), (Some(true), 0));
 }
+
+#[test]
+fn a_training_that_exceeds_the_whole_memory_of_the_machine_is_refused_with_remedies() {
+    let config = config();
+    let workers = |workers, total| workers_too_large(&config, workers, total).unwrap();
+    let plan = DryRun::new(&config, String::new(), 2, 1, None).unwrap();
+    let needed = plan.memory.all_workers;
+    // Up to all of the memory, and where nobody knows it. A coordinator alone trains nothing.
+    for (count, total) in [(2, Some(needed)), (2, None), (0, Some(0))] {
+        assert_eq!(workers(count, total), None, "{total:?}");
+    }
+    let refused = workers(2, Some(needed - 1)).unwrap();
+    assert_eq!((refused.needed, refused.total), (needed, needed - 1));
+    assert!(refused.to_string().starts_with("the workers on this machine need "), "{refused}");
+    let remedy = refused.remedy();
+    for set in ["train.micro_batch=4", "--workers 1"] {
+        assert!(remedy.contains(&format!("{set} needs ")), "{remedy}");
+    }
+
+    let seed = |config: &RunConfig, total| seed_too_large(config, total).unwrap();
+    let needed = seed(&config, Some(0)).unwrap().needed;
+    for total in [Some(needed), None] {
+        assert_eq!(seed(&config, total), None, "{total:?}");
+    }
+    let refused = seed(&config, Some(needed - 1)).unwrap();
+    assert!(refused.to_string().starts_with("the seed needs "), "{refused}");
+    assert!(refused.remedy().contains("seed_model.micro_batch=4 needs "), "{}", refused.remedy());
+    // Without steps it is its first weights, which no setting of a step makes smaller.
+    let mut untrained = config.clone();
+    untrained.seed_model.steps = 0;
+    let refused = seed(&untrained, Some(1 << 20)).unwrap();
+    assert_eq!(refused.needed, 4 * plan.parameters.path);
+    assert_eq!(refused.remedy(), "choose a smaller model or a larger machine");
+}

@@ -2,10 +2,24 @@
 
 use dipaco_config::RunConfig;
 use dipaco_eval::{RerouteBy, RouteUnit};
-use dipaco_experiment::{Cell, CellEvaluation, EvaluatedModel, Experiment};
+use dipaco_experiment::{Cell, CellEvaluation, EvaluatedModel, Experiment, Selection, Sweep};
 use dipaco_routing::RouterKind;
 
 use crate::error::PipelineError;
+
+/// Refuses an experiment whose selected cells have an evaluation that can only fail. `has_pretrained` is true if the command names a
+/// pretrained model.
+///
+/// # Errors
+/// [`PipelineError::Experiment`] for the first such cell, and as [`Selection::sweeps`].
+pub fn check(
+    experiment: &Experiment,
+    selection: &Selection,
+    has_pretrained: bool,
+) -> Result<(), PipelineError> {
+    let (sweeps, cells) = (selection.sweeps(experiment)?, selection.cells(experiment)?);
+    check_evaluations(experiment, sweeps.iter().flat_map(Sweep::cells).chain(&cells), has_pretrained)
+}
 
 /// Refuses cells with an evaluation that can only fail. `has_pretrained` is true if the command names a pretrained model.
 pub(super) fn check_evaluations<'a>(

@@ -41,6 +41,33 @@ fn the_router_of_the_phase_decides_if_useless_shards_are_warned_of() {
 }
 
 #[test]
+fn a_damaged_shard_is_made_again_by_the_command_that_its_error_names() {
+    let small = SmallRun::seeded();
+    small.fit().unwrap();
+    let shards = small.assign().unwrap().train;
+    let path = shards.shards().iter().find(|shard| shard.documents > 0).unwrap().path;
+    let shard = || shards.open_shard(path).unwrap();
+    let (file, first) =
+        shard().files().map(|(file, data)| (file.to_owned(), data.tokens_offset)).next().unwrap();
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[usize::try_from(first).unwrap()] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let said = shard().verify().unwrap_err().to_string();
+    assert!(said.contains("is damaged") && said.contains("`dipaco route assign`"), "{said}");
+    assert!(!small.assign().unwrap().skipped);
+    shard().verify().unwrap();
+    assert!(small.assign().unwrap().skipped);
+}
+
+#[test]
+fn a_later_phase_without_a_router_names_the_command_that_makes_one() {
+    let small = SmallRun::seeded();
+    small.fit().unwrap();
+    let said = router(&small.run.routing(1)).unwrap_err().to_string();
+    assert!(said.contains("phase-1") && said.contains("`dipaco route refit`"), "{said}");
+}
+
+#[test]
 fn text_is_divided_by_the_label_file_of_the_fit() {
     let mut small = SmallRun::seeded();
     let file = small.folder.path().join("labels.jsonl");

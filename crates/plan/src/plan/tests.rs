@@ -85,6 +85,11 @@ fn a_lower_outer_momentum_than_the_papers_needs_fewer_rounds_and_has_no_rate_of_
     };
     let few = |plan: &Plan| plan.warnings.iter().any(|text| text.contains("outer steps are few"));
     assert!(few(&of(19)) && !few(&of(20)));
+    let told = of(19).warnings.join(" ");
+    assert!(told.contains("the last 2 outer gradients: give it at least 20, 10 times as many"), "{told}");
+    let papers =
+        |rounds| Plan::new(&Setting { rounds: vec![PlannedRounds { rounds, paths: 64 }], ..paper() });
+    assert!(few(&papers(99)) && !few(&papers(100)), "the number that the warning names is enough");
     let plan = of(20);
     assert!(plan.levels.iter().all(|level| level.literature_outer_rate.is_none()), "{:?}", plan.levels);
     assert!(!plan.warnings.iter().any(|text| text.contains("outer rate")), "{:?}", plan.warnings);

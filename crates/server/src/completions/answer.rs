@@ -1,5 +1,6 @@
 //! The answer to a completion while its choices are generated.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,7 +12,11 @@ use crate::completions::chat::{ChatChoice, ChatResponse};
 use crate::completions::choice::Choice;
 use crate::completions::request::Form;
 use crate::completions::response::{CompletionChoice, CompletionResponse, PromptTokens, Usage, UsageField};
-use crate::error::ApiError;
+use crate::deadline::Deadline;
+use crate::error::{ApiError, LEFT};
+
+/// Most paths in the log: a client must not fill it.
+const MOST_PATHS: usize = 16;
 
 /// An unfinished answer. Dropping it cancels the running choices, and writes the line of the request to the log. An aborted
 /// request is therefore logged too.
@@ -28,6 +33,7 @@ pub(crate) struct Answer {
     pub(crate) choices_per_prompt: usize,
     /// The sequences behind the choices, in the same order.
     pub(crate) submission: Submission,
+    pub(crate) deadline: Deadline,
     pub(crate) log: Log,
 }
 
@@ -40,10 +46,11 @@ pub(crate) struct Log {
     /// Names of fields of the request that this server does not know.
     unknown: Vec<String>,
     outcome: &'static str,
-    /// Status of the error that ended the request, or else 200.
+    /// Status of the error that ended the request, or else that of its answer: [`LEFT`] until the answer begins, as in the
+    /// metrics, and then 200.
     status: u16,
-    /// Reasons of the ends of the choices.
-    reasons: Vec<&'static str>,
+    /// Number of choices that ended for each reason.
+    reasons: BTreeMap<&'static str, usize>,
     /// Seconds in the queue of the first choice that left it.
     queued: Option<f64>,
     /// Seconds from the request's arrival to its first token.
@@ -60,8 +67,8 @@ impl Log {
             began,
             unknown,
             outcome: "abort",
-            status: 200,
-            reasons: Vec::new(),
+            status: LEFT,
+            reasons: BTreeMap::new(),
             queued: None,
             first_token: None,
         }
@@ -70,6 +77,18 @@ impl Log {
     pub(crate) fn failed(&mut self, error: &ApiError) {
         self.outcome = "error";
         self.status = error.status.as_u16();
+    }
+
+    /// The head of the answer is made, with status 200.
+    pub(crate) fn begun(&mut self) {
+        self.status = 200;
+    }
+
+    /// The reasons of the ends of the choices with their numbers; `None` while none has ended.
+    fn finish_reasons(&self) -> Option<String> {
+        let counts = self.reasons.iter().map(|(reason, count)| format!("{reason}={count}"));
+        let counts: Vec<String> = counts.collect();
+        (!counts.is_empty()).then(|| counts.join(" "))
     }
 
     fn saw(&mut self, event: &GenerationEvent) {
@@ -88,7 +107,7 @@ impl Answer {
     pub(crate) async fn next(&mut self) -> Result<Option<CompletionChoice>, ApiError> {
         loop {
             // The reason of a failure goes to the log only, with the id that the client knows.
-            let failed = |error| self.log.span.in_scope(|| ApiError::from(error));
+            let failed = |error| self.log.span.in_scope(|| self.deadline.failure(error));
             let event = self.submission.next().await.map_err(failed);
             let Some(event) = event.inspect_err(|error| self.log.failed(error))? else {
                 self.log.outcome = "done";
@@ -97,7 +116,9 @@ impl Answer {
             self.log.saw(&event.event);
             let piece = self.choices[event.sequence].take(event.event);
             if let Some(piece) = piece.inspect_err(|error| self.log.failed(error))? {
-                self.log.reasons.extend(piece.finish_reason);
+                if let Some(reason) = piece.finish_reason {
+                    *self.log.reasons.entry(reason).or_default() += 1;
+                }
                 return Ok(Some(piece));
             }
         }
@@ -180,6 +201,20 @@ impl Answer {
             .map(|choices| choices.iter().find_map(|choice| choice.path))
     }
 
+    /// The paths of the first `most` prompts in their order, with commas between them. The place of a path that is not known
+    /// stays empty. `None` while no path is known.
+    pub(crate) fn named_paths(&self, most: usize) -> Option<String> {
+        if self.paths().all(|path| path.is_none()) {
+            return None;
+        }
+        let named = |path: Option<PathId>| path.map(|path| path.to_string()).unwrap_or_default();
+        let mut paths: Vec<String> = self.paths().take(most).map(named).collect();
+        if self.paths().nth(most).is_some() {
+            paths.push("…".to_owned());
+        }
+        Some(paths.join(","))
+    }
+
     fn generated(&self) -> usize {
         self.choices.iter().map(|choice| choice.generated).sum()
     }
@@ -187,24 +222,29 @@ impl Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        let paths: Vec<_> = self.choices.iter().filter_map(|choice| choice.path).map(|path| path.0).collect();
-        tracing::info!(
-            id = self.log.id,
-            model = self.model,
-            choices = self.choices.len(),
-            ?paths,
-            prompt_tokens = self.prompt_tokens,
-            completion_tokens = self.generated(),
-            cached_tokens = self.cached(),
-            queued_seconds = self.log.queued,
-            first_token_seconds = self.log.first_token,
-            seconds = self.log.began.elapsed().as_secs_f64(),
-            outcome = self.log.outcome,
-            finish_reasons = ?self.log.reasons,
-            status = self.log.status,
-            // Absent in most lines.
-            unknown_fields = (!self.log.unknown.is_empty()).then(|| tracing::field::debug(&self.log.unknown)),
-            "completion"
-        );
+        // The body of a stream is made outside of the span. The line has the id itself, and no
+        // parent that would add it again in lines for people.
+        self.log.span.in_scope(|| {
+            tracing::info!(
+                parent: None,
+                id = self.log.id,
+                model = self.model,
+                choices = self.choices.len(),
+                paths = self.named_paths(MOST_PATHS),
+                prompt_tokens = self.prompt_tokens,
+                completion_tokens = self.generated(),
+                cached_tokens = self.cached(),
+                queued_seconds = self.log.queued,
+                first_token_seconds = self.log.first_token,
+                seconds = self.log.began.elapsed().as_secs_f64(),
+                outcome = self.log.outcome,
+                finish_reasons = self.log.finish_reasons(),
+                status = self.log.status,
+                // Absent in most lines.
+                unknown_fields =
+                    (!self.log.unknown.is_empty()).then(|| tracing::field::debug(&self.log.unknown)),
+                "completion"
+            );
+        });
     }
 }

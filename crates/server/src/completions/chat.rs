@@ -13,7 +13,7 @@ use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 
 /// Most messages of a chat.
-const MAX_MESSAGES: usize = 4096;
+pub(crate) const MAX_MESSAGES: usize = 4096;
 
 /// Fields of other servers' chats that change the answer and are not supported. Empty lists turn them off.
 const UNSUPPORTED: [&str; 5] = ["tools", "functions", "audio", "prediction", "prompt_logprobs"];

@@ -9,6 +9,7 @@ use dipaco_topology::PathId;
 use serde_json::Value;
 
 use crate::admission::Asked;
+use crate::client_text::shortened;
 use crate::error::ApiError;
 use crate::fields::{Fields, token, wrong};
 
@@ -17,20 +18,19 @@ use prompt::prompts;
 use sampling::AskedSampling;
 
 /// Most choices of one prompt, as in OpenAI's API.
-const MAX_N: u32 = 128;
+pub(crate) const MAX_N: u32 = 128;
 /// Most log-probabilities of a token. OpenAI allows 5, vLLM 20.
-pub(super) const MAX_LOG_PROBS: u32 = 20;
+pub(crate) const MAX_LOG_PROBS: u32 = 20;
 /// Most tokens of any count. Larger ones are refused with the other values out of range.
-pub(super) const MAX_TOKENS: u32 = u32::MAX >> 8;
+pub(crate) const MAX_TOKENS: u32 = u32::MAX >> 8;
 /// Most stop texts, and most bytes of a stop text. Every token is compared with all stop texts.
-const MAX_STOPS: usize = 64;
-const MAX_STOP_BYTES: usize = 1024;
+pub(crate) const MAX_STOPS: usize = 64;
+pub(crate) const MAX_STOP_BYTES: usize = 1024;
 /// Most entries of `logit_bias` and of `stop_token_ids`.
-const MAX_TOKEN_RULES: usize = 1024;
+pub(crate) const MAX_TOKEN_RULES: usize = 1024;
 
-/// Most unknown fields that the log names, and most characters of a name: a client must not fill the log.
+/// Most unknown fields that the log names: a client must not fill the log.
 const MOST_UNKNOWN: usize = 16;
-const MOST_OF_NAME: usize = 64;
 
 /// Tokens generated without `max_tokens`, as in OpenAI's completions.
 pub(crate) const DEFAULT_MAX_TOKENS: usize = 16;
@@ -202,16 +202,8 @@ impl CompletionRequest {
                 ..ApiError::field("prompt_logprobs", message)
             });
         }
-        completion.unknown = fields.rest().into_iter().take(MOST_UNKNOWN).map(shown).collect();
+        completion.unknown = fields.rest().into_iter().take(MOST_UNKNOWN).map(shortened).collect();
         Ok(completion)
-    }
-}
-
-/// The beginning of a field's name.
-fn shown(name: &str) -> String {
-    match name.char_indices().nth(MOST_OF_NAME) {
-        Some((end, _)) => format!("{}…", &name[..end]),
-        None => name.to_owned(),
     }
 }
 

@@ -36,6 +36,7 @@ struct Chunks {
 pub(super) async fn answer(mut answer: Answer, usage: StreamUsage) -> Result<Response, ApiError> {
     let keep_alive = settings::seconds(answer.state.config.keep_alive);
     let first = until_paths(&mut answer, usage, keep_alive).await?;
+    answer.log.begun();
     let mut response = (
         [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")],
         // Proxies such as nginx would otherwise collect the events of a stream.

@@ -3,6 +3,10 @@
 use serde_json::{Value, json};
 
 use super::Field;
+use crate::completions::{
+    MAX_LOG_PROBS, MAX_MESSAGES, MAX_N, MAX_STOP_BYTES, MAX_STOPS, MAX_TOKEN_RULES, MAX_TOKENS,
+};
+use crate::request_id::MAX_ID;
 
 /// Name, fields and required fields of each request.
 pub(super) fn requests() -> Vec<(&'static str, Vec<Field>, &'static [&'static str])> {
@@ -32,12 +36,8 @@ fn number(name: &'static str, low: f64, high: f64, default: f64, text: &'static 
     field(name, schema, text)
 }
 
-fn count(name: &'static str, low: i64, high: Option<i64>, text: &'static str) -> Field {
-    let mut schema = json!({"type": ["integer", "null"], "minimum": low});
-    if let Some(high) = high {
-        schema["maximum"] = high.into();
-    }
-    field(name, schema, text)
+fn count(name: &'static str, low: i64, high: u32, text: &'static str) -> Field {
+    field(name, json!({"type": ["integer", "null"], "minimum": low, "maximum": high}), text)
 }
 
 fn ids() -> Value {
@@ -55,13 +55,13 @@ pub(super) fn completion() -> Vec<Field> {
         count(
             "logprobs",
             0,
-            Some(20),
+            MAX_LOG_PROBS,
             "Number of likeliest tokens with their log-probabilities. They are of the raw distribution.",
         ),
         count(
             "prompt_logprobs",
             0,
-            Some(20),
+            MAX_LOG_PROBS,
             "Number of likeliest tokens at each token of the prompt, with their log-probabilities. Not in a stream.",
         ),
     ];
@@ -75,19 +75,19 @@ fn messages() -> Value {
         "properties": {"role": {"type": "string"}, "content": {"type": ["string", "array", "null"]}},
         "required": ["role"],
     });
-    json!({"type": "array", "items": message, "minItems": 1, "maxItems": 4096})
+    json!({"type": "array", "items": message, "minItems": 1, "maxItems": MAX_MESSAGES})
 }
 
 pub(super) fn chat() -> Vec<Field> {
     let refused = json!({"type": ["array", "null"], "maxItems": 0});
     let mut fields = vec![
         field("messages", messages(), "The chat so far. Contents are texts."),
-        count("max_completion_tokens", 0, None, "The same as max_tokens."),
+        count("max_completion_tokens", 0, MAX_TOKENS, "The same as max_tokens."),
         flag("logprobs", "Adds the log-probabilities of the answer's tokens."),
         count(
             "top_logprobs",
             0,
-            Some(20),
+            MAX_LOG_PROBS,
             "Number of likeliest tokens with their log-probabilities. Needs logprobs.",
         ),
         field(
@@ -110,32 +110,32 @@ fn common() -> Vec<Field> {
     let mut fields = sampling();
     fields.extend([
         text("model", "The run, or one of its paths as NAME/path-N. Absent: the run."),
-        count("max_tokens", 0, None, "Largest number of tokens to generate. Completions take 16 if it is absent, chats fill the context."),
-        count("min_tokens", 0, None, "Tokens before which nothing ends the text."),
-        count("n", 1, Some(128), "Choices of each prompt."),
-        count("best_of", 1, Some(1), "Not supported: only 1 is accepted."),
+        count("max_tokens", 0, MAX_TOKENS, "Largest number of tokens to generate. Completions take 16 if it is absent, chats fill the context."),
+        count("min_tokens", 0, MAX_TOKENS, "Tokens before which nothing ends the text."),
+        count("n", 1, MAX_N, "Choices of each prompt."),
+        count("best_of", 1, 1, "Not supported: only 1 is accepted."),
         flag("echo", "Begins each choice with its prompt, with log-probabilities if logprobs is given."),
         flag("stream", "Sends the answer as server-sent events."),
         field("stream_options", json!({
             "type": ["object", "null"],
             "properties": {"include_usage": {"type": "boolean"}, "continuous_usage_stats": {"type": "boolean"}},
         }), "Where a stream has the counts of tokens. Needs stream."),
-        field("stop", json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 64}, {"type": "null"}]}), "Texts that end a choice. They are left out of it."),
-        field("stop_token_ids", json!({"anyOf": [ids(), {"type": "null"}]}), "Tokens that end a choice."),
+        field("stop", stops(), "Texts that end a choice. They are left out of it."),
+        field("stop_token_ids", stop_tokens(), "Tokens that end a choice."),
         flag("include_stop_str_in_output", "Keeps the stop text or stop token in the text."),
         flag("ignore_eos", "Treats the end-of-text token like any other."),
-        count("truncate_prompt_tokens", -1, None, "Keeps this many last tokens of a prompt; -1 keeps as many as leave room for max_tokens."),
+        count("truncate_prompt_tokens", -1, u32::MAX, "Keeps this many last tokens of a prompt; -1 keeps as many as leave room for max_tokens."),
         text("user", "Without effect. It is not kept."),
-        text("request_id", "The id of the request, in place of the header x-request-id."),
+        field("request_id", json!({"type": ["string", "null"], "maxLength": MAX_ID}), "The id of the request, in place of the header x-request-id."),
         flag("return_token_ids", "Adds the token ids of prompts and choices."),
         flag("return_tokens_as_token_ids", "Writes tokens as token_id:N in log-probabilities."),
         flag("add_special_tokens", "Without effect: no token is added to a prompt."),
         flag("skip_special_tokens", "Without effect: special tokens have no text."),
-        count("path", 0, None, "The path to run. The header x-dipaco-path does the same."),
+        count("path", 0, u32::MAX, "The path to run. The header x-dipaco-path does the same."),
         count(
             "route_every",
             0,
-            None,
+            MAX_TOKENS,
             "Tokens after which the router of serve.reroute_by chooses the path anew, again and again. 0 keeps the first path.",
         ),
         field(
@@ -150,8 +150,24 @@ fn common() -> Vec<Field> {
     fields
 }
 
+fn stops() -> Value {
+    // The server counts bytes, and no text has more characters than bytes.
+    let stop = json!({"type": "string", "maxLength": MAX_STOP_BYTES});
+    let list = json!({"type": "array", "items": stop, "maxItems": MAX_STOPS});
+    json!({"anyOf": [stop, list, {"type": "null"}]})
+}
+
+fn stop_tokens() -> Value {
+    let mut list = ids();
+    list["maxItems"] = MAX_TOKEN_RULES.into();
+    json!({"anyOf": [list, {"type": "null"}]})
+}
+
 fn sampling() -> Vec<Field> {
-    let bias = json!({"type": ["object", "null"], "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}});
+    let bias = json!({
+        "type": ["object", "null"], "maxProperties": MAX_TOKEN_RULES,
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    });
     vec![
         field(
             "seed",
@@ -166,7 +182,7 @@ fn sampling() -> Vec<Field> {
             1.0,
             "Draws from the smallest set of likeliest tokens with this share of the probability.",
         ),
-        count("top_k", -1, None, "Draws from this many likeliest tokens; 0 and -1 turn it off."),
+        count("top_k", -1, u32::MAX, "Draws from this many likeliest tokens; 0 and -1 turn it off."),
         number(
             "min_p",
             0.0,
@@ -222,5 +238,5 @@ pub(super) fn tokenize() -> Vec<Field> {
 }
 
 pub(super) fn detokenize() -> Vec<Field> {
-    vec![field("tokens", ids(), "The token ids.")]
+    vec![text("model", "The run, or one of its paths."), field("tokens", ids(), "The token ids.")]
 }

@@ -9,7 +9,7 @@ use super::{Field, document};
 use crate::completions::read_fields;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::tokenize::TokenizeRequest;
+use crate::tokenize::{DetokenizeRequest, TokenizeRequest};
 
 fn names(fields: &[Field]) -> BTreeSet<String> {
     fields.iter().map(|field| field.name.to_owned()).collect()
@@ -39,7 +39,7 @@ fn the_fields_are_exactly_those_that_the_server_reads() {
     assert_eq!(looked_for(json!({"prompt": "a"}), read).unwrap(), names(&route()));
     let read = |fields: &mut Fields| TokenizeRequest::read(fields).map(drop);
     assert_eq!(looked_for(json!({"prompt": "a"}), read).unwrap(), names(&tokenize()));
-    let read = |fields: &mut Fields| crate::tokenize::ids(fields).map(drop);
+    let read = |fields: &mut Fields| DetokenizeRequest::read(fields).map(drop);
     assert_eq!(looked_for(json!({"tokens": [1]}), read).unwrap(), names(&detokenize()));
 }
 

@@ -56,3 +56,27 @@ fn a_file_that_is_too_large_and_a_name_that_is_too_long_stay_so() {
         assert!(from_os(code).may_pass());
     }
 }
+
+#[test]
+fn an_object_that_is_not_whole_does_not_take_a_complete_training_back() {
+    let (object, store) = ("modules/0/0/1".to_owned(), "/run".to_owned());
+    let errors = [
+        StoreError::Missing { object: object.clone(), store: store.clone() },
+        StoreError::Cut { object: object.clone(), store: store.clone(), expected: 8, found: 7 },
+        StoreError::Damaged {
+            object,
+            store,
+            expected: "a".to_owned(),
+            expected_bytes: 8,
+            found: "b".to_owned(),
+            found_bytes: 8,
+        },
+    ];
+    for error in errors {
+        let said = error.to_string();
+        assert!(
+            said.contains("restore it from a copy") && said.contains("unless the training is complete"),
+            "{said}"
+        );
+    }
+}

@@ -27,7 +27,7 @@ pub enum CoordinatorError {
     },
     /// The store holds the training of another configuration or other data, or held-out documents of another rule.
     #[error(
-        "this run was trained with another configuration, seed model or shards, or by an earlier version of this program, which held out other documents. Going on would mix the two: continue it with its own configuration and program, or use another run directory"
+        "this run was trained with another configuration, seed model or shards, or by an earlier version of this program, which held out other documents. Going on would mix the two: undo an edit of its config.toml, continue it with its own configuration and program, or use another run directory"
     )]
     OtherTraining,
     /// The run begins with the modules of a finished run, and the topology has changed since.

@@ -17,6 +17,11 @@ pub enum SeedError {
         "this run's seed model was trained with another configuration, other text or from another model: use another run directory, or train it anew with `dipaco seed --restart`"
     )]
     OtherSeed,
+    /// The store has a seed of another configuration or data, and paths descend from it.
+    #[error(
+        "this run's seed model was trained with another configuration, other text or from another model, and the paths of this run descend from it: set the configuration and the text back, or use another run directory"
+    )]
+    OtherSeedInUse,
     /// The seed can't be replaced, because the paths of the run descend from it.
     #[error("the paths of this run descend from its seed model: train another seed in another run directory")]
     SeedInUse,

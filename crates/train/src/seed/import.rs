@@ -7,7 +7,7 @@ use dipaco_model::ModuleWeights;
 use dipaco_path::module_files;
 use dipaco_store::{RunStore, SeedRecord, names};
 
-use super::SeedError;
+use super::{SeedError, is_in_use};
 use crate::open_run::OpenRun;
 
 /// Makes pretrained weights the seed of a run. `steps` steps of pretraining follow; without any, the seed is finished. A seed
@@ -33,7 +33,7 @@ pub async fn import_seed(
         if seed.imported.as_ref().is_some_and(|imported| imported.hash == hash) {
             return Ok(run);
         }
-        if run.manifest.training.is_some() || run.manifest.extension.is_some() {
+        if is_in_use(&run) {
             return Err(SeedError::SeedInUse);
         }
         if !restart {

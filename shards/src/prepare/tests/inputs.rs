@@ -108,8 +108,47 @@ fn validation_files_are_no_training_text() {
 
     let message = with(&held_out, input.clone()).unwrap_err().to_string();
     assert!(message.contains("b.txt: all files are validation inputs too"), "{message}");
-    let error = check_inputs(&[held_out], &[input]).unwrap_err();
+    let error = check_inputs(&[held_out], &[input], &[]).unwrap_err();
     assert!(matches!(error, ShardsError::NoTrainInput { .. }), "{error}");
+}
+
+#[test]
+fn the_text_may_not_lie_in_the_folder_that_becomes_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, around) = (folder.path().join("in"), folder.path().to_owned());
+    write(&text, "a.txt", &"a line of text to train on\n".repeat(50));
+    for (inputs, outputs) in [(&text, &text), (&around, &text), (&around, &around)] {
+        let outputs = [folder.path().join("none"), outputs.join(".")];
+        let error = check_inputs(std::slice::from_ref(inputs), &[], &outputs).unwrap_err();
+        assert!(matches!(error, ShardsError::OnlyRunFiles { .. }), "{error}");
+    }
+    // Text that a run's folder holds is read where the text is named itself.
+    check_inputs(std::slice::from_ref(&text), &[], &[around]).unwrap();
+    check_inputs(&[text.join("a.txt")], &[], &[text]).unwrap();
+}
+
+#[test]
+fn an_empty_split_names_the_text_that_was_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = |fields: [&str; 3]| {
+        let line = |field: &str| format!("{}\n", serde_json::json!({ field: "one document of this text" }));
+        write(folder.path(), "some.jsonl", &fields.map(line).concat())
+    };
+    let refused = |fraction: f64, fields| {
+        let config = PrepareConfig { validation_fraction: fraction, ..config() };
+        run(&config, &[lines(fields)], &folder.path().join("out")).unwrap_err()
+    };
+    let error = refused(1e-9, ["text", "body", "body"]);
+    assert!(matches!(error, ShardsError::EmptyValidation { documents: 1, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("is empty; 2 × no text field, first at "), "{text}");
+    assert!(text.contains("some.jsonl:2: raise prepare.validation_fraction"), "{text}");
+    let error = refused(1.0 - 1e-9, ["body", "text", "text"]);
+    assert!(matches!(error, ShardsError::EmptyTrain { documents: 2, .. }), "{error}");
+    assert!(error.to_string().contains("all of the 2 documents; 1 × no text field, first at "), "{error}");
+    // Without refused text there is nothing more to say.
+    let error = refused(1e-9, ["text"; 3]);
+    assert!(error.to_string().contains("of 3 documents is empty: raise"), "{error}");
 }
 
 #[cfg(unix)]

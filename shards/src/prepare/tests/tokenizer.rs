@@ -77,7 +77,7 @@ fn the_tokenizer_of_a_trained_model_stays() {
     let before = outputs(&out);
 
     let with = |config: &PrepareConfig, input: &Path, kind: PrepareWork, keep: Option<&str>| {
-        let into = PrepareFolder { path: &out, keep, keep_end_of_text: None };
+        let into = PrepareFolder { keep, ..PrepareFolder::new(&out) };
         work_into(config, &[input.to_owned()], kind, into)
     };
     for kind in [PrepareWork::All, PrepareWork::Tokenizer, PrepareWork::Part(WorkPart::WHOLE)] {
@@ -98,6 +98,21 @@ fn the_tokenizer_of_a_trained_model_stays() {
     // A folder that has lost the tokenizer is no remedy.
     let message = with(&config(), &first, PrepareWork::All, Some("lost")).unwrap_err().to_string();
     assert!(message.contains("prepare.tokenizer=FILE, a copy of that tokenizer"), "{message}");
+
+    // A model that is of no use any more: nobody asks about the text of its tokenizer.
+    let asked = std::cell::Cell::new(0);
+    let may_replace = || asked.replace(asked.get() + 1) == 0;
+    let replacing = |keep: Option<&str>, input: &Path| {
+        let into = PrepareFolder { keep, may_replace: Some(&may_replace), ..PrepareFolder::new(&out) };
+        work_into(&config(), &[input.to_owned()], PrepareWork::All, into)
+    };
+    // The refused call has trained its tokenizer.
+    let replaced = replacing(Some("lost"), &first).unwrap().tokenizer;
+    assert_eq!((replaced.hash, replaced.trained_before, asked.get()), (hash.clone(), true, 1));
+    assert!(replacing(Some(&hash), &first).unwrap().skipped);
+    assert_eq!(asked.get(), 1);
+    let error = replacing(Some("lost"), &other).unwrap_err();
+    assert!(matches!(error, ShardsError::TokenizerInUse { .. }) && asked.get() == 2, "{error}");
 }
 
 #[test]
@@ -124,7 +139,8 @@ fn the_end_of_text_token_of_a_trained_model_stays() {
 
     let named = |end: &str| PrepareConfig { end_of_text: Some(end.to_owned()), ..given.clone() };
     let keeping = |config: &PrepareConfig, kind: PrepareWork| {
-        let into = PrepareFolder { path: &out, keep: Some(&hash), keep_end_of_text: Some(end) };
+        let into =
+            PrepareFolder { keep: Some(&hash), keep_end_of_text: Some(end), ..PrepareFolder::new(&out) };
         work_into(config, &inputs, kind, into)
     };
     for kind in [PrepareWork::All, PrepareWork::Tokenizer, PrepareWork::Part(WorkPart::WHOLE)] {
@@ -200,6 +216,9 @@ fn the_parts_of_a_finished_text_get_its_tokenizer() {
     }
     let part = PrepareWork::Part(WorkPart::new(1, 3).unwrap());
     let done = work(&config(), &inputs, part, &copy).unwrap();
+    // Its training is no part of the time of this machine.
+    assert!(done.to_string().contains("s; tokenizer trained before, in "), "{done}");
+    assert!(!first.trained_before);
     assert_eq!((done.tokenizer.hash, done.files.len()), (first.hash, 2));
 }
 

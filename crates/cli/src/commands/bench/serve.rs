@@ -25,7 +25,8 @@ Examples:
   dipaco bench serve --url http://127.0.0.1:8080 --prompts prompts.txt --json   llama.cpp's server, own prompts
 
 The server may be any that has OpenAI's POST /v1/completions with streams. Requests ask for greedy text and set
-ignore_eos, so all have the same length where the server knows that field.";
+ignore_eos, so all have the same length where the server knows that field. If it refuses some of them as
+invalid, the command fails after its report.";
 
 /// Options of `dipaco bench serve`.
 #[derive(Debug, Args)]
@@ -118,7 +119,12 @@ pub(super) fn run(arguments: &ServeLoadArguments, progress: &Progress) -> Result
         own_processor_seconds: used.map(|used| used.as_secs_f64()),
         load,
     };
-    if arguments.json { output::print_json(&found) } else { output::print(&describe(&found)) }
+    if arguments.json {
+        output::print_json(&found)?;
+    } else {
+        output::print(&describe(&found))?;
+    }
+    Ok(found.load.check()?)
 }
 
 fn options(arguments: &ServeLoadArguments) -> Result<ServeLoadOptions, CliError> {

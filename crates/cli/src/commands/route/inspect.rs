@@ -5,6 +5,7 @@ use dipaco_routing::{ShardSet, ShardStatistics};
 use dipaco_shards::Tokenizer;
 use serde::Serialize;
 
+use super::check_phase;
 use crate::error::CliError;
 use crate::plain_text::one_line;
 use crate::run_options::RunOptions;
@@ -51,15 +52,11 @@ struct Inspection {
 
 pub(crate) fn run(options: &InspectOptions) -> Result<(), CliError> {
     let (run, config) = options.run.open_existing()?;
-    let last = config.routing.phases.len();
     let phase = match options.phase {
-        Some(phase) if phase as usize > last => {
-            return Err(CliError::Usage {
-                message: format!("there is no phase {phase}: this run has phases 0 to {last}"),
-                remedy: "name one of them with --phase".into(),
-            });
+        Some(phase) => {
+            check_phase(phase, &config)?;
+            phase
         }
-        Some(phase) => phase,
         None => runtime::run(async { Ok(phases::current(&run).await?) })?,
     };
     let routing = run.routing(phase);

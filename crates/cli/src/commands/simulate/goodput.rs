@@ -3,7 +3,7 @@
 use clap::Args;
 use dipaco_plot::{Axis, Line, LineChart};
 use dipaco_simulate::{Chips, LargeRun, Played, SimulatedScheme, play};
-use dipaco_telemetry::{Align, Table, human};
+use dipaco_telemetry::{Align, Progress, ProgressUnit, Table, human};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -141,21 +141,32 @@ impl GoodputOptions {
     }
 }
 
-pub(crate) fn run(options: &GoodputOptions) -> Result<(), CliError> {
+/// Plays a run for each line of the table and each number of chips.
+fn rows(options: &GoodputOptions, progress: &Progress) -> Result<Vec<GoodputRow>, CliError> {
     let kinds = options.learners.iter().flat_map(|&learners| match learners {
         1 => vec![(1, false), (1, true)],
         learners => vec![(learners, true)],
     });
+    let kinds: Vec<(u32, bool)> = kinds.collect();
+    let cells = (kinds.len() as u64).saturating_mul(options.chips.len() as u64);
+    let task = progress.task("goodput", Some(cells), ProgressUnit::Count("runs"));
     let mut rows = Vec::new();
     for (learners, elastic) in kinds {
         let cell = |&chips: &u64| {
             let played =
                 play(&options.run(chips, learners, elastic)).map_err(|error| refused("goodput", &error))?;
+            task.add(1);
             Ok(GoodputCell { chips, played })
         };
         let cells = options.chips.par_iter().map(cell).collect::<Result<_, CliError>>()?;
         rows.push(GoodputRow { learners, elastic, cells });
     }
+    task.finish();
+    Ok(rows)
+}
+
+pub(crate) fn run(options: &GoodputOptions, progress: &Progress) -> Result<(), CliError> {
+    let rows = rows(options, progress)?;
     let text = format!(
         "Share of the chips' time that is spent on training that counts (goodput):\n\n{}\nShare of the time in which some \
          learner trains (uptime):\n\n{}",

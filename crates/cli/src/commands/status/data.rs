@@ -20,8 +20,12 @@ pub(super) struct Accounts {
 #[derive(Debug, Serialize)]
 struct Account {
     path: u32,
-    /// Inner steps of complete leases, without those of rounds in which the path rests. A kept path has none.
+    /// Inner steps of complete leases, without those of rounds in which the path rests. A kept path has none, and a path in
+    /// quarantine those before it.
     steps: u64,
+    /// The inner step since which the path is in quarantine; absent if it is in none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quarantined_since: Option<u64>,
     /// Sequences drawn from the shard in this phase. They are drawn in turn: every sequence is used once before any is used
     /// again.
     sequences: u64,
@@ -32,7 +36,7 @@ struct Account {
     /// Tokens in the outer gradients of the fragment with the most.
     counted_tokens: u64,
     /// True if the outer gradients of each fragment hold every inner step once, up to the last one that a complete lease
-    /// sent. The lease that is out may have sent more.
+    /// sent. The lease that is out may have sent more. For a path in quarantine: if none holds more steps than that.
     balanced: bool,
 }
 
@@ -58,7 +62,9 @@ impl Account {
         // The record's steps go on while the path rests, and those of a kept path, which nobody trains, are those of the run.
         let kept = path < config.topology.kept_paths;
         let taken = |from, to| if kept { 0 } else { schedule.trained(PathId(path), from, to) };
-        let steps = taken(0, record.steps);
+        // The steps of a path in quarantine go on without training.
+        let last = record.steps_before_quarantine();
+        let steps = taken(0, last);
         // A level that does not train has no outer gradients.
         let fragments = config.sync.fragments.max(1);
         let levels = (0..topology.levels()).map(|level| topology.trains(level));
@@ -82,16 +88,17 @@ impl Account {
             taken(0, step - unsent)
         };
         // A lease that is out may have sent gradients of steps beyond the last complete lease.
-        let out = schedule.next_stop(schedule.rests_until(PathId(path), record.steps));
-        // The steps of a path in quarantine go on without training.
-        let quarantined = record.quarantine.is_some();
+        let out = schedule.next_stop(schedule.rests_until(PathId(path), last));
+        // The modules of a path in quarantine may have gone back to a checkpoint.
+        let quarantined_since = record.quarantine.as_ref().map(|quarantine| quarantine.step);
         let balanced = counted.iter().all(|&(fragment, counted)| {
-            (quarantined || counted >= sent(fragment, record.steps)) && counted <= sent(fragment, out)
+            (quarantined_since.is_some() || counted >= sent(fragment, last)) && counted <= sent(fragment, out)
         });
         Self {
             path,
             steps,
-            sequences: taken(training.phase_begin_step(), record.steps) * config.train.batch as u64,
+            quarantined_since,
+            sequences: taken(training.phase_begin_step(), last) * config.train.batch as u64,
             counted_steps: [least, most],
             waiting_steps: by_fragment.into_values().max().unwrap_or(0),
             counted_tokens: record.counted.iter().map(|counted| counted.tokens).max().unwrap_or(0),
@@ -128,7 +135,14 @@ impl std::fmt::Display for Accounts {
             ]);
         }
         table.fmt(f)?;
+        for Account { path, quarantined_since, .. } in &self.paths {
+            if let Some(step) = quarantined_since {
+                writeln!(f, "path {path} is in quarantine since inner step {}", human::integer(*step))?;
+            }
+        }
+        let quarantine = self.paths.iter().any(|account| account.quarantined_since.is_some());
         match self.wrong.as_slice() {
+            [] if quarantine => writeln!(f, "every inner step of the other paths counts once"),
             [] => writeln!(f, "every inner step counts once"),
             wrong => writeln!(f, "does not balance: paths {wrong:?}"),
         }
@@ -138,7 +152,7 @@ impl std::fmt::Display for Accounts {
 #[cfg(test)]
 mod tests {
     use dipaco_config::PathsPerRound;
-    use dipaco_store::CountRecord;
+    use dipaco_store::{CountRecord, QuarantineRecord};
     use dipaco_sync::SchedulePoint;
 
     use super::*;
@@ -195,6 +209,49 @@ mod tests {
         let taken: Vec<_> = accounts.paths.iter().map(|account| (account.steps, account.sequences)).collect();
         assert_eq!(taken, [(0, 0), (end, end * config.train.batch as u64)]);
         assert!(accounts.wrong.is_empty(), "{accounts}");
+    }
+
+    #[test]
+    fn the_steps_of_a_quarantine_are_not_taken_and_nothing_is_claimed_of_them() {
+        let config = RunConfig::default();
+        let end = WorkerPlan::new(&config).schedule().unwrap().total();
+        let first = config.train.inner_steps;
+        let record = |counted, since: Option<u64>| PathRecord {
+            steps: end,
+            counted: vec![CountRecord { steps: counted, tokens: counted }; 2],
+            quarantine: since.map(|step| QuarantineRecord {
+                step,
+                workers: Vec::new(),
+                reason: "its training diverged".into(),
+                back_to: None,
+            }),
+            ..PathRecord::default()
+        };
+        let training = |paths| TrainingRecord {
+            rounds: config.train.rounds,
+            inner_steps: config.train.inner_steps,
+            paths,
+            ..TrainingRecord::default()
+        };
+        let paths =
+            vec![record(end, None), record(0, Some(0)), record(first, Some(first)), record(end, None)];
+        let accounts = Accounts::new(&training(paths), &config).unwrap();
+        let taken: Vec<_> = accounts.paths.iter().map(|account| (account.steps, account.sequences)).collect();
+        let batch = config.train.batch as u64;
+        assert_eq!(taken, [(end, end * batch), (0, 0), (first, first * batch), (end, end * batch)]);
+        let text = accounts.to_string();
+        for says in [
+            "path 1 is in quarantine since inner step 0\n".to_owned(),
+            format!("path 2 is in quarantine since inner step {first}\n"),
+            "every inner step of the other paths counts once\n".to_owned(),
+        ] {
+            assert!(text.contains(&says), "{text}");
+        }
+        // Outer gradients of steps that nobody took are one too many.
+        let paths = vec![record(end, None), record(end, Some(first)), record(end, None), record(end, None)];
+        let accounts = Accounts::new(&training(paths), &config).unwrap();
+        assert_eq!(accounts.wrong, [1], "{accounts}");
+        assert!(!accounts.to_string().contains("counts once"), "{accounts}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde::Serialize;
 pub(super) struct ShownProgress {
     /// Rounds that every path has completed.
     rounds: u32,
-    /// Inner steps of a path in these rounds.
+    /// Inner steps of a path in these rounds; 0 in a run of which nobody trains a path.
     inner_steps: u64,
     /// Tokens of the outer gradients of all paths together, padding not counted.
     tokens: u64,
@@ -28,11 +28,13 @@ pub(super) struct ShownProgress {
 }
 
 impl ShownProgress {
-    pub(super) fn new(training: &TrainingRecord, history: &RunHistory) -> Self {
+    /// The first `kept_paths` paths are kept: nobody trains them, and their rounds are those of the run.
+    pub(super) fn new(training: &TrainingRecord, kept_paths: u32, history: &RunHistory) -> Self {
         let rounds = training.rounds_done();
+        let trained = if training.paths.len() > kept_paths as usize { rounds } else { 0 };
         Self {
             rounds,
-            inner_steps: u64::from(rounds).saturating_mul(training.inner_steps),
+            inner_steps: u64::from(trained).saturating_mul(training.inner_steps),
             tokens: trained_tokens(training),
             training: history.training.last().copied(),
             validation: history.validation.last().copied(),
@@ -91,8 +93,11 @@ mod tests {
             numerics: None,
             numerics_token: None,
         };
-        let empty = ShownProgress::new(&training, &RunHistory::default());
+        let empty = ShownProgress::new(&training, 1, &RunHistory::default());
         assert_eq!(empty.to_string(), "training: 20 inner steps of a path, 2,468 tokens\n");
+
+        let kept = ShownProgress::new(&training, 2, &RunHistory::default());
+        assert!(kept.to_string().starts_with("training: 0 inner steps of a path, "), "{kept}");
 
         let mut history = RunHistory::default();
         for line in [
@@ -102,7 +107,7 @@ mod tests {
         ] {
             history.add(serde_json::from_str(line).unwrap());
         }
-        let known = ShownProgress::new(&training, &history);
+        let known = ShownProgress::new(&training, 0, &history);
         assert_eq!(
             known.to_string(),
             "training: loss 5.5000 in round 2, 20 inner steps of a path, 2,468 tokens, 1 min 05 s, 2.5 kB on the wire\n\
