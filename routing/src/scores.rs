@@ -126,39 +126,9 @@ pub fn scores_are_there(folder: &Path, header: &ScoreHeader) -> Result<bool, Rou
 ///
 /// # Errors
 ///
-/// [`RoutingError::Io`] if the folder can't be read, or a file can't be removed.
+/// [`RoutingError::File`] if the folder can't be read, or a file can't be removed.
 pub fn remove_unfinished_scores(folder: &Path, before: SystemTime) -> Result<u64, RoutingError> {
-    let failed = |action: &'static str, path: &Path| {
-        let path = path.to_owned();
-        move |source| RoutingError::Io { action, path, source }
-    };
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
-        entries => entries.map_err(failed("read the folder of scores", folder))?,
-    };
-    let mut removed = 0;
-    for entry in entries {
-        let entry = entry.map_err(failed("read the folder of scores", folder))?;
-        if !is_unfinished(&entry.file_name().to_string_lossy()) {
-            continue;
-        }
-        match remove_if_older(&entry, before) {
-            Ok(older) => removed += u64::from(older),
-            // Finished or removed meanwhile.
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(failed("remove an unfinished file of scores", &entry.path())(error)),
-        }
-    }
-    Ok(removed)
-}
-
-/// Removes a file if it has not changed since `before`. Returns whether it did.
-fn remove_if_older(entry: &fs::DirEntry, before: SystemTime) -> std::io::Result<bool> {
-    let older = entry.metadata()?.modified()? < before;
-    if older {
-        fs::remove_file(entry.path())?;
-    }
-    Ok(older)
+    Ok(dipaco_files::remove_unfinished(folder, before, is_unfinished)?)
 }
 
 /// Returns whether a [`PendingFile`](dipaco_files::PendingFile) for one of the [`ScoreFiles`] can have this name.

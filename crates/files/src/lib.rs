@@ -3,6 +3,7 @@
 //! [`publish`] writes bytes, [`PendingFile`] takes content piece by piece or lends its path to a library such as HDF5.
 //! Both follow the same order: write a temporary file in the folder of the destination, sync the file, rename it, sync
 //! the folder. Readers therefore see either the old file or the complete new one. [`open_to_lock`] opens a file for a lock.
+//! [`remove_unfinished`] removes what killed processes left.
 //!
 //! ```
 //! let folder = tempfile::tempdir()?;
@@ -16,6 +17,7 @@
 
 mod error;
 mod hash;
+mod leftovers;
 mod lock;
 mod pending;
 
@@ -25,6 +27,7 @@ use std::path::Path;
 
 pub use error::FileError;
 pub use hash::{content_hash, file_hash};
+pub use leftovers::{LEFTOVER, remove_unfinished};
 pub use lock::open_to_lock;
 pub use pending::PendingFile;
 

@@ -2,18 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::error::Error as _;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use dipaco_config::RunConfig;
+use dipaco_files::LEFTOVER;
 use dipaco_routing::remove_unfinished_scores;
 use dipaco_store::{RunManifest, RunStore, TrainingRecord, names};
 
 use crate::error::PipelineError;
 use crate::run_directory::RunDirectory;
 use crate::store::manifest_in;
-
-/// Age from which on an unfinished file is a leftover of a process that is gone.
-const LEFTOVER: Duration = Duration::from_secs(3600);
 
 /// Deletes the objects of a complete training to which the run does not refer, except for those that a reader has pinned, and
 /// the unfinished writes of processes that are gone.
@@ -75,6 +73,7 @@ pub(crate) fn remove_old_unfinished_scores(run: &RunDirectory, config: &RunConfi
 mod tests {
     use std::fs::{self, File};
     use std::path::PathBuf;
+    use std::time::Duration;
 
     use dipaco_path::DeviceChoice;
     use dipaco_routing::PhaseConfig;

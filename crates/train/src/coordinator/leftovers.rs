@@ -3,11 +3,9 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use dipaco_files::LEFTOVER;
 use dipaco_net::Clock;
 use dipaco_store::RunStore;
-
-/// Age from which on an unfinished write is a leftover of a process that is gone.
-const LEFTOVER: Duration = Duration::from_secs(3600);
 
 /// Removes the unfinished writes of processes that are gone from a store.
 pub(super) struct Leftovers {
